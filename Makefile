@@ -1,0 +1,38 @@
+# Everything starts here: `make run` for a first result, `make test` for the tests.
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test lint format clean
+
+run: $(VENV)/.run
+	$(VENV)/bin/fednmap compare --algorithms fednmap,zhang,fedcanon,fedda,fedavg
+
+test: $(VENV)/.test
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.test
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade "pip>=25.1"
+
+# torch goes in first: whatever asks for it later finds the pinned one already there.
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) torch
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP) --editable ".[all]" --group test --group lint
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,139 @@
+"""The ideas everything else is made of: Regularizer, Algorithm, Problem, Oracle.
+
+All of them speak about one problem: minimise psi(x) = f(x) + phi(x) over x in R^p, where f is the
+mean of n clients' smooth losses f_i and phi is a regularizer whose prox is cheap.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+Oracle = Callable[[Tensor, int], Tensor]
+"""g(x, q): the gradient at x on the minibatch of local step q."""
+
+State = Any
+"""A NamedTuple of tensors, declared by the algorithm that uses it."""
+
+
+class Regularizer(ABC):
+    """phi: its value and its prox, which belong together.
+
+    Both act on the last axis; leading axes are a batch of clients. `rho` is the weak convexity of
+    phi (phi + rho/2 |x|^2 is convex), 0 for convex phi; the prox is single-valued while step * rho < 1.
+    """
+
+    rho: float = 0.0
+
+    @abstractmethod
+    def value(self, x: Tensor) -> Tensor:
+        """phi(x), a real number or +inf."""
+
+    @abstractmethod
+    def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        """argmin_y phi(y) + |y - v|^2 / (2 step). At step 0: v itself, for a constraint the projection."""
+
+    def check_step(self, step: float | Tensor) -> float:
+        """`step` as a float, refused where the prox would have more than one value."""
+        step = float(step)
+        if not 0.0 <= step < float("inf"):
+            raise ValueError(f"the prox step is {step:g}; it must be finite and at least 0")
+        if step * self.rho >= 1.0:
+            raise ValueError(
+                f"{type(self).__name__} is weakly convex with rho = {self.rho:g}: its prox needs step * rho < 1, "
+                f"given step = {step:g} (step * rho = {step * self.rho:g}); use a step below {1 / self.rho:g}"
+            )
+        return step
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a method needs and what it promises."""
+
+    composite: bool
+    """Handles a nonsmooth phi; otherwise phi must be Zero()."""
+    up: int
+    """Vectors a client sends in a round."""
+    down: int
+    """Vectors a client receives in a round."""
+    prox: str
+    """Prox evaluations per round, on each client and on the server."""
+    fixed_point: str
+    """Where it ends with exact gradients on heterogeneous clients."""
+    rate: str
+    """Convergence as published; '-' where none is established for f + phi."""
+    full_participation: bool = False
+    """Every client must reply in every round."""
+
+
+class Algorithm(ABC):
+    """A federated method: frozen hyper-parameters and pure functions, a client half and a server half.
+
+    A subclass declares NamedTuples `Server`, `Client`, `Down` and `Up`; `Up` and `Down` are what is sent.
+    `local` is written for one client; given stacked client states (k, p) the same lines run k clients.
+    """
+
+    traits: ClassVar[Traits]
+
+    @abstractmethod
+    def init(self, start: Tensor) -> tuple[State, State]:
+        """The server's state and one client's state before the first round."""
+
+    @abstractmethod
+    def broadcast(self, server: State) -> State:
+        """What every participating client receives."""
+
+    @abstractmethod
+    def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
+        """The local steps of one client, or of a stack of clients: what it sends, and its new state."""
+
+    @abstractmethod
+    def aggregate(self, server: State, up: State, share: float) -> State:
+        """The server's new state from the MEAN of the uplinks received and the share of clients they are."""
+
+    @abstractmethod
+    def model(self, server: State) -> Tensor:
+        """x_t: what is measured and returned."""
+
+    def pack(self, up: State) -> State:
+        """The uplink as it travels; a method with a compressed uplink says how, `unpack` is the way back."""
+        return up
+
+    def unpack(self, packed: State) -> State:
+        return packed
+
+
+class Problem(Protocol):
+    """n clients, each a gradient oracle on one flat vector of length dim.
+
+    Two attributes are optional: `start` (a tensor of length dim) and `weights` (n numbers summing to 1).
+    """
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def oracle(self, clients: Tensor, t: int) -> Oracle:
+        """The gradients of round t for `clients`, a LongTensor (k,): x is (k, p), or one common point (p,)
+        for all k; the result is (k, p). For one client (0-d `clients`) it maps (p,) to (p,)."""
+        ...
+
+    def loss(self, x: Tensor) -> Tensor:
+        """f(x) on all data."""
+        ...
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """The exact gradient of f."""
+        ...
+
+
+def nbytes(message: State) -> int:
+    """Bytes of a message's tensors; 0-d tensors are counters and travel with the header."""
+    return sum(v.numel() * v.element_size() for v in message if isinstance(v, torch.Tensor) and v.ndim > 0)

@@ -1,0 +1,111 @@
+"""Dividing pooled samples among n clients: each function returns, per client, the indices of its rows.
+
+Every sample goes to exactly one client, every client gets at least one, and the result is a pure
+function of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednmap.names import unknown
+
+Parts = list[Tensor]
+
+
+def sorted_by_label(y: Tensor, n: int, seed: int = 0) -> Parts:
+    """Samples sorted by label and cut into n consecutive parts whose sizes differ by at most one."""
+    _enough(y, n)
+    return _cut(torch.sort(y, stable=True).indices, n)
+
+
+def iid(y: Tensor, n: int, seed: int = 0) -> Parts:
+    """A random permutation cut into n parts whose sizes differ by at most one."""
+    _enough(y, n)
+    return _cut(torch.from_numpy(np.random.default_rng(seed).permutation(len(y))), n)
+
+
+def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
+    """Samples sorted by label, cut into n * per_client shards; every client gets `per_client` of them at random.
+
+    Reference: McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017.
+    """
+    if per_client < 1:
+        raise ValueError(f"shards per client is {per_client}; it must be at least 1")
+    _enough(y, n * per_client)
+    pieces = _cut(torch.sort(y, stable=True).indices, n * per_client)
+    order = np.random.default_rng(seed).permutation(len(pieces)).reshape(n, per_client)
+    return [torch.cat([pieces[j] for j in row]) for row in order]
+
+
+def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
+    """Each label's samples are shared out in proportions drawn from Dirichlet(alpha); small alpha is heterogeneous.
+
+    A client left with nothing is given one sample of the largest client.
+
+    Reference: Hsu, Qi and Brown, Measuring the effects of non-identical data distribution, 2019.
+    """
+    if not alpha > 0:
+        raise ValueError(f"Dirichlet alpha is {alpha}; it must be positive")
+    _enough(y, n)
+    rng = np.random.default_rng(seed)
+    held: list[list[Tensor]] = [[] for _ in range(n)]
+    for label in torch.unique(y):
+        rows = torch.from_numpy(rng.permutation((y == label).nonzero().squeeze(1).numpy()))
+        cuts = np.rint(np.cumsum(rng.dirichlet(np.full(n, alpha))) * len(rows)).astype(int)[:-1]
+        for client, piece in zip(held, torch.tensor_split(rows, torch.from_numpy(cuts)), strict=True):
+            client.append(piece)
+    parts = [torch.cat(pieces) for pieces in held]
+    for i in range(n):
+        if not len(parts[i]):
+            rich = max(range(n), key=lambda j: len(parts[j]))
+            parts[i], parts[rich] = parts[rich][-1:], parts[rich][:-1]
+    return parts
+
+
+def by_client(ids: Tensor) -> Parts:
+    """One client for each distinct id, in ascending order of the ids."""
+    return [(ids == i).nonzero().squeeze(1) for i in torch.unique(ids)]
+
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    "sorted": sorted_by_label,
+    "iid": iid,
+    "shards": shards,
+    "dirichlet": dirichlet,
+}
+
+
+def partition(spec: str, y: Tensor, n: int, *, seed: int = 0, ids: Tensor | None = None) -> Parts:
+    """The partition that `spec` names: sorted, iid, shards[:per client], dirichlet[:alpha], natural (by `ids`)."""
+    name, _, argument = spec.partition(":")
+    if name == "natural":
+        if ids is None:
+            raise ValueError("this data has no natural clients; choose from " + ", ".join(sorted(PARTITIONS)))
+        return by_client(ids)
+    if name not in PARTITIONS:
+        raise unknown("partition", name, [*PARTITIONS, "natural"])
+    if not argument:
+        return PARTITIONS[name](y, n, seed)
+    if name not in ("shards", "dirichlet"):
+        raise ValueError(f"partition {name!r} takes no argument, given {argument!r}")
+    try:
+        value = int(argument) if name == "shards" else float(argument)
+    except ValueError:
+        raise ValueError(f"partition {name!r} takes a number after the colon, given {argument!r}") from None
+    return PARTITIONS[name](y, n, seed, value)
+
+
+def _enough(y: Tensor, parts: int) -> None:
+    if parts < 1:
+        raise ValueError(f"{parts} clients; at least 1 is needed")
+    if parts > len(y):
+        raise ValueError(f"{parts} parts of {len(y)} samples: every client needs a sample; use fewer clients")
+
+
+def _cut(order: Tensor, n: int) -> Parts:
+    return list(torch.tensor_split(order, n))

@@ -1,0 +1,5 @@
+"""Networks by name."""
+
+from fednmap.models.mlp import mlp
+
+__all__ = ["mlp"]

@@ -1,0 +1,21 @@
+"""Fully connected networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fednmap.names import choose
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), activation: str = "sigmoid") -> nn.Sequential:
+    """Linear layers with an activation between; one hidden sigmoid layer by default."""
+    sizes = [inputs, *hidden, outputs]
+    between = choose("activation", activation, ACTIVATIONS)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in zip(sizes[:-2], sizes[1:-1], strict=True):
+        layers += [nn.Linear(a, b), between()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))

@@ -1,0 +1,67 @@
+"""Sparsity: the l1 norm and the elastic net."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softshrink
+
+from fednmap.core import Regularizer
+
+
+@dataclass(frozen=True, eq=False)
+class L1(Regularizer):
+    """phi(x) = weight |x|_1, or sum_j weight_j |x_j| for a tensor of p weights.
+
+    prox(v, s) = soft(v, s weight) = sign(v) max(|v| - s weight, 0).
+
+    Reference: Tibshirani, Regression shrinkage and selection via the lasso, JRSS B 1996.
+
+    >>> L1(1.0).prox(torch.tensor([3.0, -0.2]), 0.5)
+    tensor([2.5000, 0.0000])
+    """
+
+    weight: float | Tensor
+
+    def __post_init__(self) -> None:
+        if not bool(torch.as_tensor(self.weight >= 0).all()):
+            raise ValueError(f"L1 needs weight >= 0, given {self.weight}")
+
+    def value(self, x: Tensor) -> Tensor:
+        return (self.weight * x.abs()).sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        threshold = self.check_step(step) * self.weight
+        if isinstance(threshold, Tensor):
+            threshold = threshold.to(v)
+            return v - v.clamp(-threshold, threshold)
+        return softshrink(v, threshold)
+
+
+@dataclass(frozen=True)
+class ElasticNet(Regularizer):
+    """phi(x) = nu1 |x|_1 + nu2 |x|_2^2 (no factor 1/2).
+
+    prox(v, s) = soft(v, s nu1) / (1 + 2 s nu2).
+
+    Reference: Zou and Hastie, Regularization and variable selection via the elastic net, JRSS B 2005.
+
+    >>> ElasticNet(1.0, 0.5).prox(torch.tensor([3.0, -0.2]), 1.0)
+    tensor([1.0000, 0.0000])
+    """
+
+    nu1: float
+    nu2: float
+
+    def __post_init__(self) -> None:
+        if self.nu1 < 0 or self.nu2 < 0:
+            raise ValueError(f"ElasticNet needs nu1 >= 0 and nu2 >= 0, given {self.nu1} and {self.nu2}")
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.nu1 * x.abs().sum(-1) + self.nu2 * x.square().sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        step = self.check_step(step)
+        return softshrink(v, step * self.nu1).mul_(1 / (1 + 2 * step * self.nu2))
