@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class ClientData:
+class ClientData(Sequence[tuple[Tensor, Tensor]]):
     """n clients' samples as two tensors; client i holds rows offsets[i] .. offsets[i] + sizes[i].
 
     Behaves as a sequence of pairs (x_i, y_i), which is also what `of` takes.
@@ -22,14 +22,22 @@ class ClientData:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) != int(self.sizes.sum()):
-            raise ValueError(f"{len(self.x)} rows of x, {len(self.y)} of y, {int(self.sizes.sum())} in the clients' sizes: must agree")
+            raise ValueError(
+                f"{len(self.x)} rows of x, {len(self.y)} of y, {int(self.sizes.sum())} by the sizes: must agree"
+            )
         empty = (self.sizes < 1).nonzero()
         if len(empty):
             raise ValueError(f"client {int(empty[0])} holds no sample; every client needs at least one")
         for name, values in (("x", self.x), ("y", self.y)):
-            if values.is_floating_point() and not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
+            if (
+                values.is_floating_point()
+                and not bool(torch.isfinite(values.sum()))
+                and not bool(torch.isfinite(values).all())
+            ):
                 row = int((~torch.isfinite(values)).reshape(len(values), -1).any(1).nonzero()[0])
-                raise ValueError(f"{name} holds NaN or infinity (first in row {row}); clean or impute the data before training")
+                raise ValueError(
+                    f"{name} holds NaN or infinity (first in row {row}); clean or impute the data before training"
+                )
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
@@ -57,7 +65,7 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         rows = slice(int(self.offsets[i]), int(self.offsets[i] + self.sizes[i]))

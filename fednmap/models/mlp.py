@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -16,6 +17,6 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), activation: st
     sizes = [inputs, *hidden, outputs]
     between = choose("activation", activation, ACTIVATIONS)
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in zip(sizes[:-2], sizes[1:-1], strict=True):
+    for a, b in pairwise(sizes[:-1]):
         layers += [nn.Linear(a, b), between()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))

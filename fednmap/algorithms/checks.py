@@ -1,0 +1,54 @@
+"""What hyper-parameters must satisfy, said once."""
+
+from __future__ import annotations
+
+import math
+
+from fednmap.core import Algorithm, Regularizer
+from fednmap.regularizers import Zero
+
+
+def positive(algorithm: Algorithm, *names: str) -> None:
+    """Each named hyper-parameter is a finite positive number; Q a positive integer."""
+    for name in names:
+        value = getattr(algorithm, name)
+        who = type(algorithm).__name__
+        if name == "Q" and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{who}: Q is {value!r}; the number of local steps must be an integer, at least 1")
+        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            raise ValueError(f"{who}: {name} is {value!r}; it must be a finite positive number")
+
+
+def weakly_convex(algorithm: Algorithm, name: str, step: float) -> None:
+    """The prox at `step` is single-valued: step * rho < 1."""
+    rho = algorithm.phi.rho  # type: ignore[attr-defined]
+    if step * rho >= 1:
+        raise ValueError(
+            f"{type(algorithm).__name__}: {name} = {step:g} and {type(algorithm.phi).__name__} has rho = {rho:g}; "  # type: ignore[attr-defined]
+            f"{name} * rho must stay below 1, so use {name} < {1 / rho:g}"
+        )
+
+
+def convex(algorithm: Algorithm, phi: Regularizer) -> None:
+    """phi is convex, for methods whose prox weight grows without bound."""
+    if phi.rho > 0:
+        who = type(algorithm).__name__
+        raise ValueError(
+            f"{who} needs a convex regularizer, {type(phi).__name__} has rho = {phi.rho:g}; "
+            f"FedNMap, Zhang and FedCanon take weakly convex ones"
+        )
+
+
+def smooth(algorithm: Algorithm, phi: Regularizer) -> None:
+    """phi = 0, for methods that know no prox."""
+    if not isinstance(phi, Zero):
+        raise ValueError(
+            f"{type(algorithm).__name__} is for smooth problems: use phi=Zero(), given {type(phi).__name__}; "
+            f"composite methods are FedNMap, Zhang, FedCanon, FedDA, FedMiD, FastFedDA, EControlDA, FedDR and FedADMM"
+        )
+
+
+def default_gamma(phi: Regularizer, eta_a: float, eta_s: float, Q: int) -> float:
+    """The paper's ratio gamma = 4 eta_a eta_s Q, at most half of what phi allows."""
+    gamma = 4 * eta_a * eta_s * Q
+    return min(gamma, 0.5 / phi.rho) if phi.rho > 0 else gamma

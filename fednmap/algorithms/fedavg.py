@@ -1,0 +1,71 @@
+"""FedAvg: local SGD and averaging.
+
+McMahan, Moore, Ramage, Hampson and Aguera y Arcas, Communication-Efficient Learning of Deep Networks from
+Decentralized Data, AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fednmap.algorithms.checks import positive, smooth
+from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.regularizers import Zero
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """FedAvg solves min f(x), up to a bias of order eta_a on heterogeneous clients::
+
+        client i:  y = x;  Q times:  y = y - eta_a g_i(y);  send y - x
+        server:    x = x + eta_s mean (y_i - x)
+
+    With eta_s = 1 the server averages the local models, as published.
+
+    >>> FedAvg(eta_a=0.1, Q=5).traits.composite
+    False
+    """
+
+    phi: Regularizer = field(default_factory=Zero)
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+
+    traits = Traits(composite=False, up=1, down=1, prox="none", fixed_point="biased, O(eta_a)", rate="-")
+
+    class Server(NamedTuple):
+        x: Tensor
+
+    class Client(NamedTuple):
+        pass
+
+    class Down(NamedTuple):
+        x: Tensor
+
+    class Up(NamedTuple):
+        change: Tensor
+
+    def __post_init__(self) -> None:
+        positive(self, "eta_a", "eta_s", "Q")
+        smooth(self, self.phi)
+
+    def init(self, start: Tensor) -> tuple[Server, Client]:
+        return self.Server(start), self.Client()
+
+    def broadcast(self, server: Server) -> Down:
+        return self.Down(server.x)
+
+    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+        y = down.x
+        for q in range(self.Q):
+            y = y - self.eta_a * g(y, q)
+        return self.Up(y - down.x), client
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        return self.Server(server.x + self.eta_s * up.change)
+
+    def model(self, server: Server) -> Tensor:
+        return server.x

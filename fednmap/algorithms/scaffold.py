@@ -1,0 +1,86 @@
+"""SCAFFOLD: local SGD corrected by control variates.
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning, ICML 2020; Algorithm 1 with option II for the control variates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednmap.algorithms.checks import positive, smooth
+from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.regularizers import Zero
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Algorithm):
+    """SCAFFOLD solves min f(x), exactly on heterogeneous clients::
+
+        client i:  y = x;  Q times:  y = y - eta_a (g_i(y) - c_i + c)
+                   c_i' = c_i - c + (x - y) / (eta_a Q);  send y - x and c_i' - c_i
+        server:    x = x + eta_s mean (y_i - x);   c = c + (share of clients heard) mean (c_i' - c_i)
+
+    The iterates are those of FedNMap with phi = 0, which sends half as much.
+
+    >>> SCAFFOLD(eta_a=0.1, Q=5).traits.up
+    2
+    """
+
+    phi: Regularizer = field(default_factory=Zero)
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+
+    traits = Traits(
+        composite=False,
+        up=2,
+        down=2,
+        prox="none",
+        fixed_point="exact",
+        rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T)",
+    )
+
+    class Server(NamedTuple):
+        x: Tensor
+        c: Tensor
+
+    class Client(NamedTuple):
+        c: Tensor
+
+    class Down(NamedTuple):
+        x: Tensor
+        c: Tensor
+
+    class Up(NamedTuple):
+        change: Tensor
+        control: Tensor
+
+    def __post_init__(self) -> None:
+        positive(self, "eta_a", "eta_s", "Q")
+        smooth(self, self.phi)
+
+    def init(self, start: Tensor) -> tuple[Server, Client]:
+        zero = torch.zeros_like(start)
+        return self.Server(start, zero), self.Client(zero)
+
+    def broadcast(self, server: Server) -> Down:
+        return self.Down(server.x, server.c)
+
+    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+        x, d = down.x, down.c - client.c
+        y = x
+        for q in range(self.Q):
+            y = y - self.eta_a * (g(y, q) + d)
+        c = (x - y) / (self.eta_a * self.Q) - d
+        return self.Up(y - x, c - client.c), self.Client(c)
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        return self.Server(server.x + self.eta_s * up.change, server.c + share * up.control)
+
+    def model(self, server: Server) -> Tensor:
+        return server.x

@@ -1,0 +1,47 @@
+"""What is measured of a model x: objective, stationarity, sparsity, accuracy. The same for every method."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fednmap.core import Problem, Regularizer
+
+
+def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:
+    """psi(x) = f(x) + phi(x)."""
+    return problem.loss(x) + phi.value(x)
+
+
+def natural_residual(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:
+    """F_nat(x) = (x - prox(x - gamma grad f(x), gamma)) / gamma: zero exactly at stationary points.
+
+    It shrinks as gamma grows: use one gamma for everything that is compared.
+    """
+    return (x - phi.prox(x - gamma * problem.gradient(x), gamma)) / gamma
+
+
+def normal_map(problem: Problem, phi: Regularizer, z: Tensor, gamma: float) -> Tensor:
+    """F_nor(z) = grad f(prox(z)) + (z - prox(z)) / gamma, at least (1 - gamma rho) |F_nat(prox(z))| long."""
+    x = phi.prox(z, gamma)
+    return problem.gradient(x) + (z - x) / gamma
+
+
+def stationarity(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:
+    """|F_nat(x)|^2, what the paper plots."""
+    return natural_residual(problem, phi, x, gamma).square().sum()
+
+
+def zeros(x: Tensor) -> Tensor:
+    """The share of coordinates that are exactly zero."""
+    return (x == 0).to(x.dtype).mean()
+
+
+def hoyer(x: Tensor) -> Tensor:
+    """Hoyer's sparsity (sqrt(p) - |x|_1 / |x|_2) / (sqrt(p) - 1).
+
+    0 when all magnitudes are equal, 1 for a single nonzero coordinate and, by convention, for x = 0.
+    """
+    root = x.numel() ** 0.5
+    norm = x.norm()
+    ratio = x.abs().sum() / norm if norm > 0 else x.new_tensor(1.0)
+    return (root - ratio) / (root - 1) if x.numel() > 1 else x.new_tensor(1.0)

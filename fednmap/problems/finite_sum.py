@@ -1,0 +1,130 @@
+"""Problems that are means over samples: f_i(x) = mean_j loss(x; sample j of client i)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Oracle
+from fednmap.data.clients import ClientData
+from fednmap.problems.minibatch import minibatches
+
+Weight = float | Tensor
+
+CHUNK_BYTES = 1 << 25  # samples handled at once when all data is gone through: bounds the memory
+
+
+class FiniteSum(ABC):
+    """What the problems here share: data of n clients, addressed minibatches, exact sums in bounded memory.
+
+    A subclass says what one weighted batch costs and what its gradient is.
+
+    batch_size: samples drawn with replacement for each local step; None for the exact gradient.
+    seed:       decides the minibatches, with client, round and step.
+    weights:    n numbers summing to 1, or None for equal weights.
+    """
+
+    dim: int
+    start: Tensor
+
+    def __init__(
+        self,
+        data: Sequence[tuple[Tensor, Tensor]],
+        *,
+        batch_size: int | None,
+        seed: int,
+        weights: Sequence[float] | Tensor | None,
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1, or None for exact gradients")
+        self.data = ClientData.of(data)
+        self.n = len(self.data)
+        self.batch_size, self.seed = batch_size, seed
+        self.weights = None if weights is None else _checked(weights, self.n)
+        self._sizes, self._offsets = self.data.sizes, self.data.offsets
+
+    @abstractmethod
+    def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """sum_j weight_j loss(x; a_j, b_j) at one point x (p,), for samples a (B, ...) and targets b (B, ...)."""
+
+    @abstractmethod
+    def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """Gradient of `batch_loss`; with samples (k, B, ...) that of k clients, at x (k, p) or one common x (p,)."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """What model x says about each input: a label, or a number in regression."""
+
+    def oracle(self, clients: Tensor, t: int) -> Oracle:
+        if self.batch_size is None:
+            return self._exact(clients)
+        rows = minibatches(self.seed, clients, t, self.batch_size, self._sizes, self._offsets)
+        weight = 1.0 / self.batch_size
+
+        def g(x: Tensor, q: int) -> Tensor:
+            return self.batch_gradient(x, *self._gather(rows(q), x), weight)
+
+        return g
+
+    def loss(self, x: Tensor) -> Tensor:
+        return sum((self.batch_loss(x, *batch) for batch in self._everything(x)), start=x.new_zeros(()))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return sum((self.batch_gradient(x, *batch) for batch in self._everything(x)), start=torch.zeros_like(x))
+
+    def _exact(self, clients: Tensor) -> Oracle:
+        """Full local gradients: clients' samples side by side, the shorter ones padded with weight 0."""
+        sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
+        longest = int(sizes.max())
+        step = max(1, self._rows_at_once() // max(1, clients.numel()))
+
+        def batch(c: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            j = torch.arange(c, min(c + step, longest))
+            a, b = self._gather(first + torch.minimum(j, sizes - 1), x)
+            return a, b, (j < sizes).to(x) / sizes.to(x)
+
+        kept: list[tuple[Tensor, Tensor, Tensor]] = []
+
+        def g(x: Tensor, q: int) -> Tensor:
+            if longest <= step:  # fits: gathered once, used in all local steps
+                if not kept:
+                    kept.append(batch(0, x))
+                return self.batch_gradient(x, *kept[0])
+            return sum(self.batch_gradient(x, *batch(c, x)) for c in range(0, longest, step))  # type: ignore[return-value]
+
+        return g
+
+    def _everything(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """All samples in chunks, each weighing what it contributes to f."""
+        clients = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64) if self.weights is None else self.weights
+        weights = torch.repeat_interleave(clients / self._sizes, self._sizes).to(x)
+        step = self._rows_at_once()
+        for c in range(0, len(self.data.x), step):
+            rows = slice(c, c + step)
+            yield _like(self.data.x[rows], x), _like(self.data.y[rows], x), weights[rows]
+
+    def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = rows.reshape(-1).to(self.data.x.device)
+        a, b = (v.index_select(0, flat).reshape(*rows.shape, *v.shape[1:]) for v in (self.data.x, self.data.y))
+        return _like(a, x), _like(b, x)
+
+    def _rows_at_once(self) -> int:
+        one = self.data.x[0]
+        return max(1, CHUNK_BYTES // (one.numel() * one.element_size()))
+
+
+def _like(values: Tensor, x: Tensor) -> Tensor:
+    """Real values in x's dtype, labels as they are."""
+    return values.to(x.dtype) if values.is_floating_point() else values
+
+
+def _checked(weights: Sequence[float] | Tensor, n: int) -> Tensor:
+    w = torch.as_tensor(weights, dtype=torch.float64)
+    if w.shape != (n,) or bool((w < 0).any()) or abs(float(w.sum()) - 1) > 1e-6:
+        raise ValueError(
+            f"weights must be {n} numbers >= 0 that sum to 1, given {tuple(w.shape)} summing to {float(w.sum()):g}"
+        )
+    return w / w.sum()

@@ -1,0 +1,67 @@
+"""Which samples a local step sees: a pure function of (seed, client, round, step).
+
+Nothing is consumed, so every way of running (all clients at once, one by one, on other machines,
+resumed, retried) sees the same minibatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Words = npt.NDArray[np.uint64]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+BLOCK = 16  # steps drawn in one go: the cost of numpy's calls is shared, the numbers are the same
+
+
+def mix(h: Words) -> Words:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that scatters its input."""
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+def absorb(h: Words, value: npt.NDArray[np.int64]) -> Words:
+    """The hash h extended by one more coordinate of the address."""
+    return mix(h + (value.astype(np.uint64) + np.uint64(1)) * GOLDEN)
+
+
+def draw(
+    seed: int,
+    clients: npt.NDArray[np.int64],
+    t: int,
+    steps: npt.NDArray[np.int64],
+    batch: int,
+    sizes: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Sample numbers in [0, sizes), with replacement; shape (steps, *clients.shape, batch)."""
+    h = mix(np.array([seed], dtype=np.int64).astype(np.uint64))
+    h = absorb(absorb(h, clients[None]), np.array([t]))
+    h = absorb(h, steps.reshape(-1, *[1] * clients.ndim))
+    h = absorb(h[..., None], np.arange(batch))
+    scaled = (h >> np.uint64(32)) * sizes[..., None].astype(np.uint64)
+    return (scaled >> np.uint64(32)).astype(np.int64)
+
+
+def minibatches(
+    seed: int, clients: Tensor, t: int, batch: int, sizes: Tensor, offsets: Tensor
+) -> Callable[[int], Tensor]:
+    """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch)."""
+    ids = clients.cpu().numpy()
+    held, first = sizes[clients].numpy(), offsets[clients].unsqueeze(-1)
+    blocks: dict[int, Tensor] = {}
+
+    def rows(q: int) -> Tensor:
+        block = q // BLOCK
+        if block not in blocks:
+            blocks.clear()
+            steps = np.arange(block * BLOCK, (block + 1) * BLOCK)
+            blocks[block] = torch.from_numpy(draw(seed, ids, t, steps, batch, held)) + first
+        return blocks[block][q % BLOCK]
+
+    return rows

@@ -1,0 +1,91 @@
+"""Any torch module as a function of one flat vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.utils import parameters_to_vector
+
+from fednmap.problems.finite_sum import FiniteSum, Weight
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Network(FiniteSum):
+    """f_i(x) = mean_j loss(module_x(a_j), b_j): x holds the module's parameters, in the order of `named_parameters()`.
+
+    module: any torch.nn.Module without randomness in its forward pass; it is copied, its parameters are the start.
+    loss:   loss(outputs, targets), the mean over the batch, such as torch.nn.functional.cross_entropy.
+    data:   one pair (inputs, targets) a client.
+
+    >>> module = nn.Linear(2, 1, bias=False)
+    >>> data = [(torch.eye(2), torch.zeros(2, 1)), (torch.ones(3, 2), torch.ones(3, 1))]
+    >>> problem = Network(module, nn.functional.mse_loss, data, batch_size=None)
+    >>> problem.n, problem.dim
+    (2, 2)
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        data: Sequence[tuple[Tensor, Tensor]],
+        *,
+        batch_size: int | None = 32,
+        seed: int = 0,
+        weights: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__(data, batch_size=batch_size, seed=seed, weights=weights)
+        self._module, self._loss = copy.deepcopy(module), loss
+        self._names = [name for name, _ in module.named_parameters()]
+        self._shapes = [p.shape for p in module.parameters()]
+        self._numels = [p.numel() for p in module.parameters()]
+        if not self._names:
+            raise ValueError(f"{type(module).__name__} has no parameters to train")
+        self.start = parameters_to_vector(module.parameters()).detach().clone()
+        self.dim = self.start.numel()
+
+    def module(self, x: Tensor) -> nn.Module:
+        """A copy of the module with the parameters x."""
+        trained = copy.deepcopy(self._module).to(x.dtype)
+        trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
+        return trained
+
+    def parameters(self, x: Tensor) -> dict[str, Tensor]:
+        """The flat vector x as named tensors."""
+        pieces = x.split(self._numels, -1)
+        return {name: v.view(shape) for name, v, shape in zip(self._names, pieces, self._shapes, strict=True)}
+
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return functional_call(self._module, self.parameters(x), (inputs,))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
+        out = torch.cat([self.outputs(x, part) for part in inputs.split(self._rows_at_once())])
+        return out.squeeze(-1) if self.data.y.is_floating_point() else out.argmax(-1)
+
+    @torch.no_grad()
+    def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        return self._weighted(x, a, b, weight)
+
+    def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        stacked = a.ndim > self.data.x.ndim
+        x = x.detach()
+        if stacked:  # the forward pass is batched over clients; one backward pass then serves all of them
+            x = x.expand(len(a), -1).requires_grad_()
+            total = vmap(self._weighted, (0, 0, 0, 0 if isinstance(weight, Tensor) else None))(x, a, b, weight).sum()
+        else:
+            x = x.requires_grad_()
+            total = self._weighted(x, a, b, weight)
+        return torch.autograd.grad(total, x)[0]
+
+    def _weighted(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        out = self.outputs(x, a)
+        if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
+            return self._loss(out, b)
+        each = vmap(lambda o, target: self._loss(o.unsqueeze(0), target.unsqueeze(0)))(out, b)
+        return (weight * each).sum()

@@ -1,0 +1,134 @@
+"""The round loop on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Algorithm, Problem, State, nbytes
+from fednmap.simulation.participation import draw
+from fednmap.simulation.store import Clients
+
+
+class Round(NamedTuple):
+    """What is known after round t; the model is `algorithm.model(round.server)`."""
+
+    t: int
+    server: State
+    clients: Clients
+    participants: Tensor
+    counted: Tensor
+    bytes_up: int
+    bytes_down: int
+
+
+class Diverged(ArithmeticError):
+    """The server's state is no longer finite."""
+
+    def __init__(self, t: int) -> None:
+        super().__init__(f"the iterate is no longer finite after round {t}; use a smaller eta_a (or eta_s)")
+        self.t = t
+
+
+def simulate(
+    algorithm: Algorithm,
+    problem: Problem,
+    *,
+    rounds: int,
+    start: Tensor | None = None,
+    participation: float = 1.0,
+    loss: float = 0.0,
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Iterator[Round]:
+    """Run `rounds` rounds and yield a Round after each.
+
+    start:         where to begin, of length problem.dim; decides dtype and device. Default: problem.start, else zeros.
+    participation: share of the clients drawn in each round.
+    loss:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
+    seed:          decides who takes part and whose reply is lost; the minibatches belong to the problem.
+    chunk:         clients run side by side; any value gives the same trajectory, to the order of floating-point sums.
+    """
+    if rounds < 0:
+        raise ValueError(f"rounds is {rounds}; it must be at least 0")
+    if not 0 < participation <= 1:
+        raise ValueError(f"participation is {participation}; it must be in (0, 1]")
+    if not 0 <= loss < 1:
+        raise ValueError(f"loss is {loss}; the probability of a lost reply must be in [0, 1)")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}; it must be at least 1")
+    if algorithm.traits.full_participation and (participation < 1 or loss > 0):
+        name = type(algorithm).__name__
+        raise ValueError(f"{name} needs every client in every round; use participation=1 and loss=0, or FedNMap")
+    return _rounds(
+        algorithm, problem, rounds, first_point(problem, start), participation, loss, seed, chunk or problem.n
+    )
+
+
+def first_point(problem: Problem, start: Tensor | None) -> Tensor:
+    """`start` if given and fitting, else the problem's own, else zeros."""
+    if start is None:
+        start = getattr(problem, "start", None)
+    if start is None:
+        return torch.zeros(problem.dim)
+    if start.shape != (problem.dim,):
+        raise ValueError(f"start has shape {tuple(start.shape)}; this problem needs a vector of length {problem.dim}")
+    if not start.is_floating_point():
+        raise ValueError(f"start holds {start.dtype}; use float32 or float64")
+    return start.detach()
+
+
+def _rounds(
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    start: Tensor,
+    participation: float,
+    loss: float,
+    seed: int,
+    chunk: int,
+) -> Iterator[Round]:
+    weights = _weights(problem)
+    server, initial = algorithm.init(start)
+    clients = Clients(problem.n, initial)
+    up_bytes, down_bytes = message_bytes(algorithm, server, initial)
+    for t in range(rounds):
+        participants, counted = draw(problem.n, t, participation=participation, loss=loss, seed=seed)
+        if len(counted):
+            down = algorithm.broadcast(server)
+            sums: list[State] = []
+            for ids in counted.split(chunk):  # what a lost reply held is never used: it need not be computed
+                up, new = algorithm.local(down, clients[ids], problem.oracle(ids, t))
+                clients[ids] = new
+                sums.append(_weighted_sum(up, weights[ids]))
+            received = float(weights[counted].sum())
+            mean = type(sums[0])(*(sum(field) / received for field in zip(*sums, strict=True)))
+            server = algorithm.aggregate(server, mean, received / float(weights.sum()))
+            if not all(bool(torch.isfinite(v.sum())) for v in server):
+                raise Diverged(t)
+        yield Round(
+            t, server, clients, participants, counted, len(participants) * up_bytes, len(participants) * down_bytes
+        )
+
+
+def message_bytes(algorithm: Algorithm, server: State, client: State) -> tuple[int, int]:
+    """Bytes one client sends and receives in a round, from the messages of a dry run without data."""
+    down = algorithm.broadcast(server)
+    up, _ = algorithm.local(down, client, lambda x, q: torch.zeros_like(x))
+    return nbytes(algorithm.pack(up)), nbytes(down)
+
+
+def _weighted_sum(up: State, weights: Tensor) -> State:
+    """The sum over a stack of clients; a field that is the same for all of them may come unstacked."""
+    stacked = (v.expand(len(weights), *v.shape[-1:]) for v in up)
+    return type(up)(*(torch.tensordot(weights.to(v), v, dims=([0], [0])) for v in stacked))
+
+
+def _weights(problem: Problem) -> Tensor:
+    weights = getattr(problem, "weights", None)
+    return (
+        torch.ones(problem.n, dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+    )
