@@ -30,7 +30,7 @@ def iid(y: Tensor, n: int, seed: int = 0) -> Parts:
 
 
 def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
-    """Samples sorted by label, cut into n * per_client shards; every client gets `per_client` of them at random.
+    """Samples sorted by label, cut into n * per_client shards; every client gets `per_client` at random.
 
     Reference: McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017.
     """
@@ -43,7 +43,7 @@ def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
 
 
 def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
-    """Each label's samples are shared out in proportions drawn from Dirichlet(alpha); small alpha is heterogeneous.
+    """Each label's samples are shared out in proportions from Dirichlet(alpha); small alpha is heterogeneous.
 
     A client left with nothing is given one sample of the largest client.
 
@@ -81,7 +81,7 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 
 
 def partition(spec: str, y: Tensor, n: int, *, seed: int = 0, ids: Tensor | None = None) -> Parts:
-    """The partition that `spec` names: sorted, iid, shards[:per client], dirichlet[:alpha], natural (by `ids`)."""
+    """The partition `spec` names: sorted, iid, shards[:per client], dirichlet[:alpha], natural (by `ids`)."""
     name, _, argument = spec.partition(":")
     if name == "natural":
         if ids is None:

@@ -1,0 +1,100 @@
+"""Where a public data set's files are: the folder in FEDNMAP_DATA, the user's cache, else a download."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_FRESH = "delete it and put a fresh copy there"
+
+
+def folders(name: str) -> list[Path]:
+    """The folders searched for the data set `name`, in order; the last one is where downloads go."""
+    import pooch
+
+    found = [Path(pooch.os_cache("fednmap")) / name]
+    if root := os.environ.get("FEDNMAP_DATA"):
+        if not Path(root).is_dir():
+            raise ValueError(f"FEDNMAP_DATA is {root!r}, which is not a folder; correct or unset it")
+        found.insert(0, Path(root) / name)
+    return found
+
+
+def find(name: str, files: Iterable[str]) -> Path | None:
+    """The first of `files` that there is in the folders of the data set `name`."""
+    candidates = list(files)
+    return next((d / f for d in folders(name) for f in candidates if (d / f).is_file()), None)
+
+
+def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
+    """`file` from the first of `addresses` that answers with this md5, kept in the user's cache."""
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel("WARNING")
+    target, reasons = folders(name)[-1], []
+    for address in addresses:
+        source = pooch.create(target, base_url=address, registry={file: f"md5:{md5}"}, retry_if_failed=2)
+        try:
+            with _Bar(file) as bar:
+                return Path(source.fetch(file, downloader=pooch.HTTPDownloader(bar, chunk_size=1 << 16)))
+        except requests.RequestException as error:
+            reasons.append(f"{address + file}: {type(error).__name__}")
+        except (OSError, ValueError) as error:
+            reasons.append(f"{address + file}: {str(error).splitlines()[0]}")
+    places = " or ".join(map(str, folders(name)))
+    raise ValueError(
+        f"{file} of {name} is not here and the download failed ({'; '.join(reasons)}); put it into {places}"
+    )
+
+
+def check(path: Path | str, contents: bytes, md5: str) -> None:
+    """Refuses contents whose md5 is not the published one."""
+    found = hashlib.md5(contents, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise ValueError(
+            f"{path} is truncated, changed or another file (md5 {found}, published {md5}); {_FRESH}"
+        )
+
+
+def read(path: Path) -> bytes:
+    """The contents of a file, unpacked if its name ends in .gz."""
+    import gzip
+    import zlib
+
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is truncated or no gzip file ({error}); {_FRESH}") from None
+
+
+class _Bar:
+    """A progress bar on the terminal, in the form that pooch expects."""
+
+    def __init__(self, label: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        console = Console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.task = self.progress.add_task(label)
+        self.total = 0
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def update(self, count: int) -> None:
+        self.progress.update(self.task, total=self.total, advance=count)
+
+    def reset(self) -> None:
+        self.progress.reset(self.task)
+
+    def close(self) -> None:
+        self.progress.refresh()

@@ -1,0 +1,125 @@
+"""CSV files: a header, one sample a line."""
+
+from __future__ import annotations
+
+import csv as reader
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fednmap.data.dataset import Dataset, hold_out
+from fednmap.data.tables import located, targets
+
+LABELS = ("label", "target", "y")
+
+
+def csv(
+    path: str,
+    test: str | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    regression: bool | None = None,
+) -> Dataset:
+    """A table, csv:PATH, with a header; it predicts the column `label` (else label, target, y, or the last).
+
+    A column `client` (if named or called so) says whose row it is. Every other column must be numbers.
+    Without a `test` file every fifth row of every client is for the test. Whole numbers and words are
+    labels, fractions are targets; `regression` decides otherwise.
+    """
+    paths = [located(p) for p in (path, test) if p is not None]
+    parts = [_read(p, label, client) for p in paths]
+    for file, part in zip(paths, parts, strict=True):
+        if part[0] != parts[0][0]:
+            raise ValueError(
+                f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree"
+            )
+    x = [torch.from_numpy(part[1]) for part in parts]
+    y = targets(paths, [part[2] for part in parts], regression)
+    owners = parts[0][3]
+    if owners is None:
+        return hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1])
+    names, ids = np.unique(owners, return_inverse=True)
+    clients = torch.from_numpy(ids)
+    if test is None:
+        return hold_out(x[0], y[0], clients)
+    others = parts[1][3]
+    if others is None or not np.isin(others, names).all():
+        return Dataset(x[0], y[0], x[1], y[1], clients)
+    return Dataset(x[0], y[0], x[1], y[1], clients, torch.from_numpy(np.searchsorted(names, others)))
+
+
+_Part = tuple[list[str], npt.NDArray[np.float32], npt.NDArray[np.generic], npt.NDArray[np.generic] | None]
+
+
+def _read(path: Path, label: str | None, client: str | None) -> _Part:
+    """Names of the features, features, values of the label column, values of the client column."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            header, *rows = [row for row in reader.reader(lines, strict=True) if row] or [[]]
+    except (UnicodeDecodeError, reader.Error) as error:
+        raise ValueError(f"{path} is no CSV file in UTF-8 ({error})") from None
+    header = [name.strip() for name in header]
+    if not rows or len(header) < 2:
+        raise ValueError(
+            f"{path} needs a header, two columns and a row; it has {len(header)} columns and {len(rows)} rows"
+        )
+    if all(_is_number(name) for name in header):
+        raise ValueError(
+            f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns"
+        )
+    for k, row in enumerate(rows):
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path}, row {k + 1}: {len(row)} values for {len(header)} columns; truncated or damaged"
+            )
+    owner = (
+        _column(path, header, client) if client else header.index("client") if "client" in header else None
+    )
+    usual = [header.index(name) for name in LABELS if name in header]
+    last = max(j for j in range(len(header)) if j != owner)
+    target = _column(path, header, label) if label else usual[0] if usual else last
+    features = [j for j in range(len(header)) if j not in (owner, target)]
+    x = np.empty((len(rows), len(features)), np.float32)
+    for i, j in enumerate(features):
+        x[:, i] = _numbers(path, header[j], [row[j] for row in rows])
+    values = [row[target].strip() for row in rows]
+    if "" in values:
+        raise ValueError(
+            f"{path}, row {values.index('') + 1}: no value in column {header[target]!r}; fill or drop it"
+        )
+    y = np.array(values, float) if all(map(_is_number, values)) else np.array(values)
+    return (
+        [header[j] for j in features],
+        x,
+        y,
+        None if owner is None else _ids([row[owner].strip() for row in rows]),
+    )
+
+
+def _ids(names: list[str]) -> npt.NDArray[np.generic]:
+    """Client ids in their natural order: 2 before 10 where all are whole numbers."""
+    return np.array([int(name) for name in names] if all(name.isdecimal() for name in names) else names)
+
+
+def _column(path: Path, header: list[str], name: str) -> int:
+    if name not in header:
+        raise ValueError(f"{path} has no column {name!r}; it has {', '.join(header)}")
+    return header.index(name)
+
+
+def _numbers(path: Path, name: str, cells: list[str]) -> npt.NDArray[np.float64]:
+    for k, cell in enumerate(cells):
+        if not _is_number(cell):
+            raise ValueError(
+                f"{path}, row {k + 1}: {cell!r} in column {name!r} is no number; encode, fill or drop it"
+            )
+    return np.array(cells, float)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False

@@ -1,0 +1,52 @@
+"""LIBSVM files: one sample a line, `label index:value index:value ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fednmap.data.dataset import Dataset, hold_out
+from fednmap.data.tables import located, targets
+
+LARGEST = 8 * 2**30  # bytes of a dense table
+
+
+def svm(path: str, test: str | None = None, regression: bool | None = None) -> Dataset:
+    """A LIBSVM file, svm:PATH, with its test file as `test`; without one every fifth row is for the test.
+
+    Whole numbers are labels (-1, +1 become 0, 1), fractions are targets; `regression` decides otherwise.
+    """
+    from sklearn.datasets import load_svmlight_file
+
+    paths = [located(p) for p in (path, test) if p is not None]
+    tables, values = [], []
+    for file in paths:
+        if not file.stat().st_size:
+            raise ValueError(f"{file} is empty; give a LIBSVM file")
+        try:
+            table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=_zero_based(file))
+        except (ValueError, OverflowError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{file} is truncated or no LIBSVM file ({str(error).splitlines()[0]})"
+            ) from None
+        tables.append(table)
+        values.append(value)
+    width = max(table.shape[1] for table in tables)
+    needed = 4 * width * sum(table.shape[0] for table in tables)
+    if needed > LARGEST:
+        raise ValueError(
+            f"{paths[0]} would need {needed / 2**30:.0f} GB as a dense table; use fewer rows or features"
+        )
+    for table in tables:
+        table.resize(table.shape[0], width)  # a feature may occur in one of the two files only
+    x = [torch.from_numpy(table.toarray().astype(np.float32)) for table in tables]
+    y = targets(paths, values, regression)
+    return hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1])
+
+
+def _zero_based(file: Path) -> bool:
+    """The format counts features from 1; a file that names feature 0 counts from 0."""
+    with file.open("rb") as lines:
+        return any(b" 0:" in line for line in lines)
