@@ -14,6 +14,4 @@ def needs(name, *files):
 
 
 def needs_cifar10():
-    return needs(
-        "cifar10", "data_batch_1.bin", "cifar-10-batches-bin/data_batch_1.bin", "cifar-10-binary.tar.gz"
-    )
+    return needs("cifar10", "data_batch_1.bin", "cifar-10-batches-bin/data_batch_1.bin", "cifar-10-binary.tar.gz")

@@ -107,26 +107,23 @@ def refused(name, path):
     assert "\n" not in str(error.value)
 
 
-HOW = ["truncated", "changed", "other"]
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    ("name", "how"), [("mnist", "truncated"), ("mnist", "changed"), ("mnist", "other"), ("fashion-mnist", "changed")]
+)
 @pytest.mark.parametrize("file", idx.FILES)
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_damaged_idx_file_is_refused_by_name(name, file, how, tmp_path, monkeypatch):
     original = needs(name, f"{file}.gz")
     refused(name, damaged_copy(tmp_path, original, how, monkeypatch))
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["truncated", "changed", "other"])
 @pytest.mark.parametrize("hospital", heart_disease.HOSPITALS)
 def test_damaged_hospital_file_is_refused_by_name(hospital, how, tmp_path, monkeypatch):
     original = needs("heart_disease", f"processed.{hospital}.data")
     refused("heart-disease", damaged_copy(tmp_path, original, how, monkeypatch))
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("file", cifar.FILES)
+@pytest.mark.parametrize(("file", "how"), [*((file, "changed") for file in cifar.FILES), ("data_batch_1", "truncated")])
 def test_damaged_cifar_file_is_refused_by_name(file, how, tmp_path, monkeypatch):
     original = needs("cifar10", f"{file}.bin")
     refused("cifar10", damaged_copy(tmp_path, original, how, monkeypatch))
@@ -200,9 +197,7 @@ def test_both_forms_of_cifar10_are_read(form, place, tmp_path, monkeypatch):
     data = load("cifar10")
     assert data.y_train.tolist() == labels[:5].ravel().tolist()
     assert data.y_test.tolist() == labels[5].tolist()
-    assert (data.x_train.flatten(1) * 255).round().to(torch.uint8).tolist() == pixels[:5].reshape(
-        -1, 3072
-    ).tolist()
+    assert (data.x_train.flatten(1) * 255).round().to(torch.uint8).tolist() == pixels[:5].reshape(-1, 3072).tolist()
 
 
 class Bomb:

@@ -54,9 +54,7 @@ def check(path: Path | str, contents: bytes, md5: str) -> None:
     """Refuses contents whose md5 is not the published one."""
     found = hashlib.md5(contents, usedforsecurity=False).hexdigest()
     if found != md5:
-        raise ValueError(
-            f"{path} is truncated, changed or another file (md5 {found}, published {md5}); {_FRESH}"
-        )
+        raise ValueError(f"{path} is truncated, changed or another file (md5 {found}, published {md5}); {_FRESH}")
 
 
 def read(path: Path) -> bytes:

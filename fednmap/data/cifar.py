@@ -77,9 +77,7 @@ def _parse(batch: tuple[str, bytes]) -> tuple[Tensor, Tensor]:
         labels, pixels = records[:, 0], records[:, 1:]
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # the files were pickled by an old numpy; newer ones frown at its dtypes
+            warnings.simplefilter("ignore")  # the files were pickled by an old numpy; newer ones frown at its dtypes
             table = pickle.loads(contents, encoding="bytes")
         labels, pixels = np.array(table[b"labels"]), table[b"data"]
     return torch.tensor(pixels).reshape(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)

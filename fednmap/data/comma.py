@@ -32,9 +32,7 @@ def csv(
     parts = [_read(p, label, client) for p in paths]
     for file, part in zip(paths, parts, strict=True):
         if part[0] != parts[0][0]:
-            raise ValueError(
-                f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree"
-            )
+            raise ValueError(f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree")
     x = [torch.from_numpy(part[1]) for part in parts]
     y = targets(paths, [part[2] for part in parts], regression)
     owners = parts[0][3]
@@ -66,17 +64,11 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
             f"{path} needs a header, two columns and a row; it has {len(header)} columns and {len(rows)} rows"
         )
     if all(_is_number(name) for name in header):
-        raise ValueError(
-            f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns"
-        )
+        raise ValueError(f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns")
     for k, row in enumerate(rows):
         if len(row) != len(header):
-            raise ValueError(
-                f"{path}, row {k + 1}: {len(row)} values for {len(header)} columns; truncated or damaged"
-            )
-    owner = (
-        _column(path, header, client) if client else header.index("client") if "client" in header else None
-    )
+            raise ValueError(f"{path}, row {k + 1}: {len(row)} values for {len(header)} columns; truncated or damaged")
+    owner = _column(path, header, client) if client else header.index("client") if "client" in header else None
     usual = [header.index(name) for name in LABELS if name in header]
     last = max(j for j in range(len(header)) if j != owner)
     target = _column(path, header, label) if label else usual[0] if usual else last
@@ -86,9 +78,7 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
         x[:, i] = _numbers(path, header[j], [row[j] for row in rows])
     values = [row[target].strip() for row in rows]
     if "" in values:
-        raise ValueError(
-            f"{path}, row {values.index('') + 1}: no value in column {header[target]!r}; fill or drop it"
-        )
+        raise ValueError(f"{path}, row {values.index('') + 1}: no value in column {header[target]!r}; fill or drop it")
     y = np.array(values, float) if all(map(_is_number, values)) else np.array(values)
     return (
         [header[j] for j in features],
@@ -112,9 +102,7 @@ def _column(path: Path, header: list[str], name: str) -> int:
 def _numbers(path: Path, name: str, cells: list[str]) -> npt.NDArray[np.float64]:
     for k, cell in enumerate(cells):
         if not _is_number(cell):
-            raise ValueError(
-                f"{path}, row {k + 1}: {cell!r} in column {name!r} is no number; encode, fill or drop it"
-            )
+            raise ValueError(f"{path}, row {k + 1}: {cell!r} in column {name!r} is no number; encode, fill or drop it")
     return np.array(cells, float)
 
 

@@ -59,9 +59,7 @@ def load(name: str, **options: Any) -> Dataset:
     allowed = list(inspect.signature(make).parameters)[len(arguments) :]
     for option in options:
         if option not in allowed:
-            raise ValueError(
-                f"data set {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}"
-            )
+            raise ValueError(f"data set {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
     return make(*arguments, **options)
 
 

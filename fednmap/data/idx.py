@@ -70,9 +70,7 @@ def parse(path: Path | str, contents: bytes) -> Tensor:
 def _load(name: str, md5s: tuple[tuple[str, str], ...]) -> Dataset:
     arrays = []
     for file, (packed, unpacked) in zip(FILES, md5s, strict=True):
-        path = cache.find(name, (f"{file}.gz", file)) or cache.download(
-            name, f"{file}.gz", packed, ADDRESSES[name]
-        )
+        path = cache.find(name, (f"{file}.gz", file)) or cache.download(name, f"{file}.gz", packed, ADDRESSES[name])
         contents = cache.read(path)
         cache.check(path, contents, unpacked)
         arrays.append(parse(path, contents))

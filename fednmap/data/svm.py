@@ -28,17 +28,13 @@ def svm(path: str, test: str | None = None, regression: bool | None = None) -> D
         try:
             table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=_zero_based(file))
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{file} is truncated or no LIBSVM file ({str(error).splitlines()[0]})"
-            ) from None
+            raise ValueError(f"{file} is truncated or no LIBSVM file ({str(error).splitlines()[0]})") from None
         tables.append(table)
         values.append(value)
     width = max(table.shape[1] for table in tables)
     needed = 4 * width * sum(table.shape[0] for table in tables)
     if needed > LARGEST:
-        raise ValueError(
-            f"{paths[0]} would need {needed / 2**30:.0f} GB as a dense table; use fewer rows or features"
-        )
+        raise ValueError(f"{paths[0]} would need {needed / 2**30:.0f} GB as a dense table; use fewer rows or features")
     for table in tables:
         table.resize(table.shape[0], width)  # a feature may occur in one of the two files only
     x = [torch.from_numpy(table.toarray().astype(np.float32)) for table in tables]

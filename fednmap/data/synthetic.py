@@ -68,10 +68,7 @@ def sparse_regression(
     root = np.linalg.cholesky(0.5**distance)
     truth = (np.arange(features) < support).astype(float)
     x = np.concatenate(
-        [
-            rng.normal(0, spread, features) + rng.standard_normal((samples, features)) @ root.T
-            for _ in range(clients)
-        ]
+        [rng.normal(0, spread, features) + rng.standard_normal((samples, features)) @ root.T for _ in range(clients)]
     )
     y = x @ truth + noise * rng.standard_normal(len(x))
     ids = torch.arange(clients).repeat_interleave(samples)

@@ -25,9 +25,7 @@ def located(path: str) -> Path:
     raise ValueError(f"there is no file {' or '.join(map(str, places))}; give the path of an existing file")
 
 
-def targets(
-    paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], regression: bool | None
-) -> list[Tensor]:
+def targets(paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], regression: bool | None) -> list[Tensor]:
     """Labels 0..K-1 in the order of the training values where these are whole or words, else real targets.
 
     The first of `values` is the training part; labels that occur only in another part are refused.

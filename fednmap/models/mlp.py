@@ -12,9 +12,7 @@ from fednmap.names import choose
 ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
 
 
-def mlp(
-    inputs: int, outputs: int, hidden: Sequence[int] = (64,), activation: str = "sigmoid"
-) -> nn.Sequential:
+def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), activation: str = "sigmoid") -> nn.Sequential:
     """Linear layers with an activation between; one hidden sigmoid layer by default."""
     sizes = [inputs, *hidden, outputs]
     between = choose("activation", activation, ACTIVATIONS)
