@@ -69,6 +69,8 @@ class Traits:
     """Convergence as published; '-' where none is established for f + phi."""
     full_participation: bool = False
     """Every client must reply in every round."""
+    central: bool = False
+    """Runs where all data is in one place, as one client."""
 
 
 class Algorithm(ABC):

@@ -63,6 +63,9 @@ def simulate(
     if algorithm.traits.full_participation and (participation < 1 or loss > 0):
         name = type(algorithm).__name__
         raise ValueError(f"{name} needs every client in every round; use participation=1 and loss=0, or FedNMap")
+    if algorithm.traits.central and problem.n != 1:
+        name = type(algorithm).__name__
+        raise ValueError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
     return _rounds(
         algorithm, problem, rounds, first_point(problem, start), participation, loss, seed, chunk or problem.n
     )

@@ -1,0 +1,5 @@
+"""Contract checks for plug-ins: run them on your own methods and regularizers, as our tests do on ours."""
+
+from fednmap.testing.algorithm import check_algorithm, heterogeneous, optimum, smoothness
+
+__all__ = ["check_algorithm", "heterogeneous", "optimum", "smoothness"]

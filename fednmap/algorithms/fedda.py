@@ -1,0 +1,84 @@
+"""FedDA: federated dual averaging.
+
+Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021, Algorithm 3 (FedDualAvg).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fednmap.algorithms.checks import convex, positive
+from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+
+
+@dataclass(frozen=True)
+class FedDA(Algorithm):
+    """FedDA solves min f(x) + phi(x) for convex phi, up to a bias of order eta_a on heterogeneous clients.
+
+    The clients' dual states are averaged; the prox weight is the sum of all steps so far. In round r::
+
+        client i:  z_i = z
+                   for q = 0 .. Q-1:  z_i = z_i - eta_a g_i(prox_{(eta_s eta_a Q r + eta_a q) phi}(z_i))
+                   send z_i - z
+        server:    z = z + eta_s mean (z_i - z);   r = r + 1;   model w = prox_{eta_s eta_a Q r phi}(z)
+
+    >>> from fednmap.regularizers import L1
+    >>> FedDA(L1(0.1), eta_a=0.05, Q=10).traits.up
+    1
+    """
+
+    phi: Regularizer
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+
+    traits = Traits(
+        composite=True,
+        up=1,
+        down=1,
+        prox="Q per client, 1 on the server",
+        fixed_point="biased, O(eta_a)",
+        rate="f convex, quadratic: O(sqrt(s2/(nQT)) + (zeta^(2/3) + s^(2/3)/Q^(1/3))/T^(2/3))",
+    )
+
+    class Server(NamedTuple):
+        z: Tensor
+        r: Tensor
+
+    class Client(NamedTuple):
+        pass
+
+    class Down(NamedTuple):
+        z: Tensor
+        r: Tensor
+
+    class Up(NamedTuple):
+        change: Tensor
+
+    def __post_init__(self) -> None:
+        positive(self, "eta_a", "eta_s", "Q")
+        convex(self, self.phi)
+
+    def init(self, start: Tensor) -> tuple[Server, Client]:
+        return self.Server(start, start.new_zeros(())), self.Client()
+
+    def broadcast(self, server: Server) -> Down:
+        return self.Down(server.z, server.r)
+
+    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+        z_i = down.z
+        for q in range(self.Q):
+            z_i = z_i - self.eta_a * g(self.phi.prox(z_i, self._weight(down.r) + self.eta_a * q), q)
+        return self.Up(z_i - down.z), client
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        return self.Server(server.z + self.eta_s * up.change, server.r + 1)
+
+    def model(self, server: Server) -> Tensor:
+        return self.phi.prox(server.z, self._weight(server.r))
+
+    def _weight(self, r: Tensor) -> Tensor:
+        return self.eta_s * self.eta_a * self.Q * r

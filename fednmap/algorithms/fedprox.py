@@ -1,0 +1,73 @@
+"""FedProx: local SGD held near the server's model.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in Heterogeneous Networks, MLSys 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fednmap.algorithms.checks import positive, smooth
+from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.regularizers import Zero
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    """FedProx solves min f(x), up to a bias on heterogeneous clients::
+
+        client i:  y = x;  Q times:  y = y - eta_a (g_i(y) + mu (y - x));  send y - x
+        server:    x = x + eta_s mean (y_i - x)
+
+    mu: weight of (mu/2) |y - x|^2 in the local problem; mu = 0 is FedAvg.
+
+    >>> FedProx(eta_a=0.1, Q=5, mu=0.1).traits.composite
+    False
+    """
+
+    phi: Regularizer = field(default_factory=Zero)
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+    mu: float = 0.01
+
+    traits = Traits(composite=False, up=1, down=1, prox="none", fixed_point="biased, O(eta_a)", rate="-")
+
+    class Server(NamedTuple):
+        x: Tensor
+
+    class Client(NamedTuple):
+        pass
+
+    class Down(NamedTuple):
+        x: Tensor
+
+    class Up(NamedTuple):
+        change: Tensor
+
+    def __post_init__(self) -> None:
+        positive(self, "eta_a", "eta_s", "Q")
+        smooth(self, self.phi)
+        if not self.mu >= 0:
+            raise ValueError(f"FedProx: mu is {self.mu}; it must be at least 0")
+
+    def init(self, start: Tensor) -> tuple[Server, Client]:
+        return self.Server(start), self.Client()
+
+    def broadcast(self, server: Server) -> Down:
+        return self.Down(server.x)
+
+    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+        y = down.x
+        for q in range(self.Q):
+            y = y - self.eta_a * (g(y, q) + self.mu * (y - down.x))
+        return self.Up(y - down.x), client
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        return self.Server(server.x + self.eta_s * up.change)
+
+    def model(self, server: Server) -> Tensor:
+        return server.x

@@ -1,0 +1,80 @@
+"""Scaffnew: ProxSkip applied to consensus, communicating at random times.
+
+Mishchenko, Malinovsky, Stich and Richtarik, ProxSkip: Yes! Local Gradient Steps Provably Lead to Communication
+Acceleration! Finally!, ICML 2022, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednmap.algorithms.checks import positive, smooth
+from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.regularizers import Zero
+
+
+@dataclass(frozen=True)
+class Scaffnew(Algorithm):
+    """Scaffnew solves min f(x), exactly on heterogeneous clients::
+
+        every step:            xhat_i = x_i - eta_a (g_i(x_i) - h_i)
+        with probability p:    xbar = mean xhat_i;   h_i = h_i + (p/eta_a) (xbar - xhat_i);   x_i = xbar
+        otherwise:             x_i = xhat_i
+
+    All clients share the coin, p = 1/Q. One round is the steps up to a communication: their number is geometric with
+    mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i when it next hears from the server.
+
+    >>> Scaffnew(eta_a=0.1, Q=5).traits.full_participation
+    True
+    """
+
+    phi: Regularizer = field(default_factory=Zero)
+    eta_a: float = 0.1
+    Q: int = 10
+    seed: int = 0
+
+    traits = Traits(composite=False, up=1, down=1, prox="none", fixed_point="exact", rate="-", full_participation=True)
+
+    class Server(NamedTuple):
+        x: Tensor
+        t: Tensor
+
+    class Client(NamedTuple):
+        xhat: Tensor
+        h: Tensor
+
+    class Down(NamedTuple):
+        x: Tensor
+        steps: Tensor
+
+    class Up(NamedTuple):
+        xhat: Tensor
+
+    def __post_init__(self) -> None:
+        positive(self, "eta_a", "Q")
+        smooth(self, self.phi)
+
+    def init(self, start: Tensor) -> tuple[Server, Client]:
+        return self.Server(start, torch.tensor(0)), self.Client(start, torch.zeros_like(start))
+
+    def broadcast(self, server: Server) -> Down:
+        steps = np.random.default_rng([self.seed, int(server.t)]).geometric(1 / self.Q)
+        return self.Down(server.x, torch.tensor(int(steps)))
+
+    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+        h = client.h + (down.x - client.xhat) / (self.Q * self.eta_a)
+        x = down.x
+        for q in range(int(down.steps)):
+            x = x - self.eta_a * (g(x, q) - h)
+        return self.Up(x), self.Client(x, h)
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        return self.Server(up.xhat, server.t + 1)
+
+    def model(self, server: Server) -> Tensor:
+        return server.x

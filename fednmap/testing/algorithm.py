@@ -1,0 +1,195 @@
+"""The contract every method meets, checked by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Algorithm, Regularizer, State, nbytes
+from fednmap.problems import LeastSquares, Pooled
+from fednmap.regularizers import L1, Zero
+from fednmap.simulation import simulate
+
+Make = Callable[[Regularizer, float, int], Algorithm]
+"""make(phi, L, Q): the method with step sizes that suit smoothness L and Q local steps."""
+
+
+class Report(NamedTuple):
+    """Distances |x - x*| / |x*| where the method ended on the heterogeneous lasso (or least squares, without phi)."""
+
+    full: float
+    sampled: float | None
+    lossy: float | None
+
+
+def heterogeneous(n: int = 6, samples: int = 20, dim: int = 8, seed: int = 0) -> LeastSquares:
+    """Strongly convex least squares in float64 whose clients disagree: each has features and a solution of its own."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    common = normal(dim) * (torch.arange(dim) < dim // 2)
+    data = []
+    for _ in range(n):
+        a = normal(samples, dim) * (0.5 + torch.rand(dim, generator=rng, dtype=torch.float64))
+        data.append((a, a @ (common + 0.5 * normal(dim)) + 0.1 * normal(samples)))
+    return LeastSquares(data)
+
+
+def smoothness(problem: LeastSquares) -> float:
+    """The largest smoothness constant of any client."""
+    return max(float(torch.linalg.matrix_norm(a, 2) ** 2 / len(a)) for a, _ in problem.data)
+
+
+def optimum(problem: LeastSquares, phi: Regularizer, steps: int = 20_000) -> Tensor:
+    """argmin f + phi by proximal gradient steps, to rounding."""
+    x, step = problem.start, 1 / smoothness(problem)
+    for _ in range(steps):
+        new = phi.prox(x - step * problem.gradient(x), step)
+        if torch.equal(new, x):
+            break
+        x = new
+    return x
+
+
+def check_algorithm(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10) -> Report:
+    """Raise AssertionError where the method breaks the contract; otherwise say how far from the optimum it ends.
+
+    Methods whose traits promise an exact fixed point must reach it, also with half of the clients sampled and with
+    30 % of the replies lost unless they need everybody. For a biased one the distance is only reported.
+    """
+    Q = 1 if _only_one_step(make) else 5
+    phi = L1(0.2) if make(Zero(), 1.0, Q).traits.composite else Zero()
+    problem = heterogeneous()
+    algorithm = make(phi, smoothness(problem), Q)
+    name = type(algorithm).__name__
+    _check_messages(algorithm, problem, name)
+    if algorithm.traits.central:
+        return Report(_reached(algorithm, Pooled(problem), problem, phi, rounds, tolerance, name), None, None)
+    _check_stacking(algorithm, problem, name)
+    _check_permutation(algorithm, problem, name)
+    _check_identical(algorithm, problem, name)
+    full = _reached(algorithm, problem, problem, phi, rounds, tolerance, name)
+    if algorithm.traits.full_participation:
+        _check_refusal(algorithm, problem, name)
+        return Report(full, None, None)
+    sampled = _reached(algorithm, problem, problem, phi, 2 * rounds, tolerance, name, participation=0.5)
+    lossy = _reached(algorithm, problem, problem, phi, 2 * rounds, tolerance, name, loss=0.3)
+    return Report(full, sampled, lossy)
+
+
+def _only_one_step(make: Make) -> bool:
+    try:
+        make(Zero(), 1.0, 5)
+    except ValueError:
+        return True
+    return False
+
+
+def _copies(state: State) -> list[Tensor]:
+    return [v.clone() for v in state]
+
+
+def _same(a: State, b: State) -> bool:
+    return all(torch.equal(u, v) for u, v in zip(a, b, strict=True))
+
+
+def _close(a: State, b: State) -> bool:
+    return all(torch.allclose(u, v, rtol=1e-11, atol=1e-11) for u, v in zip(a, b, strict=True))
+
+
+def _warm(algorithm: Algorithm, problem: LeastSquares, rounds: int = 3) -> tuple[State, State]:
+    """Server and clients after a few rounds, so that nothing is zero any more."""
+    *_, last = simulate(algorithm, problem, rounds=rounds, start=torch.ones_like(problem.start))
+    return last.server, last.clients[torch.arange(problem.n)]
+
+
+def _check_messages(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """Uplink and downlink as large as declared; a packed uplink comes back as it was; calls leave inputs alone."""
+    server, client = algorithm.init(problem.start + 1)
+    down = algorithm.broadcast(server)
+    oracle = problem.oracle(torch.tensor(0), 0)
+    kept = [_copies(s) for s in (server, client, down)]
+    up, new = algorithm.local(down, client, oracle)
+    vector = problem.start.numel() * problem.start.element_size()
+    sent, declared = nbytes(up) / vector, algorithm.traits.up
+    assert sent == declared, f"{name}: sends {sent:g} vectors, its traits say {declared}"
+    received, declared = nbytes(down) / vector, algorithm.traits.down
+    assert received == declared, f"{name}: receives {received:g} vectors, its traits say {declared}"
+    packed = algorithm.pack(up)
+    assert _same(algorithm.unpack(packed), up), f"{name}: unpack(pack(up)) differs from up"
+    assert nbytes(packed) <= nbytes(up) or packed is up, f"{name}: the packed uplink is larger than the dense one"
+    again, _ = algorithm.local(down, client, oracle)
+    assert _same(up, again), f"{name}: the same local call gives another result"
+    after = algorithm.aggregate(server, up, 1.0)
+    assert _same(after, algorithm.aggregate(server, up, 1.0)), f"{name}: the same aggregate gives another result"
+    algorithm.model(after)
+    for state, before in zip((server, client, down), kept, strict=True):
+        assert _same(state, before), f"{name}: a call changed its {type(state).__name__} input in place"
+
+
+def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """A stack of clients gives what the clients give one by one."""
+    server, clients = _warm(algorithm, problem)
+    down, everybody = algorithm.broadcast(server), torch.arange(problem.n)
+    up, new = algorithm.local(down, clients, problem.oracle(everybody, 7))
+    for i in everybody:
+        client = type(clients)(*(v[i] for v in clients))
+        up_i, new_i = algorithm.local(down, client, problem.oracle(i, 7))
+        row = [v.expand(problem.n, *v.shape[-1:])[i] for v in up]
+        assert _close(row, up_i), f"{name}: client {int(i)} sends something else in a stack than alone"
+        assert _close([v[i] for v in new], new_i), f"{name}: client {int(i)} keeps something else in a stack than alone"
+
+
+def _check_permutation(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """The order of the clients does not matter."""
+    order = torch.arange(problem.n).flip(0)
+    shuffled = LeastSquares([problem.data[int(i)] for i in order])
+    assert _close(_warm(algorithm, problem)[0], _warm(algorithm, shuffled)[0]), f"{name}: depends on the clients' order"
+
+
+def _check_identical(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """Clients with the same data act as one."""
+    one, many = LeastSquares([problem.data[0]]), LeastSquares([problem.data[0]] * 3)
+    assert _close(_warm(algorithm, one)[0], _warm(algorithm, many)[0]), f"{name}: three equal clients differ from one"
+
+
+def _check_refusal(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    for options in ({"participation": 0.5}, {"loss": 0.3}):
+        try:
+            simulate(algorithm, problem, rounds=1, **options)  # type: ignore[arg-type]
+        except ValueError:
+            continue
+        raise AssertionError(f"{name}: needs every client, yet runs with {options}")
+
+
+def _reached(
+    algorithm: Algorithm,
+    problem: LeastSquares | Pooled,
+    objective: LeastSquares,
+    phi: Regularizer,
+    rounds: int,
+    tolerance: float,
+    name: str,
+    **options: float,
+) -> float:
+    """Distance to the optimum after `rounds`; exact methods must arrive, and a memory h must stay the mean of the h_i."""
+    best, exact = optimum(objective, phi), algorithm.traits.fixed_point == "exact"
+    for last in simulate(algorithm, problem, rounds=rounds, **options):  # type: ignore[arg-type]
+        distance = float((algorithm.model(last.server) - best).norm() / best.norm())
+        if exact and distance < tolerance / 100:
+            break
+    if exact:
+        assert distance < tolerance, (
+            f"{name}: promises the exact optimum, ends {distance:.1e} away with {options or 'all'}"
+        )
+    fields = set(last.server._fields) & set(type(last.clients[torch.arange(1)])._fields) & {"h", "c"}
+    for field in fields:
+        mean = getattr(last.clients[torch.arange(problem.n)], field).mean(0)
+        gap = float((mean - getattr(last.server, field)).abs().max())
+        assert gap < 1e-9, f"{name}: the server's {field} is {gap:.1e} away from the mean of the clients' {field}"
+    return distance
