@@ -1,0 +1,200 @@
+"""The theorems' constants, measured on a problem.
+
+They are measurements at points, not bounds over all of R^p: L and sigma^2 are the largest values seen, a lower
+estimate of what the assumptions ask for. Measure at several points of a short run to come closer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Problem, Regularizer
+from fednmap.measure import objective
+from fednmap.problems import FiniteSum
+from fednmap.theory.check import at_least_one, positive
+
+Points = Tensor | Sequence[Tensor]
+"""One point (p,), or several."""
+
+FRESH = 1_000_000  # rounds from here on give minibatches that no run of ordinary length has seen
+
+
+@dataclass(frozen=True, eq=False)
+class Smoothness:
+    """The norm of every client's Hessian and of the Hessian of f, at the worst of the points."""
+
+    clients: Tensor
+    overall: float
+
+    @property
+    def largest(self) -> float:
+        """max_i L_i, the L of Assumption 2."""
+        return float(self.clients.max())
+
+
+def estimate_smoothness(problem: Problem, points: Points, *, iterations: int = 30, seed: int = 0) -> Smoothness:
+    r"""L: the largest absolute eigenvalue of the Hessians of the f_i and of f, by power iteration.
+
+    v <- H v / |H v|, with H v = (grad(x + e v) - grad(x - e v)) / (2 e) and e = eps^(1/3) max(1, |x|): two gradients
+    an iteration and no second derivatives, so any Problem will do. The problems here are asked for exact client
+    gradients; another one for its minibatch of round 0, step 0, the same on both sides of the difference.
+    Power iteration approaches the eigenvalue from below; for a quadratic that is the only error.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> A, b = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    >>> found = estimate_smoothness(LeastSquares([(A, b), (2 * A, b)]), torch.zeros(2, dtype=torch.float64))
+    >>> [round(v, 6) for v in found.clients.tolist()], round(found.overall, 6)
+    ([0.5, 2.0], 1.25)
+    """
+    at_least_one(iterations=iterations)
+    everyone = exact(problem).oracle(torch.arange(problem.n), 0)
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(problem.n + 1, problem.dim, generator=generator, dtype=torch.float64)
+    each, overall = [], []
+    for x in _points(points):
+        each.append(_norms(lambda u: everyone(u, 0), x, v[:-1].to(x), iterations))
+        overall.append(_norms(lambda u: problem.gradient(u[0])[None], x, v[-1:].to(x), iterations))
+    return Smoothness(torch.stack(each).amax(0), float(torch.stack(overall).max()))
+
+
+def _norms(gradient: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, iterations: int) -> Tensor:
+    """|H| for each row of a stack of functions with these gradients, from the first vectors v (k, p)."""
+    e = torch.finfo(x.dtype).eps ** (1 / 3) * max(1.0, float(x.norm()))
+    for _ in range(iterations):
+        v = v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+        v = (gradient(x + e * v) - gradient(x - e * v)) / (2 * e)
+    size: Tensor = v.norm(dim=-1)
+    return size
+
+
+@dataclass(frozen=True, eq=False)
+class Variance:
+    """E|g_i - grad f_i|^2 of every client, at the worst of the points."""
+
+    clients: Tensor
+
+    @property
+    def largest(self) -> float:
+        """max_i sigma_i^2, the sigma^2 of Assumption 1."""
+        return float(self.clients.max())
+
+    @property
+    def mean(self) -> float:
+        """mean_i sigma_i^2, what averaging over the clients sees."""
+        return float(self.clients.mean())
+
+
+def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> Variance:
+    r"""sigma^2: the variance of one minibatch gradient, sum_k |g_ik - mean_k g_ik|^2 / (draws - 1), without bias.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> data = [(torch.ones(2, 1), torch.tensor([-1.0, 1.0]))]
+    >>> estimate_variance(LeastSquares(data), torch.zeros(1)).largest
+    0.0
+    >>> round(estimate_variance(LeastSquares(data, batch_size=1), torch.zeros(1), draws=2000).largest, 1)
+    1.0
+    """
+    if draws < 2:
+        raise ValueError(f"draws is {draws}; a variance needs at least 2")
+    return Variance(torch.stack([_moments(problem, x, draws).variance for x in _points(points)]).amax(0))
+
+
+def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16) -> float:
+    r"""mean_i |grad f_i(x) - grad f(x)|^2, at the worst of the points. FedNMap's theory does not need it.
+
+    |mean_k g_ik - grad f|^2 exceeds |grad f_i - grad f|^2 by sigma_i^2 / draws on average, which is subtracted.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> one = torch.ones(1, 1)
+    >>> estimate_heterogeneity(LeastSquares([(one, one[0]), (one, -one[0])]), torch.zeros(1))
+    1.0
+    """
+    found = []
+    for x in _points(points):
+        mean, variance = _moments(exact(problem), x, draws)
+        found.append((mean - problem.gradient(x)).square().sum(-1).mean() - variance.mean() / draws)
+    return max(0.0, float(torch.stack(found).max()))
+
+
+def mean_gradient2(problem: Problem, x: Tensor, *, draws: int = 16) -> float:
+    """mean_i |grad f_i(x)|^2, the `gradients2` of `nonconvex` and `rounds_to`."""
+    mean, variance = _moments(exact(problem), x, draws)
+    return max(0.0, float(mean.square().sum(-1).mean() - variance.mean() / draws))
+
+
+class Gap(NamedTuple):
+    """psi at a point and the lowest psi found from there."""
+
+    start: float
+    best: float
+    lower_bound: float
+
+    @property
+    def found(self) -> float:
+        """psi(x) - lowest psi found: delta_psi from below."""
+        return self.start - self.best
+
+    @property
+    def at_most(self) -> float:
+        """psi(x) - lower bound on psi: delta_psi from above."""
+        return self.start - self.lower_bound
+
+
+def estimate_gap(
+    problem: Problem, phi: Regularizer, x: Tensor, *, L: float, steps: int = 100, lower_bound: float = 0.0
+) -> Gap:
+    r"""delta_psi = psi(x) - inf psi, from both sides.
+
+    From below by the best of `steps` proximal gradient steps x <- prox(x - s grad f(x), s), s = min(1/L, 1/(2 rho)).
+    From above by a number that psi never falls below: 0 for a nonnegative loss and regularizer.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import Zero
+    >>> one = torch.ones(1, 1)
+    >>> estimate_gap(LeastSquares([(one, 2 * one[0])]), Zero(), torch.zeros(1), L=1.0)
+    Gap(start=2.0, best=0.0, lower_bound=0.0)
+    """
+    positive(L=L)
+    step = min(1 / L, 0.5 / phi.rho) if phi.rho > 0 else 1 / L
+    start = best = float(objective(problem, phi, x))
+    for _ in range(steps):
+        x = phi.prox(x - step * problem.gradient(x), step)
+        best = min(best, float(objective(problem, phi, x)))
+    return Gap(start, best, lower_bound)
+
+
+def exact(problem: Problem) -> Problem:
+    """The same problem with exact client gradients where it is one of ours; another one as it is."""
+    if isinstance(problem, FiniteSum):
+        problem = copy.copy(problem)
+        problem.batch_size = None
+    return problem
+
+
+class _Moments(NamedTuple):
+    mean: Tensor
+    variance: Tensor
+
+
+def _moments(problem: Problem, x: Tensor, draws: int) -> _Moments:
+    """Mean gradient (n, p) and variance (n,) of every client over fresh minibatches (Welford's recursion)."""
+    g = problem.oracle(torch.arange(problem.n), FRESH)
+    mean, square = torch.zeros(problem.n, problem.dim).to(x), torch.zeros(problem.n).to(x)
+    for k in range(draws):
+        value = g(x, k)
+        change = value - mean
+        mean = mean + change / (k + 1)
+        square = square + (change * (value - mean)).sum(-1)
+    return _Moments(mean, square / max(1, draws - 1))
+
+
+def _points(points: Points) -> Sequence[Tensor]:
+    if isinstance(points, Tensor):
+        return points.reshape(-1, points.shape[-1]).unbind(0)
+    return points

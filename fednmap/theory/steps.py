@@ -1,0 +1,315 @@
+"""Theorems 1 and 2: step sizes with a guarantee, the bounds they give, and whether their conditions hold.
+
+Reference: Huang, Pu and Johansson, Achieving linear speedup for composite federated learning, 2026.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fednmap.theory.check import at_least_one, nonnegative, positive
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A theorem's choice of parameters, its bound there, and how the choice stands to its conditions.
+
+    gamma, m, eta_hat, eta_a, eta_s hold the paper's formula, admissible or not; eta_hat = eta_a eta_s Q.
+    """
+
+    gamma: float
+    m: int
+    """Rounds in one step of the multistep analysis; the algorithm does not know it."""
+    eta_hat: float
+    eta_a: float
+    eta_s: float
+    terms: dict[str, float]
+    """The theorem's general bound at these values, term by term."""
+    tuned_bound: float
+    """The theorem's closing rate with the constants that substitution gives, never below `bound`."""
+    left_out: tuple[str, ...]
+    """Starting terms that were not given and count as 0 in both bounds."""
+    violations: tuple[str, ...]
+    """Conditions of the theorem that these values do not meet: then the bounds promise nothing."""
+    largest_gamma: float
+    largest_eta_hat: float
+    largest_eta_a: float
+    """The largest values the theorem admits, at this m (and, for the steps, at this gamma)."""
+    proof_gaps: tuple[str, ...]
+    """Conditions that the proof uses, the statement omits, and these values do not meet."""
+    proof_eta_hat: float
+    proof_eta_a: float
+    """The largest steps that the proof supports, at this gamma and m."""
+
+    @property
+    def bound(self) -> float:
+        """The sum of `terms`."""
+        return math.fsum(self.terms.values())
+
+    @property
+    def safe_eta_hat(self) -> float:
+        """The paper's eta_hat, lowered to what both statement and proof admit."""
+        return min(self.eta_hat, self.largest_eta_hat, self.proof_eta_hat)
+
+    @property
+    def safe_eta_a(self) -> float:
+        """The paper's eta_a, lowered to what both statement and proof admit."""
+        return min(self.eta_a, self.largest_eta_a, self.proof_eta_a)
+
+
+def c0(gamma: float, rho: float, L: float) -> float:
+    """C_0 = (3 - 4 gamma rho) / (2 (3 - 4 gamma rho + 4 gamma^2 L^2)), equation (cH_can).
+
+    >>> c0(gamma=0.1, rho=0.0, L=0.0)
+    0.5
+    """
+    a = 3 - 4 * gamma * rho
+    return a / (2 * (a + 4 * (gamma * L) ** 2))
+
+
+def nonconvex(
+    L: float,
+    rho: float,
+    sigma2: float,
+    delta_psi: float,
+    n: int,
+    Q: int,
+    T: int,
+    *,
+    normal_map2: float | None = None,
+    shift2: float | None = None,
+    gradients2: float | None = None,
+) -> Steps:
+    r"""Theorem 1: steps and bound for L-smooth f_i and a rho-weakly convex phi.
+
+    With K = L + rho and eta_hat = eta_a eta_s Q, whenever
+
+        gamma <= 1 / (5 K),   eta_hat <= (1 - gamma rho) / (100 m sqrt(L^2 + 1/gamma^2)),
+        eta_a <= (1 - gamma rho) / (100 Q sqrt(m (L^2 + 1/gamma^2))),
+
+    the general bound (ncvx) is
+
+        1/T sum_t E|F_nor(z_t)|^2 <= 27 delta_psi / (eta_hat T)                                    [gap]
+            + 27 gamma C_0 |F_nor(z_0)|^2 / (2 eta_hat T)                                          [normal map]
+            + 330 sigma^2 / (m n Q) + 110000 eta_a^2 Q L^2 sigma^2 / (1 - gamma rho)^2             [noise, drift]
+            + 2 L^2 |x_0 - z_0|^2 / ((1 - gamma rho)^2 T)                                          [shift]
+            + 2 mean_i |grad f_i(x_0)|^2 / ((1 - gamma rho)^2 T)                                   [gradients]
+
+    and the choice (ncvx_teta), returned here, is gamma = 1/(5 K), m = ceil(sqrt(sigma^2 T / (9 K delta_psi n Q))),
+
+        eta_hat = 1 / (320 sqrt(sigma^2 T K / (n Q delta_psi))),
+        eta_a = 1 / (380 (sigma^2 T Q^3 K^3 / (n delta_psi))^(1/4) + 240 sqrt(K T Q sigma^2 / delta_psi)).
+
+    `tuned_bound` is (ncvx_order) with the constants that (teta_res) gives:
+
+        9630 sqrt(K delta_psi sigma^2 / (n Q T)) + 110000/57600 L^2 delta_psi / (K (1 - gamma rho)^2 T)
+        + the starting terms [normal map], [shift] and [gradients].
+
+    For sigma2 = 0: m = 1 and the largest steps the theorem admits.
+
+    Where the statement and its proof part:
+    - At small T the choice violates the conditions (eta_hat grows without limit as T falls); see `violations`.
+    - The proof uses m (R + 1) <= 2 T, which needs m <= T; the statement does not ask for it. Checked.
+    - The proof uses eta_hat <= (1 - gamma rho) / (70 m L_F) with L_F = (L + 2/gamma) / (1 - gamma rho), which is
+      smaller than the stated limit at gamma = 1/(5 K): `proof_eta_hat`, and `proof_gaps` if the choice exceeds it.
+    - (ncvx_order) has no term for |F_nor(z_0)|^2, yet the second term of (ncvx) is 864 C_0 |F_nor(z_0)|^2
+      sigma / sqrt(K delta_psi n Q T) at this choice: it falls like 1/sqrt(T) and is kept here.
+
+    Args:
+        L, rho: smoothness of every f_i; weak convexity of phi.
+        sigma2: bound on E|g_i - grad f_i|^2.
+        delta_psi: psi(x_0) - inf psi.
+        n, Q, T: clients, local steps, rounds.
+        normal_map2: |F_nor(z_0)|^2; where it is not given, its bound 2 gradients2 + 2 shift2 / gamma^2.
+        shift2: |x_0 - z_0|^2.
+        gradients2: mean_i |grad f_i(x_0)|^2.
+
+    >>> steps = nonconvex(L=1.0, rho=0.0, sigma2=1.0, delta_psi=1.0, n=10, Q=10, T=90_000)
+    >>> steps.gamma, steps.m, steps.violations
+    (0.2, 10, ())
+    >>> nonconvex(L=1.0, rho=0.0, sigma2=1.0, delta_psi=1.0, n=10, Q=10, T=100).violations[0]
+    'eta_hat = 0.003125 exceeds (1 - gamma rho) / (100 m sqrt(L^2 + 1/gamma^2)) = 0.00196116'
+
+    Reference: Theorem 1, equations (ncvx) to (ncvx_order), and its proof.
+    """
+    positive(L=L)
+    nonnegative(rho=rho, sigma2=sigma2, delta_psi=delta_psi)
+    at_least_one(n=n, Q=Q, T=T)
+    if sigma2 > 0:
+        positive(delta_psi=delta_psi)
+    left_out = _missing(shift2=shift2, gradients2=gradients2)
+    if left_out and normal_map2 is None:
+        left_out = ("normal_map2", *left_out)
+    shift2, gradients2 = shift2 or 0.0, gradients2 or 0.0
+    K = L + rho
+    gamma = largest_gamma = 1 / (5 * K)
+    if normal_map2 is None:
+        normal_map2 = 2 * gradients2 + 2 * shift2 / gamma**2
+    c = 1 - gamma * rho
+    root = math.hypot(L, 1 / gamma)
+    m = max(1, math.ceil(math.sqrt(sigma2 * T / (9 * K * delta_psi * n * Q)))) if sigma2 > 0 else 1
+    largest_eta_hat = c / (100 * m * root)
+    largest_eta_a = c / (100 * Q * math.sqrt(m) * root)
+    if sigma2 > 0:
+        eta_hat = 1 / (320 * math.sqrt(sigma2 * T * K / (n * Q * delta_psi)))
+        eta_a = 1 / (
+            380 * (sigma2 * T * Q**3 * K**3 / (n * delta_psi)) ** 0.25 + 240 * math.sqrt(K * T * Q * sigma2 / delta_psi)
+        )
+    else:
+        eta_hat, eta_a = largest_eta_hat, largest_eta_a
+    terms = {
+        "gap": 27 * delta_psi / (eta_hat * T),
+        "normal map": 27 * gamma * c0(gamma, rho, L) * normal_map2 / (2 * eta_hat * T),
+        "noise": 330 * sigma2 / (m * n * Q),
+        "drift": 110000 * eta_a**2 * Q * L**2 * sigma2 / c**2,
+        "shift": 2 * L**2 * shift2 / (c**2 * T),
+        "gradients": 2 * gradients2 / (c**2 * T),
+    }
+    start = terms["normal map"] + terms["shift"] + terms["gradients"]
+    rate = 9630 * math.sqrt(K * delta_psi * sigma2 / (n * Q * T))
+    tuned = rate + 110000 / 57600 * L**2 * delta_psi / (K * c**2 * T) + start
+    proof_eta_hat = c**2 / (70 * m * (L + 2 / gamma))
+    return Steps(
+        gamma=gamma,
+        m=m,
+        eta_hat=eta_hat,
+        eta_a=eta_a,
+        eta_s=eta_hat / (eta_a * Q),
+        terms=terms,
+        tuned_bound=tuned if sigma2 > 0 else math.fsum(terms.values()),
+        left_out=left_out,
+        violations=_exceeded(
+            ("eta_hat", eta_hat, "(1 - gamma rho) / (100 m sqrt(L^2 + 1/gamma^2))", largest_eta_hat),
+            ("eta_a", eta_a, "(1 - gamma rho) / (100 Q sqrt(m (L^2 + 1/gamma^2)))", largest_eta_a),
+        ),
+        largest_gamma=largest_gamma,
+        largest_eta_hat=largest_eta_hat,
+        largest_eta_a=largest_eta_a,
+        proof_gaps=_exceeded(
+            ("m", m, "T", T),
+            ("eta_hat", eta_hat, "(1 - gamma rho) / (70 m L_F)", proof_eta_hat),
+        ),
+        proof_eta_hat=proof_eta_hat,
+        proof_eta_a=largest_eta_a,
+    )
+
+
+def pl(
+    L: float,
+    rho: float,
+    mu: float,
+    sigma2: float,
+    n: int,
+    Q: int,
+    T: int,
+    eta_s: float = 1.0,
+    *,
+    lyapunov_gap: float | None = None,
+) -> Steps:
+    r"""Theorem 2: steps and bound when psi satisfies the PL condition 2 mu (psi - psi*) <= dist(0, d psi)^2.
+
+    With K = L + rho + mu and eta_hat = eta_a eta_s Q, whenever
+
+        gamma <= 1 / (5 K),   eta_hat <= 1 / (120 m K),   eta_a <= 1 / (96 Q K),
+
+    the general bound (linear) is
+
+        E psi(x_T) - psi* <= exp(-2 eta_hat mu T / (9 (1 + gamma mu C_0))) (E L_0 - psi*)      [start]
+            + 36 sigma^2 / (m n mu Q) + 12100 eta_a^2 Q L^2 sigma^2 / (mu (1 - gamma rho)^2)   [noise, drift]
+
+    and the choice (PL_params), returned here, is gamma = 1/(5 K), m = ceil(mu T / (L + rho)),
+    eta_a = log(n Q T) / (120 Q K T). `tuned_bound` is (pl_order) with the constants of that choice:
+
+        36 (L + rho) sigma^2 / (n Q T mu^2)
+        + 12100/14400 log(n Q T)^2 L^2 sigma^2 / (Q T^2 mu K^2 (1 - gamma rho)^2) + [start].
+
+    For sigma2 = 0: m = 1 and the largest steps the theorem admits at this eta_s.
+
+    Where the statement and its proof part:
+    - The stated choice has eta_hat = eta_s log(n Q T) / (120 K T), so it meets its own condition on eta_hat only
+      while eta_s m log(n Q T) <= T, about eta_s log(n Q T) mu <= L + rho: it fails for large T, for mu near L and
+      for large eta_s. See `violations`.
+    - The proof goes through Lemma 4, which asks for eta_a <= (1 - gamma rho) / (70 Q sqrt(m (L^2 + 1/gamma^2)));
+      the statement drops the sqrt(m) and has a larger constant, also for eta_hat: `proof_eta_a`, `proof_eta_hat`.
+    - The statement writes E L_0 where the recursion is one for L_t - psi*: E L_0 - psi* is meant, and used here.
+    - At this choice the first factor is (n Q T)^(-eta_s mu / (540 K (1 + gamma mu C_0))), a power below 1/540 for
+      eta_s = 1, so (pl_order) does not follow from (linear) without that start term, which is kept here. The rate
+      itself is within reach of (linear), with a smaller m = 2 mu T / (1080 K (1 + gamma mu C_0) log(n Q T)) and
+      eta_hat = 1 / (120 m K): then the first factor is 1/(n Q T).
+
+    Args:
+        L, rho, mu: smoothness of every f_i; weak convexity of phi; PL constant of psi.
+        sigma2: bound on E|g_i - grad f_i|^2.
+        n, Q, T: clients, local steps, rounds.
+        eta_s: the server's step, free in the theorem.
+        lyapunov_gap: E L_0 - psi*, see `fednmap.theory.lyapunov`.
+
+    >>> steps = pl(L=1.0, rho=0.0, mu=0.01, sigma2=1.0, n=10, Q=10, T=1000)
+    >>> steps.m, round(steps.eta_a * 1e6, 3), steps.violations
+    (10, 9.499, ())
+    >>> pl(L=1.0, rho=0.0, mu=0.5, sigma2=1.0, n=10, Q=10, T=1000).violations
+    ('eta_hat = 6.39607e-05 exceeds 1 / (120 m (L + rho + mu)) = 1.11111e-05',)
+
+    Reference: Theorem 2, equations (linear) to (pl_order), and its proof.
+    """
+    positive(L=L, mu=mu, eta_s=eta_s)
+    nonnegative(rho=rho, sigma2=sigma2)
+    at_least_one(n=n, Q=Q, T=T)
+    left_out = _missing(lyapunov_gap=lyapunov_gap)
+    K = L + rho + mu
+    gamma = largest_gamma = 1 / (5 * K)
+    c = 1 - gamma * rho
+    m = max(1, math.ceil(mu * T / (L + rho))) if sigma2 > 0 else 1
+    largest_eta_hat = 1 / (120 * m * K)
+    largest_eta_a = 1 / (96 * Q * K)
+    log = math.log(n * Q * T)
+    eta_a = log / (120 * Q * K * T) if sigma2 > 0 else min(largest_eta_a, largest_eta_hat / (eta_s * Q))
+    eta_hat = eta_a * eta_s * Q
+    stretch = 1 + gamma * mu * c0(gamma, rho, L)
+    terms = {
+        "start": math.exp(-2 * eta_hat * mu * T / (9 * stretch)) * (lyapunov_gap or 0.0),
+        "noise": 36 * sigma2 / (m * n * mu * Q),
+        "drift": 12100 * eta_a**2 * Q * L**2 * sigma2 / (mu * c**2),
+    }
+    rate = 36 * (L + rho) * sigma2 / (n * Q * T * mu**2)
+    tuned = rate + 12100 / 14400 * (log * L) ** 2 * sigma2 / (Q * T**2 * mu * K**2 * c**2) + terms["start"]
+    root = math.hypot(L, 1 / gamma)
+    proof_eta_hat = c / (70 * m * root)  # the proof's other limit, (1 + gamma mu C_0) / (10 m mu), is larger
+    proof_eta_a = c / (70 * Q * math.sqrt(m) * root)
+    return Steps(
+        gamma=gamma,
+        m=m,
+        eta_hat=eta_hat,
+        eta_a=eta_a,
+        eta_s=eta_s,
+        terms=terms,
+        tuned_bound=tuned,
+        left_out=left_out,
+        violations=_exceeded(
+            ("eta_hat", eta_hat, "1 / (120 m (L + rho + mu))", largest_eta_hat),
+            ("eta_a", eta_a, "1 / (96 Q (L + rho + mu))", largest_eta_a),
+        ),
+        largest_gamma=largest_gamma,
+        largest_eta_hat=largest_eta_hat,
+        largest_eta_a=largest_eta_a,
+        proof_gaps=_exceeded(
+            ("eta_hat", eta_hat, "(1 - gamma rho) / (70 m sqrt(L^2 + 1/gamma^2)) of Lemma 4", proof_eta_hat),
+            ("eta_a", eta_a, "(1 - gamma rho) / (70 Q sqrt(m (L^2 + 1/gamma^2))) of Lemma 4", proof_eta_a),
+        ),
+        proof_eta_hat=proof_eta_hat,
+        proof_eta_a=proof_eta_a,
+    )
+
+
+def _exceeded(*conditions: tuple[str, float, str, float]) -> tuple[str, ...]:
+    # A value computed as the limit itself must not fail by its last bit.
+    return tuple(
+        f"{name} = {value:g} exceeds {formula} = {limit:g}"
+        for name, value, formula, limit in conditions
+        if value > limit * (1 + 1e-12)
+    )
+
+
+def _missing(**given: float | None) -> tuple[str, ...]:
+    return tuple(name for name, value in given.items() if value is None)
