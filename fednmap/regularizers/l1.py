@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
+from fednmap.regularizers.check import nonnegative
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,18 +19,20 @@ class L1(Regularizer):
 
     Reference: Tibshirani, Regression shrinkage and selection via the lasso, JRSS B 1996.
 
-    >>> L1(1.0).prox(torch.tensor([3.0, -0.2]), 0.5)
+    >>> import torch
+    >>> L1(1.0).prox(torch.tensor([3.0, 0.2]), 0.5)
     tensor([2.5000, 0.0000])
     """
 
     weight: float | Tensor
 
     def __post_init__(self) -> None:
-        if not bool(torch.as_tensor(self.weight >= 0).all()):
-            raise ValueError(f"L1 needs weight >= 0, given {self.weight}")
+        nonnegative("L1", weight=self.weight)
 
     def value(self, x: Tensor) -> Tensor:
-        return (self.weight * x.abs()).sum(-1)
+        if isinstance(self.weight, Tensor):
+            return (self.weight.to(x) * x.abs()).sum(-1)
+        return self.weight * x.abs().sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         threshold = self.check_step(step) * self.weight
@@ -48,16 +50,16 @@ class ElasticNet(Regularizer):
 
     Reference: Zou and Hastie, Regularization and variable selection via the elastic net, JRSS B 2005.
 
-    >>> ElasticNet(1.0, 0.5).prox(torch.tensor([3.0, -0.2]), 1.0)
-    tensor([1.0000, 0.0000])
+    >>> import torch
+    >>> ElasticNet(1.0, 0.5).prox(torch.tensor([3.0, 0.2]), 1.0)
+    tensor([1., 0.])
     """
 
     nu1: float
     nu2: float
 
     def __post_init__(self) -> None:
-        if self.nu1 < 0 or self.nu2 < 0:
-            raise ValueError(f"ElasticNet needs nu1 >= 0 and nu2 >= 0, given {self.nu1} and {self.nu2}")
+        nonnegative("ElasticNet", nu1=self.nu1, nu2=self.nu2)
 
     def value(self, x: Tensor) -> Tensor:
         return self.nu1 * x.abs().sum(-1) + self.nu2 * x.square().sum(-1)

@@ -22,4 +22,5 @@ class Zero(Regularizer):
         return x.new_zeros(x.shape[:-1])
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        self.check_step(step)
         return v

@@ -1,0 +1,168 @@
+"""Group sparsity: whole rows, filters or features are zero together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn.functional import softshrink
+
+from fednmap.core import Regularizer
+from fednmap.regularizers.check import nonnegative
+from fednmap.regularizers.l2 import shrinkage
+
+GroupSpec = int | Tensor | Sequence[Sequence[int]]
+"""How groups are given: the size of consecutive groups of equal size; a tensor with the group number of
+each coordinate, -1 for none; or the lists of coordinates, one a group."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupLasso(Regularizer):
+    """phi(x) = sum_g weight_g |x_g|_2 over disjoint groups g; one weight for all, or a tensor of one each.
+
+    prox(v, s)_g = max(1 - s weight_g / |v_g|_2, 0) v_g; coordinates in no group are left alone.
+
+    `groups` is the size of consecutive groups, a tensor with the group number of each coordinate (-1 for
+    none), or a list of lists of coordinates. For the rows and filters of a network see `PerLayer`.
+
+    Reference: Yuan and Lin, Model selection and estimation in regression with grouped variables, JRSS B
+    2006; their weights are the square roots of the group sizes.
+
+    >>> GroupLasso(1.0, [[0, 2], [1]]).prox(torch.tensor([3.0, 0.5, 4.0]), 1.0)
+    tensor([2.4000, 0.0000, 3.2000])
+    """
+
+    weight: float | Tensor
+    groups: GroupSpec
+    _parts: Groups = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        nonnegative("GroupLasso", weight=self.weight)
+        object.__setattr__(self, "_parts", as_groups(self.groups))
+
+    def value(self, x: Tensor) -> Tensor:
+        return (like(self.weight, x) * self._parts.norms(x)).sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        threshold = self.check_step(step) * like(self.weight, v)
+        return self._parts.scale(v, shrinkage(self._parts.norms(v), threshold))
+
+
+@dataclass(frozen=True, eq=False)
+class SparseGroupLasso(Regularizer):
+    """phi(x) = nu1 |x|_1 + nu2 sum_g |x_g|_2: few groups, and few entries in those.
+
+    prox(v, s) is the l1 prox, then the group prox: u = soft(v, s nu1), max(1 - s nu2 / |u_g|_2, 0) u_g.
+    The l1 part acts on every coordinate, also on one in no group. `groups` as in `GroupLasso`.
+
+    Reference: Simon, Friedman, Hastie and Tibshirani, A sparse-group lasso, JCGS 2013.
+
+    >>> SparseGroupLasso(1.0, 1.0, 2).prox(torch.tensor([4.0, 5.0, 1.5, 0.3]), 1.0)
+    tensor([2.4000, 3.2000, 0.0000, 0.0000])
+    """
+
+    nu1: float
+    nu2: float
+    groups: GroupSpec
+    _parts: Groups = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        nonnegative("SparseGroupLasso", nu1=self.nu1, nu2=self.nu2)
+        object.__setattr__(self, "_parts", as_groups(self.groups))
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.nu1 * x.abs().sum(-1) + self.nu2 * self._parts.norms(x).sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        step = self.check_step(step)
+        u = softshrink(v, step * self.nu1)
+        return self._parts.scale(u, shrinkage(self._parts.norms(u), step * self.nu2))
+
+
+def like(weight: float | Tensor, x: Tensor) -> float | Tensor:
+    return weight.to(x) if isinstance(weight, Tensor) else weight
+
+
+class Groups(Protocol):
+    """Disjoint groups of coordinates of the last axis."""
+
+    def norms(self, x: Tensor) -> Tensor:
+        """|x_g|_2 for every group: (..., p) -> (..., groups)."""
+
+    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
+        """x_g times factor_g for every group; coordinates in no group as they are."""
+
+
+@dataclass(frozen=True)
+class EqualGroups:
+    """Consecutive groups of one size: a reshape."""
+
+    size: int
+
+    def norms(self, x: Tensor) -> Tensor:
+        return vector_norm(self._split(x), dim=-1)
+
+    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
+        return (self._split(x) * factor.unsqueeze(-1)).flatten(-2)
+
+    def _split(self, x: Tensor) -> Tensor:
+        if x.shape[-1] % self.size:
+            raise ValueError(f"groups of size {self.size} do not divide a vector of length {x.shape[-1]}")
+        return x.unflatten(-1, (-1, self.size))
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledGroups:
+    """Any disjoint groups: one scattered sum and one lookup, whatever their sizes."""
+
+    labels: Tensor
+    """The group of each coordinate; `count` stands for none."""
+    count: int
+
+    def norms(self, x: Tensor) -> Tensor:
+        squares = x.new_zeros((*x.shape[:-1], self.count + 1))
+        squares.index_add_(-1, self._on(x), x.square())
+        return squares[..., : self.count].sqrt()
+
+    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
+        factor = torch.cat([factor, factor.new_ones((*factor.shape[:-1], 1))], -1)
+        return factor.index_select(-1, self._on(x)).mul_(x)
+
+    def _on(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != len(self.labels):
+            raise ValueError(
+                f"the groups cover {len(self.labels)} coordinates, the vector has {x.shape[-1]}; give the group "
+                "number of every coordinate in a tensor, -1 for none"
+            )
+        return self.labels.to(x.device)
+
+
+def as_groups(groups: GroupSpec) -> Groups:
+    """The groups in the form that is fastest for them."""
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ValueError(f"a group has at least one coordinate, given size {groups}")
+        return EqualGroups(groups)
+    labels = groups if isinstance(groups, Tensor) else _labels(groups)
+    if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0 or bool((labels < -1).any()):
+        raise ValueError("group numbers are a 1-D tensor of integers, -1 for no group")
+    count = int(labels.max()) + 1
+    if count and len(labels) % count == 0:
+        size = len(labels) // count
+        if bool((labels == torch.arange(len(labels), device=labels.device) // size).all()):
+            return EqualGroups(size)
+    return LabelledGroups(torch.where(labels < 0, count, labels), count)
+
+
+def _labels(groups: Sequence[Sequence[int]]) -> Tensor:
+    sizes = torch.tensor([len(group) for group in groups])
+    coordinates = torch.cat([torch.as_tensor(group, dtype=torch.long) for group in groups])
+    if len(coordinates.unique()) < len(coordinates) or bool((coordinates < 0).any()):
+        raise ValueError("groups are disjoint lists of coordinates >= 0; one is repeated or negative")
+    labels = torch.full((int(coordinates.max()) + 1,), -1)
+    labels[coordinates] = torch.arange(len(groups)).repeat_interleave(sizes)
+    return labels

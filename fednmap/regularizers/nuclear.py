@@ -1,0 +1,48 @@
+"""Low rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softshrink
+
+from fednmap.core import Regularizer
+from fednmap.regularizers.check import nonnegative
+
+
+@dataclass(frozen=True)
+class Nuclear(Regularizer):
+    """phi(x) = weight times the sum of the singular values of X, the matrix of `shape` stored in x row by row.
+
+    prox(v, s) = U diag(max(sigma - s weight, 0)) W^T, from the singular value decomposition of v.
+    For the weight matrices of a network use `PerLayer`, which gives each its own.
+
+    Reference: Cai, Candes and Shen, A singular value thresholding algorithm for matrix completion, SIAM
+    Journal on Optimization 2010.
+
+    >>> Nuclear(1.0, (2, 2)).prox(torch.tensor([3.0, 0.0, 0.0, 0.5]), 1.0)
+    tensor([2., 0., 0., 0.])
+    """
+
+    weight: float
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        nonnegative("Nuclear", weight=self.weight)
+        if len(self.shape) != 2 or min(self.shape) < 1:
+            raise ValueError(f"Nuclear needs the shape (rows, columns) of a matrix, given {self.shape}")
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.weight * torch.linalg.svdvals(x.unflatten(-1, self.shape)).sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        threshold = self.check_step(step) * self.weight
+        # The decomposition refuses numbers that are not finite; those rows are to be NaN, not an error.
+        broken = ~v.sum(-1, keepdim=True).isfinite()
+        u, sigma, wt = torch.linalg.svd(
+            v.masked_fill(broken, 0.0).unflatten(-1, self.shape), full_matrices=False
+        )
+        x = (u * softshrink(sigma, threshold).unsqueeze(-2)) @ wt
+        return x.flatten(-2).masked_fill_(broken, torch.nan)

@@ -1,0 +1,117 @@
+"""Regularizers by name, for the command line: `l1:0.001`, `mcp:0.01,3`, `group-lasso:0.01`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Size, nn
+
+from fednmap.core import Regularizer
+from fednmap.names import choose
+from fednmap.regularizers.balls import L1Ball, L2Ball, Simplex
+from fednmap.regularizers.box import Box, LInfBall, NonNegative
+from fednmap.regularizers.concave import LogSum, TransformedL1
+from fednmap.regularizers.folded_concave import MCP, SCAD
+from fednmap.regularizers.groups import GroupLasso, SparseGroupLasso
+from fednmap.regularizers.l1 import L1, ElasticNet
+from fednmap.regularizers.l2 import L2, SquaredL2
+from fednmap.regularizers.layers import PerLayer, matrix, row_length, weights
+from fednmap.regularizers.linf import LInf
+from fednmap.regularizers.nonconvex import L0, TopK
+from fednmap.regularizers.nuclear import Nuclear
+from fednmap.regularizers.slope import Slope
+from fednmap.regularizers.total_variation import TotalVariation
+from fednmap.regularizers.zero import Zero
+
+REGULARIZERS: dict[str, type[Regularizer]] = {
+    "none": Zero,
+    "l1": L1,
+    "elastic-net": ElasticNet,
+    "squared-l2": SquaredL2,
+    "l2": L2,
+    "linf": LInf,
+    "group-lasso": GroupLasso,
+    "sparse-group-lasso": SparseGroupLasso,
+    "slope": Slope,
+    "total-variation": TotalVariation,
+    "nuclear": Nuclear,
+    "box": Box,
+    "nonnegative": NonNegative,
+    "l2-ball": L2Ball,
+    "l1-ball": L1Ball,
+    "linf-ball": LInfBall,
+    "simplex": Simplex,
+    "mcp": MCP,
+    "scad": SCAD,
+    "log-sum": LogSum,
+    "transformed-l1": TransformedL1,
+    "l0": L0,
+    "topk": TopK,
+}
+
+FROM_SHAPE: dict[str, Callable[[Size], Any]] = {
+    "group-lasso": row_length,
+    "sparse-group-lasso": row_length,
+    "nuclear": matrix,
+}
+"""Where the last argument comes from the shape of each weight of a network."""
+
+
+def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
+    """The regularizer that `name:number,number,...` stands for; the numbers are the constructor's, in order.
+
+    `group-lasso`, `sparse-group-lasso` and `nuclear` act on the rows, filters or matrix of each weight of
+    `module` (its parameters with two or more axes). `l0` and `topk` need the word `allow_nonconvex` at
+    the end.
+
+    >>> parse("mcp:0.01,3")
+    MCP(lam=0.01, theta=3)
+    >>> parse("lasso:0.1")
+    Traceback (most recent call last):
+    ValueError: unknown regularizer 'lasso'; did you mean 'group-lasso'? choose from box, elastic-net, ...
+    """
+    name, _, rest = spec.strip().partition(":")
+    kind = choose("regularizer", name, REGULARIZERS)
+    arguments = [_argument(spec, word.strip()) for word in rest.split(",")] if rest else []
+    if name not in FROM_SHAPE:
+        return _build(spec, name, kind, arguments)
+    if module is None:
+        raise ValueError(
+            f"{name!r} takes its groups or matrices from the weights of a network, and this problem has none; "
+            f"use {kind.__name__} in Python, or a regularizer without structure"
+        )
+    shape_of = FROM_SHAPE[name]
+    rules = {
+        weight: _build(spec, name, kind, [*arguments, shape_of(module.get_parameter(weight).shape)])
+        for weight in weights(module)
+    }
+    return PerLayer(rules, module)
+
+
+def signature(name: str) -> str:
+    """How a name is used, as `mcp:lam,theta`, with what may be left out in brackets."""
+    parameters = list(inspect.signature(REGULARIZERS[name]).parameters.values())
+    if name in FROM_SHAPE:
+        parameters = parameters[:-1]
+    words = [p.name if p.default is p.empty else f"[{p.name}]" for p in parameters]
+    return f"{name}:{','.join(words)}" if words else name
+
+
+def _argument(spec: str, word: str) -> float | bool:
+    if word == "allow_nonconvex":
+        return True
+    try:
+        number = float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} in {spec!r} is not a number") from None
+    return int(number) if number.is_integer() else number
+
+
+def _build(spec: str, name: str, kind: type[Regularizer], arguments: list[Any]) -> Regularizer:
+    parameters = inspect.signature(kind).parameters.values()
+    required = sum(parameter.default is parameter.empty for parameter in parameters)
+    if not required <= len(arguments) <= len(parameters):
+        raise ValueError(f"{spec!r} does not fit {signature(name)!r}")
+    return kind(*arguments)
