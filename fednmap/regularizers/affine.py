@@ -28,15 +28,11 @@ class Halfspace(Regularizer):
 
     def __post_init__(self) -> None:
         if self.a.ndim != 1 or not bool(self.a.any()):
-            raise ValueError(
-                f"Halfspace needs a nonzero vector a, given a tensor of shape {tuple(self.a.shape)}"
-            )
+            raise ValueError(f"Halfspace needs a nonzero vector a, given a tensor of shape {tuple(self.a.shape)}")
 
     def value(self, x: Tensor) -> Tensor:
         terms = self.a.to(x) * x
-        return indicator(
-            terms.sum(-1, keepdim=True) - self.b, terms.abs().sum(-1, keepdim=True) + abs(self.b)
-        )
+        return indicator(terms.sum(-1, keepdim=True) - self.b, terms.abs().sum(-1, keepdim=True) + abs(self.b))
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         self.check_step(step)
@@ -67,7 +63,8 @@ class Affine(Regularizer):
     def __post_init__(self) -> None:
         if self.A.ndim != 2 or self.b.shape != self.A.shape[:1]:
             raise ValueError(
-                f"Affine needs A of shape (m, p) and b of shape (m,), given {tuple(self.A.shape)} and {tuple(self.b.shape)}"
+                "Affine needs A of shape (m, p) and b of shape (m,), given "
+                f"{tuple(self.A.shape)} and {tuple(self.b.shape)}"
             )
         A, b = self.A.double(), self.b.double()
         inverse = torch.linalg.pinv(A)

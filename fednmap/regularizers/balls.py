@@ -36,7 +36,8 @@ class L2Ball(Regularizer):
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         self.check_step(step)
-        return v * (self.radius / vector_norm(v, dim=-1, keepdim=True).clamp_min(self.radius))
+        norm: Tensor = vector_norm(v, dim=-1, keepdim=True)
+        return v * (self.radius / norm.clamp_min(self.radius))
 
 
 @dataclass(frozen=True)

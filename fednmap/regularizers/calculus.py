@@ -24,7 +24,7 @@ class Scaled(Regularizer):
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 2.1.
 
     >>> from fednmap.regularizers import L1
-    >>> Scaled(L1(1.0), 0.5).prox(torch.tensor([3.0, -0.2]), 1.0)
+    >>> Scaled(L1(1.0), 0.5).prox(torch.tensor([3.0, 0.2]), 1.0)
     tensor([2.5000, 0.0000])
     """
 
@@ -83,10 +83,11 @@ class Masked(Regularizer):
         out = v.clone()
         if not self._runs:
             return out.index_copy_(-1, self._index.to(v.device), part)
-        for run, piece in zip(
-            self._runs, part.split([r.stop - r.start for r in self._runs], -1), strict=True
-        ):
-            out[..., run] = piece
+        start = 0
+        for run in self._runs:
+            end = start + run.stop - run.start
+            out[..., run] = part[..., start:end]
+            start = end
         return out
 
     def _take(self, x: Tensor) -> Tensor:
@@ -106,7 +107,8 @@ class Separable(Regularizer):
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 2.1.
 
     >>> from fednmap.regularizers import L1, Box
-    >>> Separable([(slice(0, 1), L1(1.0)), (slice(1, 3), Box(0, 1))]).prox(torch.tensor([3.0, -0.2, 2.0]), 1.0)
+    >>> phi = Separable([(slice(0, 1), L1(1.0)), (slice(1, 3), Box(0, 1))])
+    >>> phi.prox(torch.tensor([3.0, -0.2, 2.0]), 1.0)
     tensor([2., 0., 1.])
     """
 
@@ -115,13 +117,9 @@ class Separable(Regularizer):
 
     def __post_init__(self) -> None:
         covered = 0
-        for where in sorted((where for where, _ in self.parts), key=lambda where: where.start or 0):
-            if (
-                where.step not in (None, 1)
-                or where.stop is None
-                or not covered <= (where.start or 0) < where.stop
-            ):
-                raise ValueError(f"Separable needs disjoint slices with a start and an end, given {where}")
+        for where in sorted((where for where, _ in self.parts), key=lambda where: where.start):
+            if where.step not in (None, 1) or not covered <= where.start < where.stop:
+                raise ValueError(f"Separable needs disjoint slices of one step, given {where}")
             covered = where.stop
         object.__setattr__(self, "rho", max((phi.rho for _, phi in self.parts), default=0.0))
 
@@ -136,7 +134,5 @@ class Separable(Regularizer):
 
     def _slice(self, x: Tensor, where: slice) -> Tensor:
         if where.stop > x.shape[-1]:
-            raise ValueError(
-                f"the vector has {x.shape[-1]} coordinates, a part of Separable ends at {where.stop}"
-            )
+            raise ValueError(f"the vector has {x.shape[-1]} coordinates, a part of Separable ends at {where.stop}")
         return x[..., where]

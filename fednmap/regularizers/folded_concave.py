@@ -16,7 +16,7 @@ from fednmap.regularizers.check import nonnegative, positive
 
 @dataclass(frozen=True)
 class MCP(Regularizer):
-    """phi(x) = sum_j lam |x_j| - x_j^2 / (2 theta) where |x_j| <= theta lam, theta lam^2 / 2 beyond; rho = 1 / theta.
+    """phi(x) = sum_j of lam |x_j| - x_j^2 / (2 theta) up to theta lam, theta lam^2 / 2 beyond; rho = 1 / theta.
 
     prox(v, s) = 0 for |v| <= s lam, soft(v, s lam) / (1 - s / theta) up to theta lam, v beyond; s < theta.
 
@@ -50,9 +50,9 @@ class MCP(Regularizer):
 
 @dataclass(frozen=True)
 class SCAD(Regularizer):
-    """phi(x) = sum_j of lam |x_j| up to lam, a quadratic up to a lam, lam^2 (a + 1) / 2 beyond; rho = 1 / (a - 1).
+    """phi(x) = sum_j of lam |x_j| up to lam, a quadratic up to a lam, lam^2 (a + 1) / 2 beyond.
 
-    The quadratic is (2 a lam |x_j| - x_j^2 - lam^2) / (2 (a - 1)). With s < a - 1,
+    The quadratic is (2 a lam |x_j| - x_j^2 - lam^2) / (2 (a - 1)), so rho = 1 / (a - 1). With s < a - 1,
     prox(v, s) = soft(v, s lam) for |v| <= (1 + s) lam, ((a - 1) v - sign(v) s a lam) / (a - 1 - s) up to
     a lam, v beyond.
 

@@ -104,7 +104,8 @@ class EqualGroups:
     size: int
 
     def norms(self, x: Tensor) -> Tensor:
-        return vector_norm(self._split(x), dim=-1)
+        norms: Tensor = vector_norm(self._split(x), dim=-1)
+        return norms
 
     def scale(self, x: Tensor, factor: Tensor) -> Tensor:
         return (self._split(x) * factor.unsqueeze(-1)).flatten(-2)
@@ -112,7 +113,7 @@ class EqualGroups:
     def _split(self, x: Tensor) -> Tensor:
         if x.shape[-1] % self.size:
             raise ValueError(f"groups of size {self.size} do not divide a vector of length {x.shape[-1]}")
-        return x.unflatten(-1, (-1, self.size))
+        return x.reshape(*x.shape[:-1], -1, self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ def as_groups(groups: GroupSpec) -> Groups:
 def _labels(groups: Sequence[Sequence[int]]) -> Tensor:
     sizes = torch.tensor([len(group) for group in groups])
     coordinates = torch.cat([torch.as_tensor(group, dtype=torch.long) for group in groups])
-    if len(coordinates.unique()) < len(coordinates) or bool((coordinates < 0).any()):
+    if bool((coordinates < 0).any()) or int(coordinates.bincount().max()) > 1:
         raise ValueError("groups are disjoint lists of coordinates >= 0; one is repeated or negative")
     labels = torch.full((int(coordinates.max()) + 1,), -1)
     labels[coordinates] = torch.arange(len(groups)).repeat_interleave(sizes)

@@ -35,11 +35,11 @@ class L1(Regularizer):
         return self.weight * x.abs().sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
-        threshold = self.check_step(step) * self.weight
-        if isinstance(threshold, Tensor):
-            threshold = threshold.to(v)
+        step = self.check_step(step)
+        if isinstance(self.weight, Tensor):
+            threshold = step * self.weight.to(v)
             return v - v.clamp(-threshold, threshold)
-        return softshrink(v, threshold)
+        return softshrink(v, step * self.weight)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class L2(Regularizer):
         nonnegative("L2", weight=self.weight)
 
     def value(self, x: Tensor) -> Tensor:
-        return self.weight * vector_norm(x, dim=-1)
+        norm: Tensor = vector_norm(x, dim=-1)
+        return self.weight * norm
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         return v * shrinkage(vector_norm(v, dim=-1, keepdim=True), self.check_step(step) * self.weight)

@@ -6,7 +6,7 @@ A network is the flat vector of its `named_parameters()` in order, each flattene
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
@@ -23,29 +23,31 @@ Rule = Regularizer | Callable[[Size], Regularizer]
 
 @dataclass(frozen=True, eq=False)
 class PerLayer(Regularizer):
-    """phi(x) = sum over parameters of the regularizer whose name pattern matches first; the others are left alone.
+    """phi(x) = the sum over a network's parameters of the regularizer given for each by name pattern.
 
     Each parameter is regularised by itself, as the vector of its entries, with the first rule in
-    {pattern: regularizer} that fits its name (shell wildcards). A rule may also be a function of the
-    parameter's shape, such as `rows(0.1)` or `lambda shape: Nuclear(0.1, matrix(shape))`.
+    {pattern: regularizer} that fits its name (shell wildcards); one that no rule fits is left alone. A
+    rule may also be a function of the parameter's shape, such as `rows(0.1)` or
+    `lambda shape: Nuclear(0.1, matrix(shape))`.
 
     >>> from fednmap.regularizers import L1
-    >>> PerLayer({"*.weight": L1(1.0)}, nn.Sequential(nn.Linear(2, 1))).prox(torch.tensor([3.0, -0.2, 0.5]), 1.0)
+    >>> phi = PerLayer({"weight": L1(1.0)}, nn.Linear(2, 1))
+    >>> phi.prox(torch.tensor([3.0, 0.2, 0.5]), 1.0)
     tensor([2.0000, 0.0000, 0.5000])
     """
 
-    rules: Mapping[str, Rule]
-    module: nn.Module = field(repr=False)
-    layers: Mapping[str, tuple[slice, Regularizer]] = field(init=False, repr=False)
+    rules: InitVar[Mapping[str, Rule]]
+    module: InitVar[nn.Module]
+    layers: Mapping[str, tuple[slice, Regularizer]] = field(init=False)
     rho: float = field(init=False, repr=False)
     _parts: Separable = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        where, layers = slices(self.module), {}
-        for pattern in self.rules:
+    def __post_init__(self, rules: Mapping[str, Rule], module: nn.Module) -> None:
+        where, layers = slices(module), {}
+        for pattern in rules:
             matching(where, pattern)
-        for name, parameter in self.module.named_parameters():
-            rule = next((rule for pattern, rule in self.rules.items() if fnmatchcase(name, pattern)), None)
+        for name, parameter in module.named_parameters():
+            rule = next((rule for pattern, rule in rules.items() if fnmatchcase(name, pattern)), None)
             if rule is not None:
                 phi = rule if isinstance(rule, Regularizer) else rule(parameter.shape)
                 layers[name] = where[name], phi
@@ -89,7 +91,7 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
     parameters as one vector.
 
     >>> from fednmap.regularizers import L1
-    >>> restrict(L1(1.0), nn.Linear(2, 1), "weights").prox(torch.tensor([3.0, -0.2, 0.5]), 1.0)
+    >>> restrict(L1(1.0), nn.Linear(2, 1), "weights").prox(torch.tensor([3.0, 0.2, 0.5]), 1.0)
     tensor([2.0000, 0.0000, 0.5000])
     """
     where = slices(module)

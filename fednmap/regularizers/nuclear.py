@@ -14,7 +14,7 @@ from fednmap.regularizers.check import nonnegative
 
 @dataclass(frozen=True)
 class Nuclear(Regularizer):
-    """phi(x) = weight times the sum of the singular values of X, the matrix of `shape` stored in x row by row.
+    """phi(x) = weight times the sum of the singular values of the matrix of `shape` stored in x row by row.
 
     prox(v, s) = U diag(max(sigma - s weight, 0)) W^T, from the singular value decomposition of v.
     For the weight matrices of a network use `PerLayer`, which gives each its own.
@@ -35,14 +35,18 @@ class Nuclear(Regularizer):
             raise ValueError(f"Nuclear needs the shape (rows, columns) of a matrix, given {self.shape}")
 
     def value(self, x: Tensor) -> Tensor:
-        return self.weight * torch.linalg.svdvals(x.unflatten(-1, self.shape)).sum(-1)
+        sigma: Tensor = torch.linalg.svdvals(self._matrices(x))
+        return self.weight * sigma.sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         threshold = self.check_step(step) * self.weight
         # The decomposition refuses numbers that are not finite; those rows are to be NaN, not an error.
         broken = ~v.sum(-1, keepdim=True).isfinite()
-        u, sigma, wt = torch.linalg.svd(
-            v.masked_fill(broken, 0.0).unflatten(-1, self.shape), full_matrices=False
-        )
-        x = (u * softshrink(sigma, threshold).unsqueeze(-2)) @ wt
+        u, sigma, wt = torch.linalg.svd(self._matrices(v.masked_fill(broken, 0.0)), full_matrices=False)
+        x: Tensor = (u * softshrink(sigma, threshold).unsqueeze(-2)) @ wt
         return x.flatten(-2).masked_fill_(broken, torch.nan)
+
+    def _matrices(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.shape[0] * self.shape[1]:
+            raise ValueError(f"a matrix of shape {self.shape} has not {x.shape[-1]} entries, as the vector has")
+        return x.reshape(*x.shape[:-1], *self.shape)

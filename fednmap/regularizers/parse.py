@@ -79,7 +79,7 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
         return _build(spec, name, kind, arguments)
     if module is None:
         raise ValueError(
-            f"{name!r} takes its groups or matrices from the weights of a network, and this problem has none; "
+            f"{name!r} takes its structure from the weights of a network, and there is none here; "
             f"use {kind.__name__} in Python, or a regularizer without structure"
         )
     shape_of = FROM_SHAPE[name]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from sklearn.isotonic import isotonic_regression
 from torch import Tensor
 
 from fednmap.core import Regularizer
@@ -60,7 +59,7 @@ def _quantiles(p: int, q: float) -> Tensor:
     """z_1, ..., z_p over z_1."""
     tail = torch.arange(1, p + 1, dtype=torch.float64) * (q / (2 * p))
     z = -torch.special.ndtri(tail)
-    return z / z[0]
+    return torch.div(z, z[0])
 
 
 def nonincreasing(z: Tensor) -> Tensor:
@@ -69,11 +68,14 @@ def nonincreasing(z: Tensor) -> Tensor:
     All rows in one call: each is moved to its own interval, below the row before, so that no pool
     crosses from one row into the next. Done in float64; k rows cost log2(k) of its 53 bits.
     """
+    from sklearn.isotonic import isotonic_regression  # a slow import that only this regularizer should cost
+
     rows = z.detach().reshape(-1, z.shape[-1]).double().cpu()
     lo, hi = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
     width = (hi - lo).clamp_min(torch.finfo(torch.float64).tiny)
     floor = 2.0 * torch.arange(len(rows), 0, -1, dtype=torch.float64)[:, None]
     # A row that is not finite is left out of the regression and comes back as NaN, through lo or width.
     flat = ((rows - lo) / width + floor).nan_to_num_(0.0)
-    fit = torch.from_numpy(isotonic_regression(flat.flatten().numpy(), increasing=False)).view_as(rows)
-    return ((fit - floor) * width + lo).to(z).view_as(z)
+    fit = torch.tensor(isotonic_regression(flat.flatten().numpy(), increasing=False).copy()).view_as(rows)
+    nearest: Tensor = ((fit - floor) * width + lo).to(z).view_as(z)
+    return nearest

@@ -55,9 +55,7 @@ def _compiled() -> Callable[[Array, float, Array], None]:
     try:
         from numba import njit
     except ImportError as error:
-        raise ImportError(
-            "TotalVariation needs numba; install it with: pip install 'fednmap[numba]'"
-        ) from error
+        raise ImportError("TotalVariation needs numba: pip install 'fednmap[numba]'") from error
     solver: Any = njit(nogil=True)(fuse_rows)
     return solver  # type: ignore[no-any-return]
 
@@ -73,10 +71,11 @@ def fuse_rows(rows: Array, weight: float, out: Array) -> None:
     """
     p = rows.shape[1]
     low, high = np.empty(p), np.empty(p)
-    knot, slope, shift = np.empty(2 * p), np.empty(2 * p), np.empty(2 * p)
+    work: Any = np.empty((3, 2 * p))
+    knot, slope, shift = work[0], work[1], work[2]
     for i in range(rows.shape[0]):
         y, x = rows[i], out[i]
-        if not np.isfinite(y.sum()):
+        if not np.isfinite(np.sum(y)):
             x[:] = np.nan
             continue
         # knots left..right; before any clip there are none, and the derivative is b - y_0 everywhere

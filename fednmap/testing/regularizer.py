@@ -1,0 +1,296 @@
+"""The contract every regularizer meets, checked by brute force."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Regularizer
+
+F64 = torch.float64
+EPS = torch.finfo(F64).eps
+
+
+def check_regularizer(
+    phi: Regularizer,
+    dim: int = 6,
+    *,
+    steps: Sequence[float] | None = None,
+    points: Tensor | None = None,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError, with the numbers, where phi breaks the contract of `fednmap.core.Regularizer`.
+
+    dim: length of the vectors to try phi on; a small one, for a phi that fits any length.
+    steps: prox steps to try; by default small, medium and large, for rho > 0 up to 0.999 / rho.
+    points: (m, dim) points where phi is finite, to compare the prox with; for a constraint whose set has no
+    interior, such as a plane, where a search around the prox finds few points of the set by itself.
+
+    The prox is compared with a search that knows `value` alone: dense grids along every axis and through pairs of
+    axes, random directions at all lengths, lines to the other points found. For weakly convex phi and a step below
+    1 / rho the objective F is strongly convex, so x is its minimiser exactly when every y has
+    F(y) >= F(x) + (1/step - rho) |y - x|^2 / 2; both sides are compared. Where rho = inf, F(y) >= F(x) is.
+
+    >>> from fednmap.regularizers import L1
+    >>> check_regularizer(L1(0.3))
+    """
+    rng = torch.Generator().manual_seed(seed)
+    v = _vectors(dim, rng)
+    if steps is None:
+        limited = 0 < phi.rho < math.inf
+        steps = [s / phi.rho for s in (0.05, 0.5, 0.9, 0.999)] if limited else [0.05, 1.0, 20.0]
+    steps = [float(step) for step in steps]
+    _refuses(phi, v, steps)
+    for step in steps:
+        _shapes(phi, v, step)
+        _nan(phi, v, step)
+        _minimises(phi, v, step, points, rng)
+        _lipschitz(phi, v, step, rng)
+        _single_precision(phi, v, step)
+    _zero_step(phi, v, points, rng)
+    _weakly_convex(phi, v, steps, points, rng)
+
+
+def _vectors(dim: int, rng: torch.Generator) -> Tensor:
+    """What to try: five orders of magnitude, zeros, ties, few nonzeros."""
+    v = torch.randn(17, dim, generator=rng, dtype=F64) * torch.logspace(-2, 2, 17, dtype=F64)[:, None]
+    sparse = v[::4] * (torch.rand(5, dim, generator=rng) < 0.4)
+    ties = v[1::4].sign() * v[1::4, :1].abs()
+    return torch.cat([v, sparse, ties, torch.zeros(1, dim, dtype=F64)])
+
+
+def _require(ok: bool, phi: Regularizer, what: str) -> None:
+    if not ok:
+        raise AssertionError(f"{phi}: {what}")
+
+
+def _row(x: Tensor) -> str:
+    return "[" + ", ".join(f"{entry:.9g}" for entry in x.tolist()) + "]"
+
+
+def _refuses(phi: Regularizer, v: Tensor, steps: Sequence[float]) -> None:
+    _require(phi.rho >= 0, phi, f"rho is {phi.rho}; weak convexity is a number >= 0")
+    too_large = [factor / phi.rho for factor in (1 + 1e-9, 2.0)] if 0 < phi.rho < math.inf else []
+    for step in [-1.0, math.nan, *too_large]:
+        try:
+            phi.prox(v, step)
+        except ValueError:
+            continue
+        limit = f" although step * rho = {step * phi.rho:g} >= 1" if step > 0 else ""
+        raise AssertionError(f"{phi}: prox took step = {step:g}{limit}; it must raise ValueError (see check_step)")
+
+
+def _shapes(phi: Regularizer, v: Tensor, step: float) -> None:
+    """One vector, a stack, a stack of stacks and a stack without memory of its own agree; inputs stay as they are."""
+    stacked = len(v) // 2 * 2
+    for dtype in (torch.float32, F64):
+        u = v[:stacked].to(dtype)
+        before = u.clone()
+        x = phi.prox(u, step)
+        value = phi.value(x)
+        _require(torch.equal(u, before), phi, f"prox at step {step:g} changed its input")
+        result = x.clone()
+        phi.value(x)
+        _require(torch.equal(x, result), phi, "value changed its input")
+        _require(x.shape == u.shape, phi, f"prox maps shape {tuple(u.shape)} to {tuple(x.shape)}; it must keep it")
+        _require(x.dtype == dtype, phi, f"prox maps {dtype} to {x.dtype}; it must keep the dtype")
+        _require(value.dtype == dtype, phi, f"value of {dtype} is {value.dtype}; it must be a real number, like x")
+        _require(value.shape == u.shape[:-1], phi, f"value of {tuple(u.shape)} has shape {tuple(value.shape)}")
+        finite = value.isfinite()
+        _require(
+            bool(finite.all()), phi, f"value is {value[~finite][:1].tolist()} at prox(v, {step:g}); it must be finite"
+        )
+        tight = 1e3 * torch.finfo(dtype).eps * _gain(phi, step) * _size(u, x)[:, None]
+        others = {
+            "a single vector": torch.stack([phi.prox(row, step) for row in u]),
+            "a stack (a, b, p)": phi.prox(u.reshape(2, -1, u.shape[-1]), step).reshape(u.shape),
+            "a strided stack": phi.prox(u.T.contiguous().T, step),
+            "a step given as a 0-d tensor": phi.prox(u, torch.tensor(step, dtype=F64)),
+        }
+        for name, other in others.items():
+            _require(other.dtype == dtype, phi, f"prox of {name} is {other.dtype} for {dtype}")
+            gap = (other - x).abs()
+            if phi.rho < math.inf and bool((gap > tight).any()):
+                i = int((gap - tight).amax(-1).argmax())
+                raise AssertionError(
+                    f"{phi}: prox of {name} differs from prox of a stack (n, p): at v = {_row(u[i])}, step {step:g}, "
+                    f"{_row(other[i])} and {_row(x[i])}"
+                )
+        single = torch.stack([phi.value(row) for row in x])
+        nested = phi.value(x.reshape(2, -1, x.shape[-1]))
+        _require(nested.shape == (2, stacked // 2), phi, f"value of a stack (2, n, p) has shape {tuple(nested.shape)}")
+        close = torch.allclose(single, value, rtol=1e-4) and torch.allclose(nested.flatten(), value, rtol=1e-4)
+        _require(close, phi, "value of a single vector, of a stack (n, p) and of a stack (a, b, p) differ")
+
+
+def _gain(phi: Regularizer, step: float) -> float:
+    """The Lipschitz constant of the prox."""
+    return 1 / (1 - step * phi.rho) if phi.rho < math.inf else 1.0
+
+
+def _size(v: Tensor, x: Tensor) -> Tensor:
+    """What rounding is relative to, for each row; never so small that float32 has no digits left."""
+    return torch.maximum(v.abs(), x.abs()).amax(-1).clamp_min(1e-30)
+
+
+def _nan(phi: Regularizer, v: Tensor, step: float) -> None:
+    u = v[:2].clone()
+    u[0, -1] = math.nan
+    x = phi.prox(u, step)
+    _require(bool(x[0].isnan().any()), phi, f"prox hides a NaN: v = {_row(u[0])} gives {_row(x[0])}")
+    _require(not bool(x[1].isnan().any()), phi, "a NaN in one row of a stack reaches another row")
+
+
+def _minimises(phi: Regularizer, v: Tensor, step: float, points: Tensor | None, rng: torch.Generator) -> None:
+    x = phi.prox(v, step)
+    curvature = 1 / step - phi.rho if phi.rho < math.inf else 0.0
+    what = f"prox at step {step:g} is not the minimiser of phi(y) + |y - v|^2 / (2 step)"
+    _compare(phi, phi.value, v, x, 1 / step, curvature, _candidates(v, x, points, rng), what)
+
+
+def _zero_step(phi: Regularizer, v: Tensor, points: Tensor | None, rng: torch.Generator) -> None:
+    """The limit of a vanishing step: v where phi is finite, the nearest such point elsewhere."""
+    x = phi.prox(v, 0.0)
+
+    def outside(y: Tensor) -> Tensor:
+        return torch.where(phi.value(y).isfinite(), 0.0, math.inf).to(F64)
+
+    _require(not bool(outside(x).any()), phi, "prox at step 0 leads to a point where phi is not finite")
+    _compare(
+        phi,
+        outside,
+        v,
+        x,
+        1.0,
+        1.0 if phi.rho < math.inf else 0.0,
+        torch.cat([_candidates(v, x, points, rng), v[:, None]], 1),
+        "prox at step 0 is not v itself, or for a constraint the projection of v",
+    )
+
+
+def _candidates(v: Tensor, x: Tensor, points: Tensor | None, rng: torch.Generator) -> Tensor:
+    """Points to compare each row x with, (rows, m, dim): lines through x, in many directions, near and far."""
+    dim = x.shape[-1]
+    axes = torch.eye(dim, dtype=F64)
+    i, j = torch.triu_indices(dim, dim, 1)
+    pairs = torch.cat([axes[i] + axes[j], axes[i] - axes[j]])
+    anywhere = torch.randn(24, dim, generator=rng, dtype=F64)
+    anywhere = anywhere / anywhere.norm(dim=-1, keepdim=True)
+    reach = torch.maximum(x.abs(), v.abs()).amax(-1).clamp_min(1.0)[:, None, None, None]
+    near = torch.logspace(-7, 0.5, 20, dtype=F64)
+    dense = torch.linspace(-3, 3, 301, dtype=F64)
+
+    def lines(directions: Tensor, lengths: Tensor) -> Tensor:
+        return (x[:, None, None] + reach * directions[:, None] * lengths[:, None]).flatten(1, 2)
+
+    known = x if points is None else torch.cat([x, points.to(F64)])
+    known = torch.cat([known, torch.zeros(1, dim, dtype=F64)])
+    toward = torch.logspace(-6, 0, 13, dtype=F64)[:, None]
+    found = [
+        lines(axes, dense),
+        lines(torch.cat([axes, pairs, anywhere]), torch.cat([near, -near])),
+        (x[:, None, None] + (known[:, None] - x[:, None, None]) * toward).flatten(1, 2),
+        (x[:, None] + (v - x)[:, None] * torch.cat([toward, -toward])),
+    ]
+    # A swap of two entries, and an entry set to zero: where penalties of order and of support jump.
+    swapped = x[:, None].repeat(1, len(i), 1)
+    swapped[:, torch.arange(len(i)), i], swapped[:, torch.arange(len(i)), j] = x[:, i], x[:, j]
+    moved = swapped.clone()
+    moved[:, torch.arange(len(i)), i], moved[:, torch.arange(len(i)), j] = v[:, i], 0.0
+    moved_back = swapped.clone()
+    moved_back[:, torch.arange(len(i)), j], moved_back[:, torch.arange(len(i)), i] = v[:, j], 0.0
+    return torch.cat([*found, swapped, moved, moved_back, x[:, None] * (1 - axes)], 1)
+
+
+def _compare(
+    phi: Regularizer,
+    value: Callable[[Tensor], Tensor],
+    v: Tensor,
+    x: Tensor,
+    inverse_step: float,
+    curvature: float,
+    candidates: Tensor,
+    what: str,
+) -> None:
+    """F(y) >= F(x) + curvature |y - x|^2 / 2 for every candidate y, up to rounding of the terms that are added."""
+
+    def objective(y: Tensor, v: Tensor) -> Tensor:
+        return value(y) + inverse_step * (y - v).square().sum(-1) / 2
+
+    best = objective(x, v)[:, None]
+    found = objective(candidates, v[:, None])
+    distance = (candidates - x[:, None]).square().sum(-1)
+    size = candidates.square().sum(-1) + v.square().sum(-1)[:, None]
+    rounding = 1e4 * EPS * (best.abs() + (inverse_step + abs(curvature)) * size)
+    missing = best + curvature * distance / 2 - found - rounding
+    missing[found.isinf()] = -math.inf
+    worst = missing.amax()
+    if worst > 0 or bool(worst.isnan()):
+        row, column = divmod(int(missing.argmax()), missing.shape[1])
+        y = candidates[row, column]
+        raise AssertionError(
+            f"{phi}: {what}: at v = {_row(v[row])} prox gives x = {_row(x[row])} with objective "
+            f"{float(best[row]):.12g}, but y = {_row(y)} has {float(found[row, column]):.12g}, where at least "
+            f"{float(best[row] + curvature * distance[row, column] / 2):.12g} is due"
+        )
+
+
+def _lipschitz(phi: Regularizer, v: Tensor, step: float, rng: torch.Generator) -> None:
+    """|prox(v) - prox(w)| <= |v - w| / (1 - step rho)."""
+    if phi.rho == math.inf:
+        return
+    gain = _gain(phi, step)
+    for distance in (1e-4, 1e-2, 1.0):
+        w = v + distance * torch.randn(v.shape, generator=rng, dtype=F64) * v.abs().amax(-1, keepdim=True)
+        moved = (phi.prox(v, step) - phi.prox(w, step)).norm(dim=-1)
+        allowed = gain * ((v - w).norm(dim=-1) * (1 + 1e-9) + 1e3 * EPS * (1 + v.norm(dim=-1)))
+        i = int((moved - allowed).argmax())
+        _require(
+            bool(moved[i] <= allowed[i]),
+            phi,
+            f"prox at step {step:g} is steeper than 1/(1 - step rho) = {gain:g} allows: v = {_row(v[i])} and "
+            f"w = {_row(w[i])} are {float((v - w)[i].norm()):.9g} apart, their proxes {float(moved[i]):.9g}",
+        )
+
+
+def _single_precision(phi: Regularizer, v: Tensor, step: float) -> None:
+    """prox in float32 is prox in float64 up to rounding of v, as far as the prox magnifies that."""
+    if phi.rho == math.inf:
+        return
+    u = v.float()
+    x, exact = phi.prox(u, step).double(), phi.prox(u.double(), step)
+    error = (x - exact).abs().amax(-1)
+    allowed = 100 * torch.finfo(torch.float32).eps * _gain(phi, step) * _size(u.double(), exact)
+    i = int((error - allowed).argmax())
+    _require(
+        bool(error[i] <= allowed[i]),
+        phi,
+        f"prox at step {step:g} loses accuracy in float32: at v = {_row(u[i])} it gives {_row(x[i])}, "
+        f"in float64 {_row(exact[i])}",
+    )
+
+
+def _weakly_convex(
+    phi: Regularizer, v: Tensor, steps: Sequence[float], points: Tensor | None, rng: torch.Generator
+) -> None:
+    """phi((x + y) / 2) <= (phi(x) + phi(y)) / 2 + rho |x - y|^2 / 8, on pairs where phi is finite, near and far."""
+    if phi.rho == math.inf:
+        return
+    x = torch.cat([v, *(phi.prox(v, step) for step in steps), *([] if points is None else [points.to(F64)])])
+    near = x + 1e-2 * torch.randn(x.shape, generator=rng, dtype=F64) * x.abs().amax(-1, keepdim=True)
+    far = x[torch.randperm(len(x), generator=rng)]
+    for y in (near, far, -x):
+        chord = (phi.value(x) + phi.value(y)) / 2 + phi.rho * (x - y).square().sum(-1) / 8
+        middle = phi.value((x + y) / 2)
+        rounding = 1e3 * EPS * (chord.abs() + phi.rho * (x.square() + y.square()).sum(-1))
+        over = torch.where(chord.isfinite(), middle - chord - rounding, -math.inf)
+        i = int(over.argmax())
+        _require(
+            bool(over[i] <= 0),
+            phi,
+            f"value is not weakly convex with rho = {phi.rho:g}: x = {_row(x[i])}, y = {_row(y[i])}: at the middle "
+            f"{float(middle[i]):.12g}, more than the chord and rho |x - y|^2 / 8 give, {float(chord[i]):.12g}",
+        )
