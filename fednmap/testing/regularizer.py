@@ -284,7 +284,10 @@ def _weakly_convex(
     far = x[torch.randperm(len(x), generator=rng)]
     for y in (near, far, -x):
         chord = (phi.value(x) + phi.value(y)) / 2 + phi.rho * (x - y).square().sum(-1) / 8
-        middle = phi.value((x + y) / 2)
+        # Two points on a set's border may have a middle outside by a rounding of their size: step 0 takes it back.
+        centre = phi.prox((x + y) / 2, 0.0)
+        off = (centre - (x + y) / 2).norm(dim=-1) > 1e3 * EPS * (x.norm(dim=-1) + y.norm(dim=-1))
+        middle = torch.where(off, math.inf, phi.value(centre))
         rounding = 1e3 * EPS * (chord.abs() + phi.rho * (x.square() + y.square()).sum(-1))
         over = torch.where(chord.isfinite(), middle - chord - rounding, -math.inf)
         i = int(over.argmax())
