@@ -1,12 +1,14 @@
 """Composite federated learning: minimise f(x) + phi(x) across clients that keep their data."""
 
 from fednmap import algorithms, data, measure, models, problems, regularizers
-from fednmap.simulation import Diverged, Round, simulate
+from fednmap.simulation import Callback, Diverged, Result, Round, run, simulate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "Diverged",
+    "Result",
     "Round",
     "algorithms",
     "data",
@@ -14,5 +16,6 @@ __all__ = [
     "models",
     "problems",
     "regularizers",
+    "run",
     "simulate",
 ]

@@ -1,10 +1,23 @@
-"""What is measured of a model x: objective, stationarity, sparsity, accuracy. The same for every method."""
+"""What is measured of a model x: objective, stationarity, sparsity, accuracy, bytes. The same for every method."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fednmap.core import Problem, Regularizer
+from fednmap.core import Problem, Regularizer, nbytes
+
+__all__ = [
+    "accuracy",
+    "evaluate",
+    "hoyer",
+    "natural_residual",
+    "nbytes",
+    "normal_map",
+    "objective",
+    "stationarity",
+    "zeros",
+]
 
 
 def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:
@@ -45,3 +58,21 @@ def hoyer(x: Tensor) -> Tensor:
     norm = x.norm()
     ratio = x.abs().sum() / norm if norm > 0 else x.new_tensor(1.0)
     return (root - ratio) / (root - 1) if x.numel() > 1 else x.new_tensor(1.0)
+
+
+def accuracy(predictions: Tensor, labels: Tensor) -> float:
+    """The share of labels that were predicted."""
+    return float((predictions == labels).double().mean())
+
+
+@torch.no_grad()
+def evaluate(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> dict[str, float]:
+    """The numbers a run reports of a model."""
+    loss = float(problem.loss(x))
+    return {
+        "objective": loss + float(phi.value(x)),
+        "loss": loss,
+        "stationarity": float(stationarity(problem, phi, x, gamma)),
+        "zeros": float(zeros(x)),
+        "hoyer": float(hoyer(x)),
+    }

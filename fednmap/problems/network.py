@@ -72,6 +72,7 @@ class Network(FiniteSum):
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         return self._weighted(x, a, b, weight)
 
+    @torch.enable_grad()
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         stacked = a.ndim > self.data.x.ndim
         x = x.detach()

@@ -1,5 +1,6 @@
 """Running a method on one machine."""
 
 from fednmap.simulation.loop import Diverged, Round, simulate
+from fednmap.simulation.trajectory import Callback, Record, Result, run
 
-__all__ = ["Diverged", "Round", "simulate"]
+__all__ = ["Callback", "Diverged", "Record", "Result", "Round", "run", "simulate"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Diverged(ArithmeticError):
     def __init__(self, t: int) -> None:
         super().__init__(f"the iterate is no longer finite after round {t}; use a smaller eta_a (or eta_s)")
         self.t = t
+        self.result: Any = None
 
 
 def simulate(
@@ -43,6 +44,7 @@ def simulate(
     loss: float = 0.0,
     seed: int = 0,
     chunk: int | None = None,
+    after: Round | None = None,
 ) -> Iterator[Round]:
     """Run `rounds` rounds and yield a Round after each.
 
@@ -51,6 +53,7 @@ def simulate(
     loss:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
     seed:          decides who takes part and whose reply is lost; the minibatches belong to the problem.
     chunk:         clients run side by side; any value gives the same trajectory, to the order of floating-point sums.
+    after:         a round of an earlier call with the same arguments, to go on from: rounds after.t + 1 .. rounds - 1.
     """
     if rounds < 0:
         raise ValueError(f"rounds is {rounds}; it must be at least 0")
@@ -66,9 +69,23 @@ def simulate(
     if algorithm.traits.central and problem.n != 1:
         name = type(algorithm).__name__
         raise ValueError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
-    return _rounds(
-        algorithm, problem, rounds, first_point(problem, start), participation, loss, seed, chunk or problem.n
-    )
+    server, initial = algorithm.init(first_point(problem, start))
+    clients = Clients(problem.n, initial)
+    first, (up, down) = 0, message_bytes(algorithm, server, initial)
+    if after is not None:
+        first, server, clients = after.t + 1, after.server, after.clients
+    weights = _weights(problem)
+
+    def loop() -> Iterator[Round]:
+        nonlocal server
+        for t in range(first, rounds):
+            participants, counted = draw(problem.n, t, participation=participation, loss=loss, seed=seed)
+            if len(counted):
+                server = _step(algorithm, problem, t, server, clients, counted, weights, chunk or len(counted))
+            k = len(participants)
+            yield Round(t, server, clients, participants, counted, k * up, k * down)
+
+    return loop()
 
 
 def first_point(problem: Problem, start: Tensor | None) -> Tensor:
@@ -84,37 +101,32 @@ def first_point(problem: Problem, start: Tensor | None) -> Tensor:
     return start.detach()
 
 
-def _rounds(
+def _step(
     algorithm: Algorithm,
     problem: Problem,
-    rounds: int,
-    start: Tensor,
-    participation: float,
-    loss: float,
-    seed: int,
+    t: int,
+    server: State,
+    clients: Clients,
+    counted: Tensor,
+    weights: Tensor,
     chunk: int,
-) -> Iterator[Round]:
-    weights = _weights(problem)
-    server, initial = algorithm.init(start)
-    clients = Clients(problem.n, initial)
-    up_bytes, down_bytes = message_bytes(algorithm, server, initial)
-    for t in range(rounds):
-        participants, counted = draw(problem.n, t, participation=participation, loss=loss, seed=seed)
-        if len(counted):
-            down = algorithm.broadcast(server)
-            sums: list[State] = []
-            for ids in counted.split(chunk):  # what a lost reply held is never used: it need not be computed
-                up, new = algorithm.local(down, clients[ids], problem.oracle(ids, t))
-                clients[ids] = new
-                sums.append(_weighted_sum(up, weights[ids]))
-            received = float(weights[counted].sum())
-            mean = type(sums[0])(*(sum(field) / received for field in zip(*sums, strict=True)))
-            server = algorithm.aggregate(server, mean, received / float(weights.sum()))
-            if not all(bool(torch.isfinite(v.sum())) for v in server):
-                raise Diverged(t)
-        yield Round(
-            t, server, clients, participants, counted, len(participants) * up_bytes, len(participants) * down_bytes
-        )
+) -> State:
+    """One round: the server's new state; the clients' states are replaced in `clients`.
+
+    What a lost reply held is never used, so only the clients that are counted are computed.
+    """
+    down = algorithm.broadcast(server)
+    sums: list[State] = []
+    for ids in counted.split(chunk):
+        up, new = algorithm.local(down, clients[ids], problem.oracle(ids, t))
+        clients[ids] = new
+        sums.append(_weighted_sum(up, weights[ids]))
+    received = float(weights[counted].sum())
+    mean = type(sums[0])(*(sum(field) / received for field in zip(*sums, strict=True)))
+    server = algorithm.aggregate(server, mean, received / float(weights.sum()))
+    if not all(bool(torch.isfinite(v.sum())) for v in server):
+        raise Diverged(t)
+    return server
 
 
 def message_bytes(algorithm: Algorithm, server: State, client: State) -> tuple[int, int]:

@@ -37,6 +37,16 @@ class Clients:
         for table, values in zip(self._tables, states, strict=True):
             table[rows] = values
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything there is, for a checkpoint; `restore` is the way back."""
+        taken = (self._row > 0).nonzero().squeeze(1)
+        rows = self._row[taken]
+        return {"ids": taken, **{name: v[rows] for name, v in zip(self._make._fields, self._tables, strict=True)}}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        if len(tensors["ids"]):
+            self[tensors["ids"]] = self._make(*(tensors[name] for name in self._make._fields))
+
     def _reserve(self, rows: int) -> None:
         """Tables at least double when they grow, never beyond a row for everybody."""
         have = len(self._tables[0])

@@ -114,7 +114,7 @@ def _check_messages(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
     down = algorithm.broadcast(server)
     oracle = problem.oracle(torch.tensor(0), 0)
     kept = [_copies(s) for s in (server, client, down)]
-    up, new = algorithm.local(down, client, oracle)
+    up, _ = algorithm.local(down, client, oracle)
     vector = problem.start.numel() * problem.start.element_size()
     sent, declared = nbytes(up) / vector, algorithm.traits.up
     assert sent == declared, f"{name}: sends {sent:g} vectors, its traits say {declared}"
@@ -177,7 +177,7 @@ def _reached(
     name: str,
     **options: float,
 ) -> float:
-    """Distance to the optimum after `rounds`; exact methods must arrive, and a memory h must stay the mean of the h_i."""
+    """Distance to the optimum after `rounds`; exact methods must arrive, and h must stay the mean of the h_i."""
     best, exact = optimum(objective, phi), algorithm.traits.fixed_point == "exact"
     for last in simulate(algorithm, problem, rounds=rounds, **options):  # type: ignore[arg-type]
         distance = float((algorithm.model(last.server) - best).norm() / best.norm())
