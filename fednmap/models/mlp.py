@@ -13,7 +13,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReL
 
 
 def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), activation: str = "sigmoid") -> nn.Sequential:
-    """Linear layers with an activation between; one hidden sigmoid layer by default."""
+    """Linear layers with an activation between; one hidden sigmoid layer by default.
+
+    >>> [tuple(p.shape) for p in mlp(784, 10).parameters()]
+    [(64, 784), (64,), (10, 64), (10,)]
+    """
+    if not hidden or min(hidden) < 1:
+        raise ValueError(f"hidden layers of {list(hidden)} units; give at least one layer of at least 1")
     sizes = [inputs, *hidden, outputs]
     between = choose("activation", activation, ACTIVATIONS)
     layers: list[nn.Module] = [nn.Flatten()]

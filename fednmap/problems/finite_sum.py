@@ -101,10 +101,13 @@ class FiniteSum(ABC):
         """All samples in chunks, each weighing what it contributes to f."""
         clients = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64) if self.weights is None else self.weights
         weights = torch.repeat_interleave(clients / self._sizes, self._sizes).to(x)
-        step = self._rows_at_once()
-        for c in range(0, len(self.data.x), step):
-            rows = slice(c, c + step)
+        for rows in self._chunks():
             yield _like(self.data.x[rows], x), _like(self.data.y[rows], x), weights[rows]
+
+    def _chunks(self) -> Iterator[slice]:
+        """Rows gone through together."""
+        step = self._rows_at_once()
+        return (slice(c, c + step) for c in range(0, len(self.data.x), step))
 
     def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         flat = rows.reshape(-1).to(self.data.x.device)

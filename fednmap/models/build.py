@@ -1,0 +1,82 @@
+"""Networks by name, made to measure for a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from torch import nn
+
+from fednmap.data.dataset import Dataset
+from fednmap.models.cnn import cnn
+from fednmap.models.linear import linear
+from fednmap.models.mlp import mlp
+from fednmap.models.mobilenet import mobilenet_v3_small
+from fednmap.names import choose
+
+Shape = Sequence[int]
+
+
+def _linear(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+    """linear: one linear layer."""
+    _at_most(0, "linear", arguments)
+    return linear(prod(shape), outputs)
+
+
+def _mlp(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+    """mlp[:UNITS[,UNITS...][:ACTIVATION]]: fully connected; 64 sigmoid units, sigmoid, relu or tanh."""
+    _at_most(2, "mlp", arguments)
+    units, activation = (arguments + ["64", "sigmoid"][len(arguments) :])[:2]
+    try:
+        hidden = [int(number) for number in units.split(",")]
+    except ValueError:
+        raise ValueError(f"mlp takes numbers of hidden units, as in mlp:64,32:relu, given {units!r}") from None
+    return mlp(prod(shape), outputs, hidden, activation)
+
+
+def _cnn(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+    """cnn: two convolutions and two linear layers, for pictures."""
+    _at_most(0, "cnn", arguments)
+    return cnn(shape, outputs)
+
+
+def _mobilenet(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+    """mobilenet-v3-small[:NORM]: for colour pictures, with batch (the default) or group normalisation."""
+    _at_most(1, "mobilenet-v3-small", arguments)
+    if len(shape) != 3:
+        raise ValueError(f"mobilenet-v3-small needs pictures (channels, height, width), given {tuple(shape)}")
+    norm = arguments[0] if arguments else "batch"
+    return mobilenet_v3_small(outputs, norm, shape[0])
+
+
+MODELS: dict[str, Callable[[Shape, int, list[str]], nn.Module]] = {
+    "linear": _linear,
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "mobilenet-v3-small": _mobilenet,
+}
+
+
+def build(spec: str, dataset: Dataset) -> nn.Module:
+    """The network that `spec` names, for the samples of `dataset`: one output a label, or one number in regression.
+
+    linear, mlp:64, mlp:64,32:relu, cnn, mobilenet-v3-small, mobilenet-v3-small:group.
+
+    >>> from fednmap.data import load
+    >>> build("mlp:32:relu", load("digits"))[1]
+    Linear(in_features=64, out_features=32, bias=True)
+    """
+    name, *arguments = spec.split(":")
+    make = choose("model", name, MODELS)
+    module = make(dataset.x_train.shape[1:], dataset.classes or 1, arguments)
+    # targets of a regression have shape (N,), and so must the outputs have: (N, 1) would broadcast to (N, N)
+    return module if dataset.classes else nn.Sequential(*_parts(module), nn.Flatten(0))
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    return list(module) if isinstance(module, nn.Sequential) else [module]
+
+
+def _at_most(count: int, name: str, arguments: list[str]) -> None:
+    if len(arguments) > count:
+        raise ValueError(f"model {name!r} takes {count or 'no'} arguments after a colon, given {':'.join(arguments)!r}")

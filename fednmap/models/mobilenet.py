@@ -1,0 +1,139 @@
+"""MobileNetV3-Small: Howard et al., Searching for MobileNetV3, ICCV 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from fednmap.names import choose
+
+Norm = Callable[[int], nn.Module]
+
+
+def _batch(channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
+
+
+def _group(channels: int) -> nn.Module:
+    return nn.GroupNorm(8, channels)  # 8 divides every width of the table
+
+
+NORMS: dict[str, Norm] = {"batch": _batch, "group": _group}
+
+# Table 2 of the paper: kernel, expanded width, output width, squeeze-and-excite, nonlinearity, stride.
+ROWS: tuple[tuple[int, int, int, bool, type[nn.Module], int], ...] = (
+    (3, 16, 16, True, nn.ReLU, 2),
+    (3, 72, 24, False, nn.ReLU, 2),
+    (3, 88, 24, False, nn.ReLU, 1),
+    (5, 96, 40, True, nn.Hardswish, 2),
+    (5, 240, 40, True, nn.Hardswish, 1),
+    (5, 240, 40, True, nn.Hardswish, 1),
+    (5, 120, 48, True, nn.Hardswish, 1),
+    (5, 144, 48, True, nn.Hardswish, 1),
+    (5, 288, 96, True, nn.Hardswish, 2),
+    (5, 576, 96, True, nn.Hardswish, 1),
+    (5, 576, 96, True, nn.Hardswish, 1),
+)
+
+
+class MobileNetV3Small(nn.Module):
+    """Convolution, eleven inverted residual blocks, convolution, mean over the picture, two linear layers."""
+
+    def __init__(self, num_classes: int, norm: Norm, channels: int) -> None:
+        super().__init__()
+        first, last, wide = 16, 576, 1024
+        layers: list[nn.Module] = [_convolution(channels, first, 3, norm, nn.Hardswish, stride=2)]
+        width = first
+        for kernel, expanded, out, squeeze, activation, stride in ROWS:
+            layers.append(Block(width, kernel, expanded, out, squeeze, activation, stride, norm))
+            width = out
+        layers.append(_convolution(width, last, 1, norm, nn.Hardswish))
+        self.features = nn.Sequential(*layers)
+        # The third place is the dropout of the paper: it trains on far more data, and a gradient that is a
+        # function of (client, round, step) alone leaves no room for it.
+        self.classifier = nn.Sequential(
+            nn.Linear(last, wide), nn.Hardswish(), nn.Identity(), nn.Linear(wide, num_classes)
+        )
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+            elif isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.01)
+            if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean((-2, -1)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Widen, filter each channel on its own, reweigh the channels, narrow; add the input where shapes agree."""
+
+    def __init__(
+        self,
+        width: int,
+        kernel: int,
+        expanded: int,
+        out: int,
+        squeeze: bool,
+        activation: type[nn.Module],
+        stride: int,
+        norm: Norm,
+    ) -> None:
+        super().__init__()
+        self.residual = stride == 1 and width == out
+        layers: list[nn.Module] = []
+        if expanded != width:
+            layers.append(_convolution(width, expanded, 1, norm, activation))
+        layers.append(_convolution(expanded, expanded, kernel, norm, activation, stride=stride, groups=expanded))
+        if squeeze:
+            layers.append(SqueezeExcite(expanded))
+        layers.append(_convolution(expanded, out, 1, norm, None))
+        self.block = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        return x + y if self.residual else y
+
+
+class SqueezeExcite(nn.Module):
+    """Each channel times a number in [0, 1] that a small network finds from the means of all channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        narrow = max(8, (channels // 4 + 4) // 8 * 8)  # a quarter, to the nearest multiple of 8
+        self.fc1, self.fc2 = nn.Conv2d(channels, narrow, 1), nn.Conv2d(narrow, channels, 1)
+        self.inner, self.outer = nn.ReLU(), nn.Hardsigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.mean((-2, -1), keepdim=True)
+        return x * self.outer(self.fc2(self.inner(self.fc1(scale))))  # type: ignore[no-any-return]
+
+
+def mobilenet_v3_small(num_classes: int = 10, norm: str = "batch", channels: int = 3) -> MobileNetV3Small:
+    """MobileNetV3-Small, Table 2 of Howard et al. (2019), with parameters named as torchvision names them.
+
+    norm:     batch, or group (8 groups): then the loss of a sample does not depend on the others in its batch.
+    channels: of the pictures, of any size.
+
+    >>> sum(p.numel() for p in mobilenet_v3_small(10).parameters())
+    1528106
+    """
+    return MobileNetV3Small(num_classes, choose("norm", norm, NORMS), channels)
+
+
+def _convolution(
+    width: int,
+    out: int,
+    kernel: int,
+    norm: Norm,
+    activation: type[nn.Module] | None,
+    stride: int = 1,
+    groups: int = 1,
+) -> nn.Sequential:
+    layers: list[nn.Module] = [
+        nn.Conv2d(width, out, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False),
+        norm(out),
+    ]
+    return nn.Sequential(*layers, *([activation()] if activation else []))
