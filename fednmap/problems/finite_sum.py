@@ -102,7 +102,7 @@ class FiniteSum(ABC):
         clients = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64) if self.weights is None else self.weights
         weights = torch.repeat_interleave(clients / self._sizes, self._sizes).to(x)
         for rows in self._chunks():
-            yield _like(self.data.x[rows], x), _like(self.data.y[rows], x), weights[rows]
+            yield like(self.data.x[rows], x), like(self.data.y[rows], x), weights[rows]
 
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
@@ -112,14 +112,14 @@ class FiniteSum(ABC):
     def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         flat = rows.reshape(-1).to(self.data.x.device)
         a, b = (v.index_select(0, flat).reshape(*rows.shape, *v.shape[1:]) for v in (self.data.x, self.data.y))
-        return _like(a, x), _like(b, x)
+        return like(a, x), like(b, x)
 
     def _rows_at_once(self) -> int:
         one = self.data.x[0]
         return max(1, CHUNK_BYTES // (one.numel() * one.element_size()))
 
 
-def _like(values: Tensor, x: Tensor) -> Tensor:
+def like(values: Tensor, x: Tensor) -> Tensor:
     """Real values in x's dtype, labels as they are."""
     return values.to(x.dtype) if values.is_floating_point() else values
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parameters_to_vector
 
-from fednmap.problems.finite_sum import FiniteSum, Weight
+from fednmap.problems import batch_norm
+from fednmap.problems.finite_sum import FiniteSum, Weight, like
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -21,6 +23,10 @@ class Network(FiniteSum):
     module: any torch.nn.Module without randomness in its forward pass; it is copied, its parameters are the start.
     loss:   loss(outputs, targets), the mean over the batch, such as torch.nn.functional.cross_entropy.
     data:   one pair (inputs, targets) a client.
+
+    Batch norm normalises by the statistics of the minibatch in gradients, and of fixed chunks of a client's rows,
+    `batch_size` each, in `loss` and `gradient`; these are then exact for that choice of chunks. Running statistics
+    are not part of x: `calibrate` estimates them once, after training.
 
     >>> module = nn.Linear(2, 1, bias=False)
     >>> data = [(torch.eye(2), torch.zeros(2, 1)), (torch.ones(3, 2), torch.ones(3, 1))]
@@ -40,7 +46,10 @@ class Network(FiniteSum):
         weights: Sequence[float] | Tensor | None = None,
     ) -> None:
         super().__init__(data, batch_size=batch_size, seed=seed, weights=weights)
-        self._module, self._loss = copy.deepcopy(module), loss
+        self._normalised = bool(batch_norm.layers(module))
+        if self._normalised and batch_size is None:
+            raise ValueError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
+        self._original, self._module, self._loss = copy.deepcopy(module), batch_norm.without_running(module), loss
         self._names = [name for name, _ in module.named_parameters()]
         self._shapes = [p.shape for p in module.parameters()]
         self._numels = [p.numel() for p in module.parameters()]
@@ -50,10 +59,40 @@ class Network(FiniteSum):
         self.dim = self.start.numel()
 
     def module(self, x: Tensor) -> nn.Module:
-        """A copy of the module with the parameters x."""
-        trained = copy.deepcopy(self._module).to(x.dtype)
+        """A copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
+        return self.calibrate(x) if self._normalised else self._copy(x).eval()
+
+    @torch.no_grad()
+    def calibrate(self, x: Tensor) -> nn.Module:
+        """`module(x)` with running statistics from the clients' data.
+
+        Every client goes through its rows in chunks of the batch size and averages the means and variances that each
+        batch norm layer meets; the average of the clients' averages is kept.
+        """
+        trained = self._copy(x)
+        weights = [1 / self.n] * self.n if self.weights is None else self.weights.tolist()
+        clients = [
+            batch_norm.statistics(trained, (like(self.data.x[rows], x) for rows in self._chunks_of(i)))
+            for i in range(self.n)
+        ]
+        batch_norm.install(trained, clients, weights)
+        return trained.eval()
+
+    def _copy(self, x: Tensor) -> nn.Module:
+        trained = copy.deepcopy(self._original).to(x.dtype)
         trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
         return trained
+
+    def _chunks(self) -> Iterator[slice]:
+        if not self._normalised:
+            return super()._chunks()
+        return chain.from_iterable(map(self._chunks_of, range(self.n)))
+
+    def _chunks_of(self, client: int) -> Iterator[slice]:
+        """A client's rows, `batch_size` at a time; what is left over joins the last chunk."""
+        step, first, size = self.batch_size or 1, int(self._offsets[client]), int(self._sizes[client])
+        starts = [*range(first, first + max(1, size // step) * step, step), first + size]
+        return (slice(a, b) for a, b in pairwise(starts))
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
         """The flat vector x as named tensors."""
@@ -65,6 +104,7 @@ class Network(FiniteSum):
 
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
         out = torch.cat([self.outputs(x, part) for part in inputs.split(self._rows_at_once())])
         return out.squeeze(-1) if self.data.y.is_floating_point() else out.argmax(-1)
 

@@ -1,0 +1,128 @@
+"""A trained network as a file that other programs read, and what its zeros are worth."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fednmap.names import choose
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and how much of it is zero.
+
+    bytes:       of the file.
+    compressed:  of the file under gzip, which makes little of runs of zeros; kept beside it if asked for.
+    parameters:  how many numbers.
+    zeros:       share of the parameters that are exactly 0.
+    zero_rows:   share of the rows (linear layers) and filters (convolutions) that are 0 as a whole.
+    """
+
+    path: Path
+    bytes: int
+    compressed: int
+    parameters: int
+    zeros: float
+    zero_rows: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.bytes:,} bytes, {self.compressed:,} compressed; {self.parameters:,} parameters, "
+            f"{self.zeros:.1%} zero, {self.zero_rows:.1%} of rows and filters zero"
+        )
+
+
+def _safetensors(module: nn.Module, path: Path, example: Tensor | None) -> None:
+    """Weights and buffers by name, without code."""
+    from safetensors.torch import save_file
+
+    # contiguous copies: the format has neither strides nor shared memory
+    save_file({name: v.detach().cpu().contiguous().clone() for name, v in module.state_dict().items()}, path)
+
+
+def _torch(module: nn.Module, path: Path, example: Tensor | None) -> None:
+    """The state dict, for torch.load and load_state_dict."""
+    torch.save(module.state_dict(), path)
+
+
+def _onnx(module: nn.Module, path: Path, example: Tensor | None) -> None:
+    """The whole computation, for onnxruntime and others; the number of samples is free."""
+    if example is None:
+        raise ValueError("onnx needs an example of the inputs, a tensor of some samples")
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ValueError("onnx output needs packages that are not installed: pip install 'fednmap[export]'") from None
+    import warnings
+
+    # two samples: a batch of one would be taken for a fixed size
+    inputs = torch.cat([example[:1], example[:1]]).to(next(module.parameters()).dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations are not the user's
+        torch.onnx.export(
+            module,
+            (inputs,),
+            path,
+            input_names=["inputs"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: torch.export.Dim("samples")},),
+            external_data=False,
+            verbose=False,
+        )
+
+
+FORMATS: dict[str, Callable[[nn.Module, Path, Tensor | None], None]] = {
+    "safetensors": _safetensors,
+    "onnx": _onnx,
+    "torch": _torch,
+}
+SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt"}
+
+
+def write(
+    module: nn.Module,
+    path: Path | str,
+    format: str = "safetensors",
+    *,
+    example: Tensor | None = None,
+    compress: bool = False,
+) -> Report:
+    """Writes the module to `path` as safetensors, onnx or torch, and reports what its zeros are worth.
+
+    example:  some inputs, of any number of samples; onnx needs them.
+    compress: also write `path` + ".gz".
+    """
+    path = Path(path)
+    make = choose("format", format, FORMATS)
+    mode = module.training
+    try:
+        make(module.eval(), path, example)
+    finally:
+        module.train(mode)
+    packed = gzip.compress(path.read_bytes(), mtime=0)
+    if compress:
+        path.with_name(path.name + ".gz").write_bytes(packed)
+    count, zeros, rows = sparsity(module)
+    return Report(path, path.stat().st_size, len(packed), count, zeros, rows)
+
+
+def sparsity(module: nn.Module) -> tuple[int, float, float]:
+    """Number of parameters, share of them that are 0, and share of whole rows and filters that are 0.
+
+    >>> layer = nn.Linear(2, 4)
+    >>> _ = layer.load_state_dict({"weight": torch.tensor([[0.0, 0], [0, 1], [1, 1], [1, 1]]), "bias": torch.ones(4)})
+    >>> sparsity(layer)
+    (12, 0.25, 0.25)
+    """
+    weights = [p.detach() for p in module.parameters()]
+    count = sum(p.numel() for p in weights)
+    zeros = sum(int((p == 0).sum()) for p in weights)
+    rows = torch.cat([(p.flatten(1) == 0).all(1) for p in weights if p.ndim > 1] or [torch.zeros(0, dtype=torch.bool)])
+    return count, zeros / max(1, count), float(rows.float().mean()) if len(rows) else 0.0

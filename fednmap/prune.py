@@ -1,0 +1,121 @@
+"""Taking out hidden units that do nothing: what sparsity by rows, filters or columns is worth."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+Layer = nn.Linear | nn.Conv2d
+
+POINTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh)
+SAME = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)  # a constant stays what it is, in eval mode
+POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A layer, what stands between, and the layer that reads its units."""
+
+    before: Layer
+    between: list[nn.Module]
+    after: Layer
+
+
+def prunable(module: nn.Module) -> bool:
+    """Whether `prune` understands the module: layers in a row, nothing between them but activations and pools."""
+    return _pairs(module) is not None
+
+
+@torch.no_grad()
+def prune(module: nn.Module) -> nn.Module:
+    """A smaller copy that computes the same: without hidden units that are constant or that nothing reads.
+
+    A unit with zero incoming weights gives the constant c = activation(bias); c times its outgoing weights moves into
+    the next layer's bias. A unit with zero outgoing weights goes too. Where a convolution pads its input with zeros
+    a constant other than 0 is not constant at the border: that unit stays. Each layer keeps at least one unit.
+
+    For layers in a row (linear, mlp, cnn); any other module is refused, see `prunable`.
+
+    >>> from fednmap.models import mlp
+    >>> module = mlp(4, 2, hidden=(3,))
+    >>> _ = torch.nn.init.zeros_(module[1].weight[:2])
+    >>> prune(module)[1]
+    Linear(in_features=4, out_features=1, bias=True)
+    """
+    if not prunable(module):
+        raise ValueError(f"{type(module).__name__} is not a row of layers without normalisation; only those are pruned")
+    module = copy.deepcopy(module)
+    before = -1
+    while (size := sum(p.numel() for p in module.parameters())) != before:  # what goes can free what came before it
+        before = size
+        for pair in _pairs(module) or []:
+            _shrink(pair)
+    return module
+
+
+def _pairs(module: nn.Module) -> list[_Pair] | None:
+    if not isinstance(module, nn.Sequential):
+        return None
+    parts = list(module)
+    if not all(_known(part) for part in parts):
+        return None
+    layers = [(i, part) for i, part in enumerate(parts) if isinstance(part, nn.Linear | nn.Conv2d)]
+    return [_Pair(before, parts[i + 1 : j], after) for (i, before), (j, after) in pairwise(layers)]
+
+
+def _known(part: nn.Module) -> bool:
+    if isinstance(part, nn.Conv2d):
+        return part.groups == 1 and part.padding_mode == "zeros"
+    if isinstance(part, nn.AvgPool2d):
+        return part.padding in (0, (0, 0))  # padding would pull a constant towards 0 at the border
+    return isinstance(part, (nn.Linear, *POINTWISE, *SAME, *POOLS))
+
+
+def _shrink(pair: _Pair) -> None:
+    before, after = pair.before, pair.after
+    units = len(before.weight)
+    # outgoing weights of each unit: (out, units, rest), rest = places of a picture or of a kernel
+    outgoing = after.weight.reshape(len(after.weight), units, -1)
+    constant = (before.weight.flatten(1) == 0).all(1)
+    value = before.bias.clone() if before.bias is not None else torch.zeros_like(before.weight.flatten(1)[:, 0])
+    for part in pair.between:
+        if isinstance(part, POINTWISE):
+            value = part(value)
+    unread = (outgoing == 0).all(0).all(1)
+    if _pads(after):
+        constant &= value == 0
+    drop = constant | unread
+    if bool(drop.all()):
+        drop[0] = False
+    shift = outgoing[:, drop & constant].sum(2) @ value[drop & constant]
+    keep = ~drop
+    _set(before, "weight", before.weight[keep])
+    if before.bias is not None:
+        _set(before, "bias", before.bias[keep])
+    kept = outgoing[:, keep]
+    _set(after, "weight", kept.reshape(len(kept), -1, *after.weight.shape[2:]))
+    if bool((shift != 0).any()):
+        _set(after, "bias", shift if after.bias is None else after.bias + shift)
+    for layer in (before, after):
+        _declare(layer)
+
+
+def _pads(layer: Layer) -> bool:
+    return isinstance(layer, nn.Conv2d) and layer.padding not in ("valid", 0, (0, 0))
+
+
+def _set(layer: Layer, name: str, values: Tensor) -> None:
+    setattr(layer, name, nn.Parameter(values.clone()))
+
+
+def _declare(layer: Layer) -> None:
+    """The sizes a layer prints are those of its weights."""
+    out, inputs = layer.weight.shape[:2]
+    if isinstance(layer, nn.Linear):
+        layer.in_features, layer.out_features = inputs, out
+    else:
+        layer.in_channels, layer.out_channels = inputs, out

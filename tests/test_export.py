@@ -1,0 +1,200 @@
+"""Files of trained networks: other programs read the same network, and pruning changes its size alone."""
+
+import gzip
+
+import pytest
+import torch
+from torch import nn
+
+from fednmap.export import sparsity, write
+from fednmap.models import cnn, linear, mlp, mobilenet_v3_small
+from fednmap.prune import prunable, prune
+
+
+def perceptron(activation="sigmoid"):
+    torch.manual_seed(0)
+    return mlp(20, 3, hidden=(12, 9), activation=activation)
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return cnn((1, 12, 12), 3)
+
+
+def inputs(module):
+    torch.manual_seed(1)
+    return torch.randn(7, 1, 12, 12) if isinstance(module[0], nn.Conv2d) else torch.randn(7, 20)
+
+
+@torch.no_grad()
+def empty(layer, units):
+    """Zero incoming weights for `units`; their biases, and so their constants, stay."""
+    layer.weight[units] = 0
+
+
+def layers(module):
+    return [part for part in module if isinstance(part, nn.Linear | nn.Conv2d)]
+
+
+def same(a, b, x):
+    with torch.no_grad():
+        torch.testing.assert_close(a(x), b(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "relu", "tanh"])
+def test_pruned_mlp_is_smaller_and_computes_the_same(activation):
+    module = perceptron(activation)
+    empty(layers(module)[0], [0, 3, 11])
+    empty(layers(module)[1], [2])
+    small = prune(module)
+    assert [tuple(layer.weight.shape) for layer in layers(small)] == [(9, 20), (8, 9), (3, 8)]
+    same(module, small, inputs(module))
+    assert len(layers(module)[0].weight) == 12  # the original is left alone
+
+
+def test_pruned_cnn_is_smaller_and_computes_the_same():
+    module = convolutional()
+    first, second, third, _ = layers(module)
+    empty(first, [0, 5, 6])
+    empty(second, [1, 30, 31])
+    empty(third, list(range(60)))
+    for layer in (first, second, third):
+        nn.init.uniform_(layer.bias, 0.5, 1)  # constants that a ReLU lets through
+    small = prune(module)
+    assert [tuple(layer.weight.shape) for layer in layers(small)] == [
+        (13, 1, 3, 3),
+        (29, 13, 3, 3),
+        (4, 29 * 2 * 2),
+        (3, 4),
+    ]
+    same(module, small, inputs(module))
+
+
+def test_units_that_nothing_reads_go_and_so_do_those_that_only_they_read():
+    module = perceptron()
+    _, second, third = layers(module)
+    with torch.no_grad():
+        third.weight[:, 4] = 0
+        second.weight[[i for i in range(9) if i != 4], 7] = 0  # unit 7 of the first layer feeds unit 4 alone
+    small = prune(module)
+    assert [len(layer.weight) for layer in layers(small)] == [11, 8, 3]
+    same(module, small, inputs(module))
+
+
+def test_constants_stay_where_the_next_convolution_pads_with_zeros():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 3))
+    empty(module[0], [0, 1])
+    with torch.no_grad():
+        module[0].bias[0], module[0].bias[1] = 1.0, -1.0  # through the ReLU: 1, and 0, which padding equals
+    small = prune(module)
+    assert len(small[0].weight) == 3
+    same(module, small, inputs(module))
+
+
+def test_network_of_zeros_keeps_one_unit_a_layer():
+    module = perceptron()
+    for p in module.parameters():
+        nn.init.zeros_(p)
+    small = prune(module)
+    assert [len(layer.weight) for layer in layers(small)] == [1, 1, 3]
+    same(module, small, inputs(module))
+
+
+def test_layers_without_bias_are_pruned_too():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(20, 5, bias=False), nn.Sigmoid(), nn.Linear(5, 2, bias=False))
+    empty(module[0], [2])
+    small = prune(module)
+    assert small[2].bias is not None  # sigmoid(0) = 1/2 had to go somewhere
+    same(module, small, inputs(module))
+
+
+def test_what_has_norm_layers_or_branches_is_not_pruned():
+    assert prunable(linear(3, 2))
+    assert not prunable(mobilenet_v3_small())
+    assert not prunable(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 2)))
+    with pytest.raises(ValueError, match="MobileNetV3Small is not a row of layers"):
+        prune(mobilenet_v3_small())
+
+
+def test_sparsity_counts_zeros_and_whole_rows_and_filters():
+    module = convolutional()
+    assert sparsity(module)[1:] == (0, 0)
+    empty(module[0], [0, 1, 2, 3])
+    count, zeros, rows = sparsity(module)
+    assert zeros == pytest.approx(4 * 9 / count)
+    assert rows == pytest.approx(4 / (16 + 32 + 64 + 3))
+
+
+@pytest.mark.parametrize("make", [perceptron, convolutional])
+def test_safetensors_and_torch_files_hold_the_same_network(make, tmp_path):
+    from safetensors.torch import load_file
+
+    module = make()
+    for format, read in (("safetensors", load_file), ("torch", torch.load)):
+        report = write(module, tmp_path / format, format)
+        again = make()
+        for p in again.parameters():
+            nn.init.zeros_(p)
+        again.load_state_dict(read(tmp_path / format))
+        assert torch.equal(again(inputs(module)), module(inputs(module)))
+        assert report.bytes == (tmp_path / format).stat().st_size
+        assert report.parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_zeros_compress_and_the_compressed_file_is_the_file(tmp_path):
+    module = mlp(784, 10)
+    dense = write(module, tmp_path / "dense.safetensors")
+    with torch.no_grad():
+        module[1].weight[torch.rand_like(module[1].weight) < 0.9] = 0
+    sparse = write(module, tmp_path / "sparse.safetensors", compress=True)
+    assert sparse.bytes == dense.bytes
+    assert sparse.compressed < 0.3 * dense.compressed
+    packed = tmp_path / "sparse.safetensors.gz"
+    assert packed.stat().st_size == sparse.compressed
+    assert gzip.decompress(packed.read_bytes()) == (tmp_path / "sparse.safetensors").read_bytes()
+    assert sparse.zeros == pytest.approx(0.9 * 784 * 64 / sparse.parameters, abs=0.01)
+    assert f"{sparse.zeros:.1%} zero" in str(sparse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [perceptron, convolutional, lambda: prune(convolutional())])
+def test_onnxruntime_computes_what_torch_computes(make, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    module = make()
+    report = write(module, tmp_path / "model.onnx", "onnx", example=inputs(module))
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    for count in (1, 5):  # any number of samples
+        x = inputs(module)[:count]
+        (found,) = session.run(None, {"inputs": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), module(x).detach(), rtol=1e-4, atol=1e-5)
+    assert report.bytes > 4 * report.parameters  # the weights are in the file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_onnxruntime_computes_the_same_mobilenet(norm, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    module = mobilenet_v3_small(norm=norm)
+    module(torch.randn(16, 3, 32, 32))  # running statistics other than 0 and 1
+    module.eval()
+    x = torch.randn(5, 3, 32, 32)
+    write(module, tmp_path / "model.onnx", "onnx", example=x)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"inputs": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), module(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_writing_leaves_the_module_in_its_mode(tmp_path):
+    module = perceptron()
+    write(module, tmp_path / "a")
+    assert module.training
+
+
+def test_what_cannot_be_written_is_explained(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'onnx'"):
+        write(perceptron(), tmp_path / "a", "onx")
+    with pytest.raises(ValueError, match="example of the inputs"):
+        write(perceptron(), tmp_path / "a", "onnx")

@@ -1,0 +1,252 @@
+"""Networks: sizes, names, what they compute, and training them as flat vectors."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from public_data import needs, needs_cifar10
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fednmap import simulate
+from fednmap.algorithms import FedNMap
+from fednmap.data import Dataset, load
+from fednmap.models import build, mobilenet_v3_small
+from fednmap.problems import Network
+from fednmap.regularizers import L1
+
+
+def pictures(*shape, labels=10):
+    x = torch.zeros(labels, *shape)
+    return Dataset(x, torch.arange(labels), x, torch.arange(labels))
+
+
+def size(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_mobilenet_has_the_published_number_of_parameters():
+    assert size(mobilenet_v3_small(num_classes=10)) == 1_528_106
+    # 2,542,856 with 1,000 labels, as torchvision documents its own
+    assert size(mobilenet_v3_small(num_classes=1000)) == 2_542_856
+    assert size(mobilenet_v3_small(norm="group")) == 1_528_106
+
+
+def test_mobilenet_has_the_parameter_names_and_shapes_of_torchvision():
+    path = needs(".", "mobilenet_v3_small_parameters.json")
+    expected = [(name, tuple(shape)) for name, shape in json.loads(path.read_text())]
+    for norm in ("batch", "group"):
+        found = [(name, tuple(p.shape)) for name, p in mobilenet_v3_small(norm=norm).named_parameters()]
+        assert found == expected
+
+
+def test_mobilenet_loads_a_state_dict_of_torchvisions_form():
+    module = mobilenet_v3_small()
+    # besides the parameters, torchvision's state dict has three buffers for each batch norm layer
+    buffers = {name.rpartition(".")[2] for name, _ in module.named_buffers()}
+    assert buffers == {"running_mean", "running_var", "num_batches_tracked"}
+    mobilenet_v3_small().load_state_dict(module.state_dict(), strict=True)
+
+
+def test_mobilenet_halves_the_picture_as_table_2_says():
+    module, sides, x = mobilenet_v3_small().eval(), [], torch.zeros(1, 3, 224, 224)
+    for layer in module.features:
+        x = layer(x)
+        sides.append(x.shape[-1])
+    assert sides == [112, 56, 28, 28, 14, 14, 14, 14, 14, 7, 7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        ("linear", 7_850),
+        ("mlp", 50_890),
+        ("mlp:64", 50_890),
+        ("mlp:64,32:relu", 784 * 64 + 64 + 64 * 32 + 32 + 330),
+        ("cnn", 160 + 4_640 + 32 * 6 * 6 * 64 + 64 + 650),
+        ("mobilenet-v3-small", 1_528_106 - 2 * 9 * 16),
+        ("mobilenet-v3-small:group", 1_528_106 - 2 * 9 * 16),
+    ],
+)
+def test_models_by_name_fit_mnist(spec, count):
+    data = pictures(1, 28, 28)
+    module = build(spec, data)
+    assert size(module) == count
+    assert module(data.x_train).shape == (10, 10)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (2, 9, 12)])
+@pytest.mark.parametrize("spec", ["linear", "mlp:8:tanh", "cnn"])
+def test_models_take_pictures_of_any_size(spec, shape):
+    data = pictures(*shape, labels=4)
+    assert build(spec, data)(data.x_train).shape == (4, 4)
+
+
+def test_activation_is_the_one_asked_for():
+    assert isinstance(build("mlp:4", pictures(8))[2], nn.Sigmoid)
+    assert isinstance(build("mlp:4:relu", pictures(8))[2], nn.ReLU)
+
+
+@pytest.mark.parametrize("spec", ["linear", "mlp:4:relu"])
+def test_outputs_of_a_regression_have_the_shape_of_its_targets(spec):
+    data = load("sparse-regression")
+    assert build(spec, data)(data.x_train).shape == data.y_train.shape
+
+
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        ("mlpp", "did you mean 'mlp'"),
+        ("mlp:x", "numbers of hidden units"),
+        ("mlp:0", "at least 1"),
+        ("mlp:4:relu:1", "takes 2 arguments"),
+        ("mlp:4:sigmod", "did you mean 'sigmoid'"),
+        ("linear:3", "takes no arguments"),
+        ("cnn", "pictures"),
+        ("mobilenet-v3-small", "pictures"),
+    ],
+)
+def test_what_cannot_be_built_is_explained(spec, what):
+    with pytest.raises(ValueError, match=what):
+        build(spec, pictures(64))
+
+
+def test_norm_that_is_none_is_explained():
+    with pytest.raises(ValueError, match="did you mean 'group'"):
+        build("mobilenet-v3-small:grup", pictures(3, 32, 32))
+
+
+def normalised():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).double()
+
+
+def clients(*sizes):
+    torch.manual_seed(1)
+    # each client has its own contrast and brightness, so that clients' statistics differ
+    return [(i + (i + 1) * torch.rand(n, 1, 8, 8).double(), torch.randint(0, 3, (n,))) for i, n in enumerate(sizes)]
+
+
+def batch_statistics_loss(module, x, y):
+    """What torch itself computes in train mode, on a copy."""
+    import copy
+
+    return cross_entropy(copy.deepcopy(module).train()(x), y).detach()
+
+
+def test_loss_of_a_batch_norm_network_uses_fixed_chunks_of_each_clients_rows():
+    module, data = normalised(), clients(7, 4, 3)
+    problem = Network(module, cross_entropy, data, batch_size=4)
+    mean = torch.zeros((), dtype=torch.float64)
+    for x, y in data:  # 7 rows: one chunk, the three left over join it; 4 and 3 rows: one chunk each
+        mean += batch_statistics_loss(module, x, y) / 3
+    assert float(problem.loss(problem.start)) == pytest.approx(float(mean), rel=1e-12)
+    x, y = data[0]
+    two = Network(module, cross_entropy, data[:1], batch_size=3)  # chunks of 3 and 4
+    expected = 3 / 7 * batch_statistics_loss(module, x[:3], y[:3]) + 4 / 7 * batch_statistics_loss(module, x[3:], y[3:])
+    assert float(two.loss(two.start)) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_gradient_of_a_batch_norm_network_is_the_derivative_of_its_loss():
+    problem = Network(normalised(), cross_entropy, clients(9, 6), batch_size=4)
+    x, gradient = problem.start, problem.gradient(problem.start)
+    torch.manual_seed(2)
+    for _ in range(3):
+        d = torch.randn_like(x)
+        slope = (problem.loss(x + 1e-6 * d) - problem.loss(x - 1e-6 * d)) / 2e-6
+        assert float(slope) == pytest.approx(float(gradient @ d), rel=1e-6, abs=1e-8)
+
+
+def test_minibatch_gradients_use_batch_statistics_stacked_or_one_by_one():
+    problem = Network(normalised(), cross_entropy, clients(9, 6), batch_size=4)
+    points = torch.stack([problem.start, problem.start * 1.1])
+    stacked = problem.oracle(torch.arange(2), 3)(points, 1)
+    for i in range(2):
+        torch.testing.assert_close(problem.oracle(torch.tensor(i), 3)(points[i], 1), stacked[i])
+    from fednmap.problems.minibatch import minibatches
+
+    rows = minibatches(0, torch.tensor(0), 3, 4, problem.data.sizes, problem.data.offsets)(1)
+    module = normalised()
+    batch_statistics_loss_ = cross_entropy(module.train()(problem.data.x[rows]), problem.data.y[rows])
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(batch_statistics_loss_, list(module.parameters()))])
+    torch.testing.assert_close(stacked[0], expected)
+
+
+def test_running_statistics_are_not_part_of_x_and_training_leaves_them():
+    module = normalised()
+    problem = Network(module, cross_entropy, clients(9, 6), batch_size=4)
+    assert problem.dim == size(module)
+    problem.gradient(problem.start)
+    assert module[1].running_mean.abs().max() == 0
+    assert int(module[1].num_batches_tracked) == 0
+
+
+def test_calibration_is_the_clients_average_of_batch_statistics():
+    module, data = normalised(), clients(8, 4)
+    trained = Network(module, cross_entropy, data, batch_size=4, weights=[0.75, 0.25]).calibrate(
+        torch.cat([p.detach().flatten() for p in module.parameters()])
+    )
+    met = [module[0](x).detach() for x in (data[0][0][:4], data[0][0][4:], data[1][0])]
+    mean = [m.mean((0, 2, 3)) for m in met]
+    variance = [m.transpose(0, 1).flatten(1).var(1) for m in met]
+    for found, (a, b, c) in ((trained[1].running_mean, mean), (trained[1].running_var, variance)):
+        torch.testing.assert_close(found, 0.75 * (a + b) / 2 + 0.25 * c)
+    assert not trained.training
+    inputs = data[0][0]
+    torch.testing.assert_close(trained(inputs[:1]), trained(inputs)[:1])  # no longer depends on the batch
+
+
+def test_a_calibrated_module_is_ordinary(tmp_path):
+    problem = Network(normalised(), cross_entropy, clients(8, 4), batch_size=4)
+    trained = problem.module(problem.start + 0.1)
+    torch.save(trained.state_dict(), tmp_path / "weights.pt")
+    again = normalised().eval()
+    again.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert torch.equal(again(problem.data.x), trained(problem.data.x))
+
+
+def test_batch_norm_without_batches_is_refused():
+    with pytest.raises(ValueError, match="batch norm needs a batch_size"):
+        Network(normalised(), cross_entropy, clients(4), batch_size=None)
+
+
+def test_module_without_batch_norm_keeps_its_parameters():
+    problem = Network(nn.Linear(2, 1), mse_loss, [(torch.ones(2, 2), torch.ones(2, 1))])
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert problem.module(x)(torch.ones(1, 2)).item() == 6
+
+
+@pytest.mark.slow
+def test_mobilenet_trains_on_cifar10_and_its_exported_copy_predicts_the_same(tmp_path):
+    needs_cifar10()
+    from safetensors.torch import load_file
+
+    from fednmap.export import write
+
+    data = load("cifar10")
+    parts = [(data.x_train[k : k + 128], data.y_train[k : k + 128]) for k in range(0, 512, 128)]
+    torch.manual_seed(0)
+    problem = Network(mobilenet_v3_small(), cross_entropy, parts, batch_size=16)
+    method = FedNMap(L1(1e-5), eta_a=0.05, Q=2)
+    losses = [float(problem.loss(problem.start))]
+    for last in simulate(method, problem, rounds=30):
+        if last.t % 10 == 9:
+            losses.append(float(problem.loss(method.model(last.server))))
+    assert losses[0] == pytest.approx(2.30, abs=0.02)  # log 10: nothing known yet
+    assert len(losses) == 4
+    assert all(later < earlier - 0.02 for earlier, later in pairwise(losses)), losses
+    assert losses[-1] < 2.1
+
+    trained = problem.module(method.model(last.server))
+    write(trained, tmp_path / "model.safetensors")
+    again = mobilenet_v3_small().eval()
+    again.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
+    with torch.no_grad():
+        expected = trained(data.x_test[:500])
+        assert torch.equal(again(data.x_test[:500]), expected)
+    assert len(expected.argmax(1).unique()) > 1
+    # the calibrated statistics stand in for those of a batch: the loss is nearly the one that was trained
+    rows = problem.data.x, problem.data.y
+    with torch.no_grad():
+        assert float(cross_entropy(trained(rows[0]), rows[1])) == pytest.approx(losses[-1], abs=0.2)
