@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fednmap.core import Algorithm, Problem, Regularizer
 from fednmap.measure import evaluate
+from fednmap.problems import Network
 from fednmap.simulation.loop import Diverged, Round, first_point, simulate
 
 Record = dict[str, float]
@@ -22,8 +23,8 @@ Metric = Callable[[Tensor], float]
 class Callback:
     """Hears about a run while it goes on; override what you need."""
 
-    def on_round(self, round: Round) -> None:
-        """After every round."""
+    def on_round(self, round: Round, totals: Record) -> None:
+        """After every round, with the bytes and seconds spent so far."""
 
     def on_record(self, record: Record) -> None:
         """After every measurement."""
@@ -47,10 +48,9 @@ class Result:
 
     def module(self) -> nn.Module:
         """The trained torch.nn.Module, for problems made from one."""
-        if not hasattr(self.problem, "module"):
+        if not isinstance(self.problem, Network):
             raise TypeError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")
-        trained: nn.Module = self.problem.module(self.x)
-        return trained
+        return self.problem.module(self.x)
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
     measure_gamma: gamma of the natural residual; default the algorithm's gamma, else eta_a eta_s Q times 4.
     metrics:       more to measure: name -> function of the model x.
     callbacks:     hear every round and every record.
-    after, before: to go on from a checkpoint: its round and its last record.
+    after, before: to go on from a checkpoint: its round and its totals of bytes and seconds.
     options:       of `simulate`.
 
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
@@ -114,7 +114,7 @@ def run(
             if done % every == 0 or done == rounds:
                 measure(done, algorithm.model(last.server))
             for callback in callbacks:
-                callback.on_round(last)
+                callback.on_round(last, dict(clock))
     except Diverged as error:
         error.result = result
         raise

@@ -1,0 +1,3 @@
+from fednmap.cli import main
+
+main()

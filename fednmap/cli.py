@@ -1,0 +1,38 @@
+"""The command `fednmap`."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import torch
+import typer
+
+from fednmap.commands import listing, train
+
+app = typer.Typer(
+    help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train.train)
+app.command("compare")(train.compare)
+app.command("list")(listing.listing)
+
+
+def main() -> NoReturn:
+    """Run the command; bad input is one clear line and exit code 2."""
+    torch.set_num_threads(1)  # small products: a second thread costs more than it brings
+    try:
+        app()
+    except (ValueError, TypeError) as error:
+        fail(str(error), 2)
+    except (ArithmeticError, OSError) as error:
+        fail(str(error), 1)
+    sys.exit(0)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print("\n".join(f"fednmap: {line}" for line in message.splitlines()), file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,73 @@
+"""`fednmap list`: what there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fednmap.algorithms import ALGORITHMS
+from fednmap.data import DATASETS, PARTITIONS
+from fednmap.models.build import MODELS
+from fednmap.names import choose
+from fednmap.regularizers.parse import REGULARIZERS, signature
+
+
+def _algorithms() -> Table:
+    table = Table("name", "solves", "up", "down", "prox a round", "everybody", "fixed point", "rate")
+    for name, kind in ALGORITHMS.items():
+        t = kind.traits
+        solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
+        everybody = "required" if t.full_participation else "-"
+        table.add_row(name, solves, str(t.up), str(t.down), t.prox, everybody, t.fixed_point, t.rate)
+    return table
+
+
+def _regularizers() -> Table:
+    table = Table("use", "what it is", "rho")
+    for name, kind in REGULARIZERS.items():
+        table.add_row(signature(name), _first_line(kind), "" if kind.rho == 0.0 else "> 0")
+    return table
+
+
+def _datasets() -> Table:
+    return _described({name: _first_line(make) for name, make in DATASETS.items()})
+
+
+def _partitions() -> Table:
+    described = {name: _first_line(make) for name, make in PARTITIONS.items()}
+    return _described(described | {"natural": "The clients that the data itself names."})
+
+
+def _models() -> Table:
+    described = {name: _first_line(make) for name, make in MODELS.items()}
+    own = {"logistic": "Logistic regression, no intercept.", "least-squares": "Linear regression, no intercept."}
+    return _described(described | own)
+
+
+LISTS: dict[str, Callable[[], Table]] = {
+    "algorithms": _algorithms,
+    "regularizers": _regularizers,
+    "datasets": _datasets,
+    "partitions": _partitions,
+    "models": _models,
+}
+
+
+def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None:
+    """List algorithms, regularizers, datasets, partitions or models."""
+    Console().print(choose("list", what, LISTS)())
+
+
+def _described(rows: dict[str, str]) -> Table:
+    table = Table("name", "what it is")
+    for name, text in rows.items():
+        table.add_row(name, text)
+    return table
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,89 @@
+"""The options that `train`, `compare` and their relatives share: one a field of `Config`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from fednmap.config import Config
+
+Command = Callable[..., None]
+
+
+def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command `f(values, ...)` an option for every field of Config; `values` holds those the user gave.
+
+    The types, defaults and help texts are Config's own, so that there is one place to change them.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "values"]
+        options = []
+        for name, field in Config.model_fields.items():
+            if name in hidden or name in ("algorithms", "set"):
+                continue
+            default = defaults.get(name, field.default)
+            shown = f"[default: {default}]" if default is not None else None
+            help = " ".join(part for part in (field.description, shown) if part)
+            option = typer.Option("--" + name.replace("_", "-"), help=help, show_default=False)
+            kind = _plain(field.annotation)
+            options.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+                )
+            )
+        names = [p.name for p in options]
+
+        def wrapped(**given: Any) -> None:
+            values = {name: given.pop(name) for name in names}
+            command({**defaults, **{k: v for k, v in values.items() if v is not None}}, **given)
+
+        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        wrapped.__signature__ = inspect.Signature([*keyword, *options])  # type: ignore[attr-defined]
+        wrapped.__doc__ = command.__doc__
+        wrapped.__name__ = command.__name__
+        return wrapped
+
+    return decorate
+
+
+def _plain(annotation: Any) -> Any:
+    """The type a command-line option has: numbers as numbers, everything else as text."""
+    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind in (int, float, str)]
+    return kinds[0] if len(kinds) == 1 else str
+
+
+def parse_set(assignments: list[str] | None) -> dict[str, Any]:
+    """METHOD.PARAMETER=VALUE, with VALUE a number, true, false or a word."""
+    values: dict[str, Any] = {}
+    for assignment in assignments or []:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {assignment!r}")
+        values[key.strip()] = _value(text.strip())
+    return values
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/TIME-COMMAND.")]
+Resume = Annotated[Path | None, typer.Option(help="Continue the run in this folder.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Settings from a TOML file, such as a run's run.toml.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the closing numbers as JSON and nothing else on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]

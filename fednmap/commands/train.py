@@ -1,0 +1,118 @@
+"""`fednmap train` and `fednmap compare`: one method, or several on the same problem."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, parse_set, with_config
+from fednmap.config import Config
+from fednmap.execute import Interrupted, Reporter, execute
+from fednmap.experiment import Experiment, prepare
+from fednmap.plots import comparison
+from fednmap.progress import Bar, Lines
+from fednmap.runs import RunFolder
+from fednmap.tables import closing_table
+
+
+@with_config(hidden=("trials",))
+def train(
+    values: dict[str, Any],
+    algorithm: Annotated[
+        str | None, typer.Option(help="Method; see `fednmap list algorithms`. [default: fednmap]")
+    ] = None,
+    set: Set = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    resume: Resume = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one model across clients."""
+    if algorithm:
+        values["algorithms"] = (algorithm,)
+    results = _run("train", values, set, config, out, resume, json, quiet)
+    if json:
+        only = results[0] if len(results) == 1 else {"results": results}
+        print(_dump(only))
+    if any("error" in r for r in results):
+        raise ArithmeticError(results[0]["error"])
+
+
+@with_config()
+def compare(
+    values: dict[str, Any],
+    algorithms: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas. [default: fednmap,zhang,fedcanon,fedda,fedavg]")
+    ] = None,
+    set: Set = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    resume: Resume = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods from the same start with the same minibatches, and compare them."""
+    if algorithms:
+        values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
+    elif config is None:
+        values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
+    results = _run("compare", values, set, config, out, resume, json, quiet)
+    if json:
+        print(_dump({"results": results}))
+
+
+def _run(
+    command: str,
+    values: dict[str, Any],
+    assignments: list[str] | None,
+    file: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> list[dict[str, Any]]:
+    """The closing numbers of a new run, or of one continued; the table and the plot on the way."""
+    if resume is not None:
+        if values or assignments or file or out:
+            raise ValueError("--resume takes the settings of its folder; leave the other options out")
+        folder, experiment = RunFolder.open(resume), None
+        config = folder.config()
+    else:
+        base = Config.read(file).model_dump(exclude_unset=True) if file else {}
+        values = base | values | {"set": base.get("set", {}) | parse_set(assignments)}
+        config = Config.make(**values)
+        experiment = prepare(config)  # what can be refused is refused before there is a folder
+        folder = RunFolder.create(out, config, command)
+    results = _show(config, folder, experiment, quiet, command)
+    if not as_json:
+        console = Console()
+        console.print(closing_table(results))
+        console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    comparison(folder, folder.path / "plot.png")
+    return results
+
+
+def _show(
+    config: Config, folder: RunFolder, experiment: Experiment | None, quiet: bool, command: str
+) -> list[dict[str, Any]]:
+    console = Console(stderr=True)
+    try:
+        if quiet:
+            return execute(config, folder, Reporter(), experiment=experiment)
+        if not console.is_terminal:
+            return execute(config, folder, Lines(console), experiment=experiment)
+        bar = Bar(console)
+        with bar.progress:
+            return execute(config, folder, bar, experiment=experiment)
+    except Interrupted:
+        console.print(f"stopped and saved; continue with\n  fednmap {command} --resume {folder.path}", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, indent=1)

@@ -1,0 +1,124 @@
+"""From a configuration to the things it names: data, problem, regularizer, methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fednmap import data as datasets
+from fednmap.algorithms import ALGORITHMS, FedNMap, NormalMapSGD
+from fednmap.algorithms.checks import default_gamma
+from fednmap.config import Config
+from fednmap.core import Algorithm, Regularizer
+from fednmap.data import ClientData, Dataset
+from fednmap.measure import accuracy
+from fednmap.models import build
+from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled
+from fednmap.regularizers import Zero, parse, restrict
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One trial: every method runs on the same problem, from the same model, with the same minibatches."""
+
+    config: Config
+    dataset: Dataset
+    problem: FiniteSum
+    phi: Regularizer
+    gamma: float
+    """FedNMap's prox parameter, which also fixes the common first model prox(start, gamma)."""
+
+    @property
+    def measure_gamma(self) -> float:
+        return self.config.measure_gamma or self.gamma
+
+    def algorithm(self, name: str) -> Algorithm:
+        """The method with the common step sizes, its own defaults, and what `set` says about it."""
+        config, kind = self.config, ALGORITHMS[name]
+        own = {key.partition(".")[2]: value for key, value in config.set.items() if key.partition(".")[0] == name}
+        common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
+        if kind is FedNMap:
+            common["gamma"] = self.gamma
+        if name == "econtrolda":
+            del common["Q"]
+        known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+        phi = self.phi if kind.traits.composite else Zero()
+        return kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+
+    def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
+        return Pooled(self.problem) if algorithm.traits.central else self.problem
+
+    def start(self, algorithm: Algorithm) -> Tensor:
+        """Where the method begins: all at the model x_0 = prox(start, gamma), so FedNMap at z_0 = start.
+
+        (start - x_0) / gamma is a subgradient of phi at x_0, so z = x_0 + gamma' (start - x_0) / gamma has
+        prox(z, gamma') = x_0 for a normal-map method with another gamma'.
+        """
+        start = self.problem.start
+        x = self.phi.prox(start, self.gamma)
+        if isinstance(algorithm, FedNMap | NormalMapSGD):
+            return x + (algorithm.gamma / self.gamma) * (start - x) if algorithm.gamma != self.gamma else start
+        return x
+
+    def test_accuracy(self, x: Tensor) -> float:
+        predictions = self.problem.predict(x, self.dataset.x_test)
+        return accuracy(predictions, self.dataset.y_test)
+
+
+def prepare(config: Config) -> Experiment:
+    """Load the data, divide it, build the model and the regularizer."""
+    options = {"test": config.test} if config.test else {}
+    dataset = _typed(datasets.load(config.data, **options), config)
+    data = _divide(dataset, config)
+    problem = _problem(dataset, data, config)
+    module = problem.module(problem.start) if isinstance(problem, Network) else None
+    phi = parse(config.reg, module)
+    if config.reg_only:
+        if module is None:
+            raise ValueError(f"reg_only is {config.reg_only!r}, and {config.model} is no network; leave it out")
+        phi = restrict(phi, module, config.reg_only)
+    gamma = config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps)
+    experiment = Experiment(config, dataset, problem, phi, gamma)
+    for name in config.algorithms:
+        experiment.algorithm(name)  # a hyper-parameter that does not fit is refused before anything runs
+    return experiment
+
+
+def _typed(dataset: Dataset, config: Config) -> Dataset:
+    """The data in the precision and on the device of the computation."""
+    try:
+        device = torch.zeros(0, device=config.device).device
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"device is {config.device!r}; this torch cannot use it, try cpu") from None
+
+    def to(v: Tensor) -> Tensor:
+        return v.to(device, getattr(torch, config.dtype)) if v.is_floating_point() else v.to(device)
+
+    return replace(dataset, **{k: to(getattr(dataset, k)) for k in ("x_train", "y_train", "x_test", "y_test")})
+
+
+def _divide(dataset: Dataset, config: Config) -> ClientData:
+    spec = config.partition
+    if spec == "auto":
+        spec = "sorted" if dataset.clients is None else "natural"
+    parts = datasets.partition(spec, dataset.y_train, config.clients, seed=config.seed, ids=dataset.clients)
+    return ClientData.split(dataset.x_train, dataset.y_train, parts)
+
+
+def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
+    options: dict[str, Any] = {"batch_size": config.batch_size or None, "seed": config.seed}
+    model = config.model
+    if model == "auto":
+        model = "least-squares" if dataset.classes is None else "mlp:64"
+    if model == "least-squares":
+        return LeastSquares(data, **options)
+    if model == "logistic":
+        return Logistic(data, classes=dataset.classes, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        module = build(model, dataset).to(config.device, getattr(torch, config.dtype))
+    loss = nn.functional.mse_loss if dataset.classes is None else nn.functional.cross_entropy
+    return Network(module, loss, data, **options)

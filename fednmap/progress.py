@@ -1,0 +1,79 @@
+"""What the user sees while a run goes on, on stderr: a live bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fednmap.config import Config
+from fednmap.execute import Reporter
+from fednmap.simulation import Record, Round
+
+PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar
+
+
+def describe(record: Record) -> str:
+    """The state of a run in a few words."""
+    words = [
+        f"psi {record['objective']:.4g}",
+        f"|F_nat|^2 {record['stationarity']:.2e}",
+        f"zeros {100 * record['zeros']:.1f} %",
+        f"{record['bytes_up'] / 1e6:.1f} MB up",
+    ]
+    if "test_accuracy" in record:
+        words.insert(3, f"accuracy {100 * record['test_accuracy']:.1f} %")
+    return "  ".join(words)
+
+
+class Bar(Reporter):
+    """One live line a method."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("{task.fields[name]:<16}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+        )
+        self.task = TaskID(0)
+
+    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
+        name = method if config.trials == 1 else f"{method} #{trial + 1}"
+        self.task = self.progress.add_task("", total=config.rounds, completed=done, name=name, state="")
+
+    def on_round(self, round: Round, totals: Record) -> None:
+        self.progress.update(self.task, completed=round.t + 1)
+
+    def on_record(self, record: Record) -> None:
+        self.progress.update(self.task, completed=record["round"], state=describe(record))
+
+    def tell(self, line: str) -> None:
+        self.progress.console.print(line, highlight=False)
+
+
+class Lines(Reporter):
+    """A line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.name, self.rounds, self.next = "", 0, 0.0
+
+    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
+        self.name, self.rounds, self.next = (
+            f"{method} #{trial + 1}" if config.trials > 1 else method,
+            config.rounds,
+            0.0,
+        )
+
+    def on_record(self, record: Record) -> None:
+        now = time.monotonic()
+        if now >= self.next or record["round"] == self.rounds:
+            self.next = now + PLAIN_SECONDS
+            self.tell(f"{self.name}  round {int(record['round'])}/{self.rounds}  {describe(record)}")
+
+    def tell(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
