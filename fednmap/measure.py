@@ -60,6 +60,16 @@ def hoyer(x: Tensor) -> Tensor:
     return (root - ratio) / (root - 1) if x.numel() > 1 else x.new_tensor(1.0)
 
 
+def support(x: Tensor, truth: Tensor) -> tuple[float, float]:
+    """Precision and recall of the nonzero coordinates of x, as guesses of those of `truth`.
+
+    1 where the question is empty: no guess is wrong, nothing there was missed.
+    """
+    found, true = x != 0, truth != 0
+    hits = int((found & true).sum())
+    return (hits / int(found.sum()) if found.any() else 1.0, hits / int(true.sum()) if true.any() else 1.0)
+
+
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
     """The share of labels that were predicted."""
     return float((predictions == labels).double().mean())
