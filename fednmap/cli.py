@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+import click
 import torch
 import typer
 
@@ -25,12 +26,16 @@ def main() -> NoReturn:
     """Run the command; bad input is one clear line and exit code 2."""
     torch.set_num_threads(1)  # small products: a second thread costs more than it brings
     try:
-        app()
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        fail(f"{error.format_message()} See --help.", 2)
+    except (click.Abort, KeyboardInterrupt):
+        fail("stopped", 130)
     except (ValueError, TypeError) as error:
         fail(str(error), 2)
     except (ArithmeticError, OSError) as error:
         fail(str(error), 1)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -62,7 +62,7 @@ class Traits:
     down: int
     """Vectors a client receives in a round."""
     prox: str
-    """Prox evaluations per round, on each client and on the server."""
+    """Prox evaluations of a round: on each client + on the server."""
     fixed_point: str
     """Where it ends with exact gradients on heterogeneous clients."""
     rate: str

@@ -141,7 +141,7 @@ class RunFolder:
         self, method: str, trial: int, algorithm: Algorithm, problem: Problem, start: Tensor
     ) -> tuple[Round | None, Record | None, list[str]]:
         """The newest intact checkpoint, and a line about each that had to be passed over."""
-        refused = []
+        refused: list[str] = []
         for about in sorted((self.path / "checkpoints" / f"{method}-{trial}").glob("round-*.json"), reverse=True):
             try:
                 return *_read(about, algorithm, problem, start), refused

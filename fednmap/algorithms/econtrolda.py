@@ -49,7 +49,7 @@ class EControlDA(Algorithm):
         composite=True,
         up=1,
         down=1,
-        prox="1 on the server",
+        prox="0 + 1",
         fixed_point="exact",
         rate="f convex, Q = 1: O(sqrt(s2/(nT)) + s^(2/3)/T^(2/3) + 1/T)",
         full_participation=True,

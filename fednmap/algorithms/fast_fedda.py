@@ -47,7 +47,7 @@ class FastFedDA(Algorithm):
         composite=True,
         up=2,
         down=2,
-        prox="Q per client, 1 on the server",
+        prox="Q + 1",
         fixed_point="exact as t grows",
         rate="f strongly convex, bounded iterates: O~(s2/T + Q^2 (zeta^2 + B^2)/T^2)",
     )

@@ -38,7 +38,7 @@ class FedADMM(Algorithm):
     Q: int = 10
     beta: float = None  # type: ignore[assignment]  # given, or set below
 
-    traits = Traits(composite=True, up=1, down=1, prox="1 on the server", fixed_point="exact", rate="-")
+    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point="exact", rate="-")
 
     class Server(NamedTuple):
         xtilde: Tensor

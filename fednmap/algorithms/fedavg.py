@@ -34,7 +34,7 @@ class FedAvg(Algorithm):
     eta_s: float = 1.0
     Q: int = 10
 
-    traits = Traits(composite=False, up=1, down=1, prox="none", fixed_point="biased, O(eta_a)", rate="-")
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point="biased, O(eta_a)", rate="-")
 
     class Server(NamedTuple):
         x: Tensor

@@ -45,7 +45,7 @@ class FedCanon(Algorithm):
         composite=True,
         up=1,
         down=2,
-        prox="1 on the server",
+        prox="0 + 1",
         fixed_point="biased, O(eta_a)",
         rate="psi PL, bounded subgradients: not established",
     )

@@ -39,7 +39,7 @@ class FedDA(Algorithm):
         composite=True,
         up=1,
         down=1,
-        prox="Q per client, 1 on the server",
+        prox="Q + 1",
         fixed_point="biased, O(eta_a)",
         rate="f convex, quadratic: O(sqrt(s2/(nQT)) + (zeta^(2/3) + s^(2/3)/Q^(1/3))/T^(2/3))",
     )

@@ -40,7 +40,7 @@ class FedDR(Algorithm):
     r: float = None  # type: ignore[assignment]  # given, or set below
     alpha: float = 1.95
 
-    traits = Traits(composite=True, up=1, down=1, prox="1 on the server", fixed_point="exact", rate="-")
+    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point="exact", rate="-")
 
     class Server(NamedTuple):
         xtilde: Tensor

@@ -39,7 +39,7 @@ class FedMiD(Algorithm):
         composite=True,
         up=1,
         down=1,
-        prox="Q per client, 1 on the server",
+        prox="Q + 1",
         fixed_point="biased, tends to the optimum of f + 2 phi",
         rate="-",
     )

@@ -52,7 +52,7 @@ class FedNMap(Algorithm):
         composite=True,
         up=1,
         down=2,
-        prox="Q per client, 1 on the server",
+        prox="Q + 1",
         fixed_point="exact",
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T); psi PL: O~(s2/(nQT) + s2/T^2)",
     )

@@ -36,7 +36,7 @@ class FedPD(Algorithm):
     Q: int = 10
     r: float = None  # type: ignore[assignment]  # given, or set below
 
-    traits = Traits(composite=False, up=1, down=1, prox="none", fixed_point="exact", rate="-", full_participation=True)
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point="exact", rate="-", full_participation=True)
 
     class Server(NamedTuple):
         x: Tensor

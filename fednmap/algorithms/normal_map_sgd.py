@@ -34,7 +34,7 @@ class NormalMapSGD(Algorithm):
     Q: int = 1
     gamma: float = None  # type: ignore[assignment]  # given, or set below
 
-    traits = Traits(composite=True, up=1, down=1, prox="1 a step", fixed_point="exact", rate="-", central=True)
+    traits = Traits(composite=True, up=1, down=1, prox="Q + 0", fixed_point="exact", rate="-", central=True)
 
     class Server(NamedTuple):
         z: Tensor

@@ -28,7 +28,7 @@ class ProxSGD(Algorithm):
     eta_a: float = 0.1
     Q: int = 1
 
-    traits = Traits(composite=True, up=1, down=1, prox="1 a step", fixed_point="exact", rate="-", central=True)
+    traits = Traits(composite=True, up=1, down=1, prox="Q + 0", fixed_point="exact", rate="-", central=True)
 
     class Server(NamedTuple):
         x: Tensor

@@ -38,7 +38,7 @@ class Scaffnew(Algorithm):
     Q: int = 10
     seed: int = 0
 
-    traits = Traits(composite=False, up=1, down=1, prox="none", fixed_point="exact", rate="-", full_participation=True)
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point="exact", rate="-", full_participation=True)
 
     class Server(NamedTuple):
         x: Tensor

@@ -40,7 +40,7 @@ class SCAFFOLD(Algorithm):
         composite=False,
         up=2,
         down=2,
-        prox="none",
+        prox="0 + 0",
         fixed_point="exact",
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T)",
     )

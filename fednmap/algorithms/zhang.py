@@ -46,7 +46,7 @@ class Zhang(Algorithm):
         composite=True,
         up=1,
         down=2,
-        prox="Q per client, 1 on the server",
+        prox="Q + 1",
         fixed_point="exact",
         rate="f strongly convex, bounded subgradients: O~((s2 + B2)/(nT)); psi PL: not established",
     )

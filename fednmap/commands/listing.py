@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from fednmap.algorithms import ALGORITHMS
@@ -16,14 +16,18 @@ from fednmap.names import choose
 from fednmap.regularizers.parse import REGULARIZERS, signature
 
 
-def _algorithms() -> Table:
-    table = Table("name", "solves", "up", "down", "prox a round", "everybody", "fixed point", "rate")
+def _algorithms() -> Group:
+    needs = Table("name", "solves", "up", "down", "prox", "everybody", "ends with exact gradients at")
+    rates = Table("name", "convergence rate as published, s2 = gradient variance")
     for name, kind in ALGORITHMS.items():
         t = kind.traits
         solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
         everybody = "required" if t.full_participation else "-"
-        table.add_row(name, solves, str(t.up), str(t.down), t.prox, everybody, t.fixed_point, t.rate)
-    return table
+        needs.add_row(name, solves, str(t.up), str(t.down), t.prox, everybody, t.fixed_point)
+        if t.rate != "-":
+            rates.add_row(name, t.rate)
+    key = "up, down: vectors a client sends and receives in a round; prox: evaluations on a client + on the server"
+    return Group(needs, key, rates)
 
 
 def _regularizers() -> Table:
@@ -48,7 +52,7 @@ def _models() -> Table:
     return _described(described | own)
 
 
-LISTS: dict[str, Callable[[], Table]] = {
+LISTS: dict[str, Callable[[], RenderableType]] = {
     "algorithms": _algorithms,
     "regularizers": _regularizers,
     "datasets": _datasets,
