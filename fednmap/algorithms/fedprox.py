@@ -5,6 +5,7 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in Hetero
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,8 +52,8 @@ class FedProx(Algorithm):
     def __post_init__(self) -> None:
         positive(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
-        if not self.mu >= 0:
-            raise ValueError(f"FedProx: mu is {self.mu}; it must be at least 0")
+        if not 0 <= self.mu < math.inf:
+            raise ValueError(f"FedProx: mu is {self.mu}; it must be a finite number, at least 0")
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()

@@ -37,7 +37,8 @@ class Logistic(FiniteSum):
         labels = pooled.y.to(torch.int64)
         if not torch.equal(labels.to(pooled.y.dtype), pooled.y):
             raise ValueError("Logistic needs whole-number labels; for real targets use LeastSquares")
-        labels = torch.where(labels == -1, 0, labels) if labels.min() == -1 and labels.max() <= 1 else labels
+        if labels.min() == -1 and labels.max() <= 1 and not bool((labels == 0).any()):
+            labels = labels.clamp(min=0)
         self.classes = max(2, int(labels.max()) + 1) if classes is None else classes
         if labels.min() < 0 or labels.max() >= self.classes:
             raise ValueError(

@@ -1,0 +1,202 @@
+"""Every method meets the contract and ends where its traits say, measured on a heterogeneous lasso."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from lasso import PHI, PROBLEM, L, best, distance, last, models
+from methods import MAKE
+
+from fednmap import algorithms as A
+from fednmap.core import Regularizer, nbytes
+from fednmap.regularizers import L1, Zero
+from fednmap.testing import check_algorithm
+
+EXACT = [name for name, make in MAKE.items() if make(Zero(), 1.0, 1).traits.fixed_point == "exact"]
+
+
+def test_every_method_has_a_maker_and_a_name():
+    assert {cls.__name__ for cls in A.ALGORITHMS.values()} == set(MAKE)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_contract(name):
+    # a method that does not converge to the optimum has nothing to wait for
+    report = check_algorithm(MAKE[name], rounds=1500 if name in EXACT else 60)
+    if name in EXACT:
+        assert all(distance < 1e-10 for distance in report if distance is not None)
+
+
+def test_who_is_exact():
+    biased = {"FedCanon", "FedDA", "FedMiD", "FastFedDA", "FedAvg", "FedProx"}
+    assert set(EXACT) == set(MAKE) - biased
+
+
+def end(algorithm, eta_a):
+    """Where the method ends; it needs the longer the smaller its step."""
+    return algorithm.model(last(algorithm, rounds=round(30 / eta_a)).server)
+
+
+BIASED = {
+    "FedCanon": (lambda eta_a: A.FedCanon(PHI, eta_a=eta_a, Q=5), 0.2),
+    "FedDA": (lambda eta_a: A.FedDA(PHI, eta_a=eta_a, Q=5), 0.2),
+    "FedMiD, server only": (lambda eta_a: A.FedMiD(PHI, eta_a=eta_a, Q=5, server_only=True), 0.2),
+    "FedAvg": (lambda eta_a: A.FedAvg(eta_a=eta_a, Q=5), 0.0),
+    "FedProx": (lambda eta_a: A.FedProx(eta_a=eta_a, Q=5, mu=0.1), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_bias_is_proportional_to_the_local_step(name):
+    make, weight = BIASED[name]
+    one, half = (distance(end(make(eta_a / L), eta_a), best(weight)) for eta_a in (0.1, 0.05))
+    assert 1e-3 < half < one < 0.05
+    assert 1.85 < one / half < 2.15
+
+
+def test_fedmid_as_published_counts_phi_twice():
+    points = [end(A.FedMiD(PHI, eta_a=eta_a / L, Q=5), eta_a) for eta_a in (0.1, 0.05, 0.025)]
+    to_double = [distance(x, best(0.4)) for x in points]
+    assert all(1.6 < one / half < 2.1 for one, half in pairwise(to_double))
+    assert min(distance(x, best(0.2)) for x in points) > 0.1
+    assert distance(best(0.4), best(0.2)) > 0.1
+
+
+def test_fast_fedda_error_falls_as_one_over_t():
+    algorithm = A.FastFedDA(PHI, Q=5, mu=0.1, gamma=2 * L)
+    points = models(algorithm, PROBLEM, rounds=800)
+    scaled = [t * distance(points[t - 1], best(0.2)) for t in (100, 200, 400, 800)]
+    assert max(scaled) < 2
+    growth = [later - earlier for earlier, later in pairwise(scaled)]
+    assert growth[2] < growth[1] < growth[0]  # levels off: no error is left that does not fall with t
+
+
+@pytest.mark.parametrize(("compressor", "K"), [("top", 1), ("random", 3), ("random", 0.5)])
+def test_econtrolda_is_exact_with_every_compressor(compressor, K):
+    algorithm = A.EControlDA(PHI, K=K, gamma=8 * L, compressor=compressor)
+    assert distance(algorithm.model(last(algorithm, rounds=1600).server), best(0.2)) < 1e-10
+
+
+@pytest.mark.parametrize("compressor", ["top", "random"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_econtrolda_sends_k_values_and_k_indices(compressor, dtype):
+    algorithm = A.EControlDA(PHI, K=3, compressor=compressor)
+    round_ = last(algorithm, rounds=2, start=torch.zeros(PROBLEM.dim, dtype=dtype))
+    assert round_.bytes_up == PROBLEM.n * 3 * (dtype.itemsize + 4)
+    assert round_.bytes_down == PROBLEM.n * PROBLEM.dim * dtype.itemsize
+
+
+def compressed(algorithm, t=0):
+    """What the clients send in round t with no memory yet, and the gradients they started from."""
+    server, client = algorithm.init(torch.ones(PROBLEM.dim, dtype=torch.float64))
+    down = algorithm.broadcast(server._replace(A=server.A + t))._replace(x=server.z)
+    clients = type(client)(*(v.expand(PROBLEM.n, -1) for v in client))
+    g = PROBLEM.oracle(torch.arange(PROBLEM.n), 0)
+    up, _ = algorithm.local(down, clients, g)
+    return up, g(server.z, 0)
+
+
+def test_top_k_keeps_the_largest():
+    up, gradients = compressed(A.EControlDA(PHI, K=3))
+    for sent, gradient in zip(up.D, gradients, strict=True):
+        assert int((sent != 0).sum()) == 3
+        assert gradient[sent == 0].abs().max() <= gradient[sent != 0].abs().min()
+        assert torch.equal(sent[sent != 0], gradient[sent != 0])
+
+
+def test_random_k_keeps_the_same_coordinates_on_all_clients_and_others_in_each_round():
+    algorithm, seen = A.EControlDA(PHI, K=3, compressor="random"), torch.zeros(PROBLEM.dim)
+    for t in range(40):
+        up, gradients = compressed(algorithm, t)
+        kept = up.D != 0
+        assert torch.equal(kept, kept[:1].expand_as(kept))
+        assert int(kept[0].sum()) == 3
+        assert torch.equal(up.D[kept], gradients[kept])
+        assert torch.equal(algorithm.unpack(algorithm.pack(up)).D, up.D)
+        seen += kept[0]
+    assert seen.min() > 0
+    other, _ = compressed(A.EControlDA(PHI, K=3, compressor="random", seed=1))
+    first, _ = compressed(algorithm)
+    assert not torch.equal(other.D != 0, first.D != 0)
+
+
+def test_packing_works_for_one_client_and_for_a_stack():
+    algorithm = A.EControlDA(PHI, K=2)
+    up, _ = compressed(algorithm)
+    one = type(up)(up.D[0])
+    assert torch.equal(algorithm.unpack(algorithm.pack(one)).D, one.D)
+    assert nbytes(algorithm.pack(one)) == 2 * (8 + 4)
+    assert algorithm.pack(up).indices.dtype == torch.int32
+
+
+class Weak(Regularizer):
+    """-|x|^2: weakly convex with rho = 2."""
+
+    rho = 2.0
+
+    def value(self, x):
+        return -x.square().sum(-1)
+
+    def prox(self, v, step):
+        return v / (1 - 2 * self.check_step(step))
+
+
+REFUSED = {
+    "gamma rho": lambda: A.FedNMap(Weak(), gamma=0.5),
+    "normal map gamma rho": lambda: A.NormalMapSGD(Weak(), gamma=0.6),
+    "local prox of Zhang": lambda: A.Zhang(Weak(), eta_a=0.05, Q=10, eta_s=0.1),
+    "server prox of Zhang": lambda: A.Zhang(Weak(), eta_a=0.01, Q=10, eta_s=5.0),
+    "alpha rho": lambda: A.FedCanon(Weak(), alpha=0.5),
+    "r rho": lambda: A.FedDR(Weak(), r=0.5),
+    "beta": lambda: A.FedADMM(Weak(), beta=2.0),
+    "eta_a rho": lambda: A.ProxSGD(Weak(), eta_a=0.5),
+    "FedDA convex": lambda: A.FedDA(Weak()),
+    "FedMiD convex": lambda: A.FedMiD(Weak()),
+    "FastFedDA convex": lambda: A.FastFedDA(Weak()),
+    "EControlDA convex": lambda: A.EControlDA(Weak()),
+    "Q of EControlDA": lambda: A.EControlDA(PHI, Q=2),
+    "K": lambda: A.EControlDA(PHI, K=0),
+    "K between": lambda: A.EControlDA(PHI, K=1.5),
+    "compressor": lambda: A.EControlDA(PHI, compressor="best"),
+    "alpha": lambda: A.FedDR(PHI, alpha=2.0),
+    "mu of FedProx": lambda: A.FedProx(mu=-0.1),
+    "mu infinite": lambda: A.FedProx(mu=float("inf")),
+    "mu of FastFedDA": lambda: A.FastFedDA(PHI, mu=0.0),
+    "negative gamma": lambda: A.FedNMap(PHI, gamma=-1.0),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_impossible_parameters_are_refused_in_one_line(what):
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        REFUSED[what]()
+
+
+def test_weakly_convex_steps_just_inside_are_taken():
+    A.FedNMap(Weak(), gamma=0.49)
+    A.Zhang(Weak(), eta_a=0.049, Q=10)
+    A.FedADMM(Weak(), beta=2.1)
+    assert A.FedNMap(Weak(), eta_a=1.0).gamma == 0.25
+    assert A.FedDR(Weak(), eta_a=1.0).r == 0.25
+    assert A.FedADMM(Weak(), eta_a=1.0).beta == 4.0
+
+
+@pytest.mark.parametrize("name", [n for n in MAKE if n != "EControlDA"])
+@pytest.mark.parametrize("Q", [0, -1, 2.0])
+def test_local_steps_are_a_positive_integer(name, Q):
+    cls = getattr(A, name)
+    with pytest.raises(ValueError, match="Q is"):
+        cls(Zero(), Q=Q)
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("eta_a", [0.0, -0.1, float("nan"), float("inf"), "0.1"])
+def test_step_sizes_are_positive_numbers(name, eta_a):
+    with pytest.raises(ValueError, match="eta_a is"):
+        getattr(A, name)(Zero(), eta_a=eta_a)
+
+
+@pytest.mark.parametrize("name", [n for n in MAKE if not MAKE[n](Zero(), 1.0, 1).traits.composite])
+def test_smooth_methods_refuse_phi_and_name_composite_ones(name):
+    with pytest.raises(ValueError, match="FedNMap, Zhang"):
+        getattr(A, name)(L1(0.1))

@@ -1,0 +1,310 @@
+"""The round loop: exactness under sampling and loss, one trajectory however it is run, refusals, limits of float32."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lasso import PHI, gap, last, models
+from stochastic import KINDS, least_squares
+from torch import Tensor
+
+from fednmap import Diverged, simulate
+from fednmap import algorithms as A
+from fednmap.core import Algorithm
+from fednmap.data.partition import iid
+from fednmap.measure import stationarity
+from fednmap.problems import LeastSquares, Logistic
+from fednmap.regularizers import L1, Zero
+from fednmap.testing import heterogeneous, optimum, smoothness
+
+TEN = heterogeneous(n=10)
+L = smoothness(TEN)
+GAMMA = 1 / L
+
+
+def fednmap(phi=PHI, Q=5):
+    return A.FedNMap(phi, eta_a=0.5 / (L * Q), Q=Q, gamma=GAMMA)
+
+
+def residual(algorithm, round_, problem=TEN):
+    return float(stationarity(problem, algorithm.phi, algorithm.model(round_.server), GAMMA))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "history"),
+    [(700, {}), (2400, {"participation": 0.3}), (1200, {"loss": 0.3}), (1800, {"participation": 0.5, "loss": 0.3})],
+    ids=["everybody", "3 of 10", "30 % lost", "both"],
+)
+@pytest.mark.parametrize("make", [fednmap, lambda: A.Zhang(PHI, eta_a=0.1 / L, Q=5)], ids=["FedNMap", "Zhang"])
+def test_the_lasso_is_solved_exactly(make, rounds, history):
+    algorithm = make()
+    end = last(algorithm, TEN, rounds=rounds, seed=1, **history)
+    assert residual(algorithm, end) < 1e-20
+
+
+def test_three_of_ten_are_drawn():
+    seen = torch.zeros(10)
+    for round_ in simulate(fednmap(), TEN, rounds=200, participation=0.3):
+        assert len(round_.participants) == len(set(round_.participants.tolist())) == 3
+        assert torch.equal(round_.counted, round_.participants)
+        seen[round_.participants] += 1
+    assert seen.min() > 30  # 60 expected, standard deviation 6.5
+    assert seen.max() < 90
+
+
+def test_replies_are_lost_as_often_as_asked():
+    rounds = list(simulate(A.FedAvg(eta_a=0.01, Q=1), TEN, rounds=200, loss=0.3))
+    counted = sum(len(r.counted) for r in rounds)
+    assert all(set(r.counted.tolist()) <= set(r.participants.tolist()) for r in rounds)
+    assert abs(counted / 2000 - 0.7) < 0.05
+
+
+@pytest.mark.parametrize(("participation", "count"), [(0.01, 1), (0.26, 3), (0.5, 5), (1.0, 10)])
+def test_at_least_one_client_takes_part(participation, count):
+    assert len(last(fednmap(), TEN, rounds=1, participation=participation).participants) == count
+
+
+MEMORY = {
+    "FedNMap": (A.FedNMap(L1(0.05), eta_a=0.02, Q=3, gamma=0.3), "h"),
+    "Zhang": (A.Zhang(L1(0.05), eta_a=0.02, Q=3), "h"),
+    "FedCanon": (A.FedCanon(L1(0.05), eta_a=0.02, Q=3), "h"),
+    "SCAFFOLD": (A.SCAFFOLD(eta_a=0.02, Q=3), "c"),
+    "FedDR": (A.FedDR(L1(0.05), eta_a=0.02, Q=3, r=0.4), "xhat"),
+    "FedADMM": (A.FedADMM(L1(0.05), eta_a=0.02, Q=3, beta=3.0), "xhat"),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    participation=st.floats(0.05, 1.0),
+    loss=st.floats(0.0, 0.9),
+    rounds=st.integers(1, 25),
+    seed=st.integers(0, 2**32),
+    chunk=st.none() | st.integers(1, 5),
+    weights=st.none() | st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4),
+)
+def test_the_servers_memory_is_the_mean_of_the_clients(name, participation, loss, rounds, seed, chunk, weights):
+    w = torch.full((4,), 0.25, dtype=torch.float64)
+    if weights is not None:
+        w = torch.tensor(weights, dtype=torch.float64)
+        w = w / w.sum()
+    problem = least_squares(weights=None if weights is None else w)
+    algorithm, field = MEMORY[name]
+    history = {"participation": participation, "loss": loss, "rounds": rounds, "seed": seed, "chunk": chunk}
+    end = last(algorithm, problem, **history)
+    held = getattr(end.clients[torch.arange(4)], field)
+    kept = getattr(end.server, "xtilde" if field == "xhat" else field)
+    assert float((w @ held - kept).abs().max()) < 1e-11 * (1 + float(held.abs().max()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_at_once_in_chunks_and_one_at_a_time_are_one_trajectory(kind):
+    problem, algorithm = KINDS[kind](), MEMORY["FedNMap"][0]
+    history = {"rounds": 20, "participation": 0.8, "loss": 0.2, "seed": 2}
+    together = models(algorithm, problem, **history)
+    for chunk in (1, 2, 3, 100):
+        assert gap(together, models(algorithm, problem, chunk=chunk, **history)) < 1e-12
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_chunks_do_not_matter_to_any_method_with_memory(name):
+    problem, algorithm = least_squares(), MEMORY[name][0]
+    history = {"rounds": 20, "participation": 0.8, "loss": 0.2, "seed": 2}
+    pair = [models(algorithm, problem, chunk=chunk, **history) for chunk in (None, 1)]
+    assert gap(*pair) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_seed_same_bits(kind):
+    history = {"rounds": 10, "participation": 0.6, "loss": 0.2, "seed": 9}
+    one, two = (models(MEMORY["FedNMap"][0], KINDS[kind](), **history) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
+
+
+def test_seeds_matter():
+    history = {"rounds": 10, "participation": 0.5}
+    one, two = (models(fednmap(), TEN, seed=seed, **history) for seed in (0, 1))
+    assert gap(one, two) > 1e-3
+    one, two = (models(MEMORY["FedNMap"][0], least_squares(seed=seed), rounds=10) for seed in (0, 1))
+    assert gap(one, two) > 1e-3
+
+
+def test_fednmap_sends_exactly_half_of_what_scaffold_sends():
+    ours, theirs = (last(m, TEN, rounds=3) for m in (fednmap(Zero()), A.SCAFFOLD(eta_a=0.01, Q=5)))
+    assert 2 * ours.bytes_up == theirs.bytes_up == 2 * 10 * TEN.dim * 8
+    assert ours.bytes_down == theirs.bytes_down == 2 * 10 * TEN.dim * 8
+
+
+def test_bytes_count_the_clients_that_took_part_in_the_dtype_of_the_run():
+    start = torch.zeros(TEN.dim, dtype=torch.float32)
+    end = last(fednmap(), TEN, rounds=1, start=start, participation=0.3, loss=0.5)
+    assert (end.bytes_up, end.bytes_down) == (3 * TEN.dim * 4, 3 * 2 * TEN.dim * 4)
+    assert fednmap().model(end.server).dtype == torch.float32
+
+
+def test_without_a_reply_the_server_stays_and_the_round_is_told():
+    algorithm, before, silent = fednmap(), None, 0
+    for t, round_ in enumerate(simulate(algorithm, TEN, rounds=60, participation=0.1, loss=0.8)):
+        assert round_.t == t
+        if not len(round_.counted):
+            silent += 1
+            server = algorithm.init(TEN.start)[0] if before is None else before
+            assert all(torch.equal(u, v) for u, v in zip(server, round_.server, strict=True))
+        before = round_.server
+    assert silent > 30
+
+
+def test_weighted_clients_reach_the_weighted_optimum():
+    weights = torch.arange(1.0, 11.0, dtype=torch.float64)
+    problem = LeastSquares(list(TEN.data), weights=weights / weights.sum())
+    best, unweighted = optimum(problem, PHI), optimum(TEN, PHI)
+    algorithm = fednmap()
+    end = last(algorithm, problem, rounds=2400, participation=0.4, loss=0.1)
+    assert float((algorithm.model(end.server) - best).norm()) < 1e-10
+    assert float((best - unweighted).norm()) > 1e-2
+
+
+class Quadratics:
+    """What a user would write, and no more: f_i(x) = d_i/2 |x - b_i|^2."""
+
+    n, dim = 3, 4
+
+    def __init__(self):
+        self.d = torch.tensor([1.0, 2.0, 3.0])
+        self.b = torch.arange(12.0).reshape(3, 4)
+
+    def oracle(self, clients, t):
+        d, b = self.d[clients].unsqueeze(-1), self.b[clients]
+        return lambda x, q: d * (x - b)
+
+    def loss(self, x):
+        return (self.d / 2 * (x - self.b).square().sum(-1)).mean()
+
+    def gradient(self, x):
+        return (self.d.unsqueeze(-1) * (x - self.b)).mean(0)
+
+
+def test_a_problem_with_nothing_but_the_protocol_works():
+    algorithm = A.FedNMap(L1(0.5), eta_a=0.02, Q=5, gamma=0.3)
+    end = last(algorithm, Quadratics(), rounds=400, participation=0.7)
+    x = algorithm.model(end.server)
+    assert x.dtype == torch.float32
+    assert float(stationarity(Quadratics(), algorithm.phi, x, 0.3)) < 1e-8
+
+
+NAN = torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])
+REFUSED = {
+    "participation is 0": lambda: simulate(fednmap(), TEN, rounds=1, participation=0.0),
+    "participation is 1.1": lambda: simulate(fednmap(), TEN, rounds=1, participation=1.1),
+    "participation is nan": lambda: simulate(fednmap(), TEN, rounds=1, participation=float("nan")),
+    "loss is 1": lambda: simulate(fednmap(), TEN, rounds=1, loss=1.0),
+    "loss is -0.1": lambda: simulate(fednmap(), TEN, rounds=1, loss=-0.1),
+    "rounds is -1": lambda: simulate(fednmap(), TEN, rounds=-1),
+    "chunk is 0": lambda: simulate(fednmap(), TEN, rounds=1, chunk=0),
+    "start has shape": lambda: simulate(fednmap(), TEN, rounds=1, start=torch.zeros(3)),
+    "start holds torch.int64": lambda: simulate(fednmap(), TEN, rounds=1, start=torch.zeros(8, dtype=torch.int64)),
+    "central method": lambda: simulate(A.ProxSGD(PHI), TEN, rounds=1),
+    "every client": lambda: simulate(A.FedPD(), TEN, rounds=1, participation=0.5),
+    "every client in": lambda: simulate(A.Scaffnew(), TEN, rounds=1, loss=0.1),
+    "NaN or infinity": lambda: LeastSquares([(NAN, torch.zeros(2))]),
+    "y holds NaN": lambda: LeastSquares([(torch.ones(2, 2), NAN[:, 0])]),
+    "no sample": lambda: LeastSquares([(torch.ones(2, 2), torch.ones(2)), (torch.ones(0, 2), torch.ones(0))]),
+    "no clients": lambda: LeastSquares([]),
+    "clients": lambda: iid(torch.zeros(5), 6),
+    "must agree": lambda: LeastSquares([(torch.ones(2, 2), torch.ones(3))]),
+    "batch_size is 0": lambda: LeastSquares([(torch.ones(2, 2), torch.ones(2))], batch_size=0),
+    "weights must be": lambda: LeastSquares([(torch.ones(2, 2), torch.ones(2))], weights=[0.5]),
+    "whole-number labels": lambda: Logistic([(torch.ones(2, 2), torch.tensor([0.5, 1.0]))]),
+    "labels are -1 to 1": lambda: Logistic([(torch.ones(3, 2), torch.tensor([-1, 0, 1]))]),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_is_refused_before_the_first_round(message):
+    with pytest.raises(ValueError, match=message):
+        REFUSED[message]()
+
+
+def test_no_rounds_is_an_empty_run():
+    assert list(simulate(fednmap(), TEN, rounds=0)) == []
+
+
+def test_divergence_names_the_round_and_a_remedy_after_what_was_measured():
+    measured = []
+    with pytest.raises(Diverged, match=r"after round \d+; use a smaller eta_a") as stopped:
+        measured.extend(round_.t for round_ in simulate(A.FedAvg(eta_a=50.0, Q=5), TEN, rounds=500))
+    assert len(measured) > 3
+    assert stopped.value.t == measured[-1] + 1
+
+
+def test_float32_has_a_floor():
+    # Under sampling the server's h and the mean of the h_i part by a random walk of rounding: far below minibatch
+    # noise in float32, at rounding in float64.
+    apart = {}
+    for dtype in (torch.float32, torch.float64):
+        history = {"rounds": 2000, "participation": 0.5, "loss": 0.3, "start": torch.zeros(TEN.dim, dtype=dtype)}
+        end = last(fednmap(), TEN, **history)
+        held = end.clients[torch.arange(10)].h
+        assert held.dtype == end.server.h.dtype == dtype
+        apart[dtype] = float((held.double().mean(0) - end.server.h).abs().max())
+    assert 1e-8 < apart[torch.float32] < 1e-4
+    assert apart[torch.float64] < 1e-12
+
+
+class Down(NamedTuple):
+    z: Tensor
+    h: Tensor
+    t: Tensor
+
+
+class Up(NamedTuple):
+    y: Tensor
+    arrived: Tensor
+
+
+@dataclass(frozen=True)
+class Forgetful(Algorithm):
+    """FedNMap that loses 30 % of the replies itself; where `moves`, a client whose reply was lost still moves h_i."""
+
+    inner: A.FedNMap
+    moves: bool
+    traits = A.FedNMap.traits
+    Server = Down
+
+    @property
+    def phi(self):
+        return self.inner.phi
+
+    def init(self, start):
+        server, client = self.inner.init(start)
+        return Down(*server, torch.tensor(0)), client
+
+    def broadcast(self, server):
+        return server
+
+    def local(self, down, client, g):
+        up, new = self.inner.local(down, client, g)
+        drawn = np.random.default_rng([3, int(down.t)]).random(client.h.shape[:-1]) >= 0.3
+        arrived = torch.as_tensor(drawn).to(up.y).unsqueeze(-1)
+        kept = new.h if self.moves else torch.where(arrived > 0, new.h, client.h)
+        return Up(arrived * up.y, arrived), type(new)(kept)
+
+    def aggregate(self, server, up, share):
+        received = float(up.arrived)
+        inner = self.inner.aggregate(self.inner.Server(*server[:2]), self.inner.Up(up.y / received), received)
+        return Down(*inner, server.t + 1)
+
+    def model(self, server):
+        return self.inner.model(server)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_lost_reply_must_not_move_the_clients_state(moves):
+    algorithm = Forgetful(fednmap(), moves)
+    end = residual(algorithm, last(algorithm, TEN, rounds=1200))
+    assert end > 1e-3 if moves else end < 1e-20
