@@ -1,0 +1,216 @@
+"""Losses and gradients: against finite differences and autograd, in every shape the protocol allows."""
+
+import pytest
+import torch
+from stochastic import KINDS, SIZES, binary, least_squares, network
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fednmap import problems
+from fednmap.models import mlp
+from fednmap.problems import LeastSquares, Logistic, Network, Pooled, finite_sum
+
+EXACT = {name: (lambda make=make, **options: make(batch_size=None, **options)) for name, make in KINDS.items()}
+EVERYBODY = torch.arange(len(SIZES))
+WEIGHTS = [0.4, 0.3, 0.2, 0.1]
+
+
+def point(problem, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return 0.5 * torch.randn(problem.dim, generator=rng, dtype=torch.float64)
+
+
+def differences(f, x, h=1e-5):
+    steps = h * torch.eye(len(x), dtype=x.dtype)
+    return torch.stack([(f(x + e) - f(x - e)) / (2 * h) for e in steps])
+
+
+def test_every_problem_is_tested():
+    made = {type(make()).__name__ for make in KINDS.values()}
+    assert made == set(problems.__all__) - {"FiniteSum", "Pooled"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_gradient_is_that_of_the_loss(kind, weights):
+    problem = EXACT[kind](weights=weights)
+    x = point(problem)
+    assert torch.allclose(problem.gradient(x), differences(problem.loss, x), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_the_mean_over_clients_of_their_own(kind):
+    problem = EXACT[kind]()
+    x = point(problem)
+    alone = [rebuilt(problem, [pair]) for pair in problem.data]
+    assert torch.allclose(problem.loss(x), sum(p.loss(x) for p in alone) / len(alone), rtol=1e-13)
+    weighted = EXACT[kind](weights=WEIGHTS)
+    expected = sum(w * p.loss(x) for w, p in zip(WEIGHTS, alone, strict=True))
+    assert torch.allclose(weighted.loss(x), expected, rtol=1e-13)
+
+
+def rebuilt(problem, data):
+    """The same kind of problem on other data."""
+    if isinstance(problem, Network):
+        return Network(problem.module(problem.start), cross_entropy, data, batch_size=None)
+    return Logistic(data, classes=problem.classes) if isinstance(problem, Logistic) else LeastSquares(data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clients_exact_gradient_is_that_of_its_own_loss(kind):
+    problem = EXACT[kind]()
+    x = point(problem)
+    g = problem.oracle(EVERYBODY, 0)
+    for i, pair in enumerate(problem.data):
+        alone = rebuilt(problem, [pair])
+        assert torch.allclose(g(x, 0)[i], differences(alone.loss, x), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_the_exact_oracles_average_to_the_gradient(kind, weights):
+    problem = EXACT[kind](weights=weights)
+    x = point(problem)
+    w = torch.full((4,), 0.25, dtype=torch.float64) if weights is None else torch.tensor(weights, dtype=torch.float64)
+    assert torch.allclose(w @ problem.oracle(EVERYBODY, 0)(x, 0), problem.gradient(x), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_stack_common_point_and_one_client_agree(kind, batch_size):
+    problem = KINDS[kind](batch_size=batch_size)
+    x, ids = point(problem), torch.tensor([2, 0, 3])
+    g = problem.oracle(ids, 5)
+    common = g(x, 1)
+    assert common.shape == (3, problem.dim)
+    assert torch.allclose(common, g(x.expand(3, -1), 1), rtol=1e-12, atol=1e-14)
+    apart = torch.stack([point(problem, seed) for seed in range(3)])
+    stacked = g(apart, 1)
+    for row, i in enumerate(ids):
+        one = problem.oracle(i, 5)
+        assert one(x, 1).shape == (problem.dim,)
+        assert torch.allclose(one(x, 1), common[row], rtol=1e-12, atol=1e-14)
+        assert torch.allclose(one(apart[row], 1), stacked[row], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_minibatch_gradients_are_unbiased(kind):
+    problem = KINDS[kind](batch_size=400)
+    x = point(problem)
+    noisy = torch.stack([problem.oracle(EVERYBODY, t)(x, 0) for t in range(40)])
+    exact = EXACT[kind]().oracle(EVERYBODY, 0)(x, 0)
+    error = noisy.std(0) / 40**0.5
+    assert bool(((noisy.mean(0) - exact).abs() <= 5 * error + 1e-12).all())
+    assert not torch.equal(noisy[0], noisy[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [1, 100, 1000])
+def test_bounded_memory_gives_the_same_result(kind, chunk, monkeypatch):
+    whole = EXACT[kind](weights=WEIGHTS)
+    x = point(whole)
+    expected = whole.loss(x), whole.gradient(x), whole.oracle(EVERYBODY, 0)(x, 0)
+    monkeypatch.setattr(finite_sum, "CHUNK_BYTES", chunk)
+    got = whole.loss(x), whole.gradient(x), whole.oracle(EVERYBODY, 0)(x, 0)
+    assert all(torch.allclose(u, v, rtol=1e-12, atol=1e-14) for u, v in zip(expected, got, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_runs_in_float32(kind):
+    problem = KINDS[kind]()
+    x = point(problem).float()
+    assert problem.gradient(x).dtype == problem.loss(x).dtype == torch.float32
+    assert problem.oracle(EVERYBODY, 0)(x, 0).dtype == torch.float32
+    assert torch.allclose(problem.gradient(x), problem.gradient(x.double()).float(), rtol=1e-4, atol=1e-5)
+
+
+def test_binary_labels_may_be_zero_one_or_plus_minus_one():
+    zero_one = binary(batch_size=None)
+    signs = Logistic([(a, 2 * b - 1) for a, b in zero_one.data])
+    real = Logistic([(a, (2 * b - 1).double()) for a, b in zero_one.data])
+    x = point(zero_one)
+    for other in (signs, real):
+        assert torch.equal(zero_one.loss(x), other.loss(x))
+        assert torch.equal(zero_one.gradient(x), other.gradient(x))
+    by_hand = torch.stack(
+        [torch.log1p(torch.exp(-(2 * b - 1) * (a @ x))).mean() for a, b in zero_one.data]
+    ).mean()  # f = mean_i mean_j log(1 + exp(-s <a, x>))
+    assert torch.allclose(zero_one.loss(x), by_hand, rtol=1e-12)
+
+
+def test_logistic_does_not_overflow():
+    a = torch.tensor([[1000.0], [-1000.0]], dtype=torch.float64)
+    problem = Logistic([(a, torch.tensor([1, 0]))])
+    for value in (5.0, -5.0):
+        x = torch.tensor([value], dtype=torch.float64)
+        assert torch.isfinite(problem.loss(x))
+        assert torch.isfinite(problem.gradient(x)).all()
+    assert float(problem.loss(torch.tensor([-5.0], dtype=torch.float64))) == 5000.0
+
+
+def test_two_classes_of_a_multinomial_are_the_binary_problem():
+    problem = binary(batch_size=None)
+    three = Logistic(list(problem.data), classes=3)
+    assert three.dim == 3 * problem.dim
+    assert problem.predict(point(problem), problem.data.x).max() <= 1
+
+
+def test_least_squares_by_hand():
+    problem = least_squares(batch_size=None)
+    x = point(problem)
+    by_hand = sum((a @ x - b).square().mean() / 2 for a, b in problem.data) / problem.n
+    assert torch.allclose(problem.loss(x), by_hand, rtol=1e-13)
+    assert torch.equal(problem.predict(x, problem.data.x), problem.data.x @ x)
+
+
+def test_a_linear_network_is_least_squares():
+    reference = least_squares(batch_size=None)
+    data = [(a, b.unsqueeze(-1)) for a, b in reference.data]
+    linear = torch.nn.Linear(6, 1, bias=False).double()
+    linked = Network(linear, lambda o, y: mse_loss(o, y) / 2, data, batch_size=None)
+    x = point(reference)
+    assert torch.allclose(linked.loss(x), reference.loss(x), rtol=1e-13)
+    assert torch.allclose(linked.gradient(x), reference.gradient(x), rtol=1e-12)
+    some = torch.tensor([1, 3])
+    minibatches = (
+        p.oracle(some, 2)(x, 1) for p in (Network(linear, linked._loss, data, batch_size=3), least_squares())
+    )
+    assert torch.allclose(*minibatches, rtol=1e-12)
+
+
+def test_network_gradient_is_what_autograd_gives_its_module():
+    problem = network(batch_size=None)
+    x = point(problem)
+    module = problem.module(x)
+    loss = sum(cross_entropy(module(a), b) for a, b in problem.data) / problem.n
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in module.parameters()])
+    assert torch.allclose(problem.gradient(x), expected, rtol=1e-12, atol=1e-14)
+    assert torch.equal(problem.predict(x, problem.data.x), module(problem.data.x).argmax(-1))
+
+
+def test_network_starts_at_the_modules_parameters_and_leaves_the_module_alone():
+    module = mlp(6, 3, hidden=(4,)).double()
+    before = [p.detach().clone() for p in module.parameters()]
+    problem = Network(module, cross_entropy, list(network().data))
+    assert torch.equal(problem.start, torch.cat([p.flatten() for p in before]))
+    problem.gradient(problem.start + 1)
+    problem.module(problem.start + 1)
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
+    with pytest.raises(ValueError, match="no parameters"):
+        Network(torch.nn.ReLU(), cross_entropy, list(network().data))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_pooled_is_the_mean_of_the_same_minibatches(kind, weights):
+    problem = KINDS[kind](weights=weights)
+    pooled = Pooled(problem)
+    x = point(problem)
+    w = torch.full((4,), 0.25, dtype=torch.float64) if weights is None else torch.tensor(weights, dtype=torch.float64)
+    expected = w @ problem.oracle(EVERYBODY, 3)(x, 2)
+    assert (pooled.n, pooled.dim) == (1, problem.dim)
+    assert torch.allclose(pooled.oracle(torch.tensor(0), 3)(x, 2), expected, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(pooled.oracle(torch.tensor([0]), 3)(x[None], 2), expected[None], rtol=1e-12, atol=1e-14)
+    assert torch.equal(pooled.loss(x), problem.loss(x))
+    assert torch.equal(pooled.gradient(x), problem.gradient(x))
+    assert torch.equal(pooled.start, problem.start)
