@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from fednmap.algorithms import ALGORITHMS
@@ -31,10 +32,7 @@ def _algorithms() -> Group:
 
 
 def _regularizers() -> Table:
-    table = Table("use", "what it is", "rho")
-    for name, kind in REGULARIZERS.items():
-        table.add_row(signature(name), _first_line(kind), "" if kind.rho == 0.0 else "> 0")
-    return table
+    return _described({signature(name): _first_line(kind) for name, kind in REGULARIZERS.items()})
 
 
 def _datasets() -> Table:
@@ -69,7 +67,7 @@ def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None
 def _described(rows: dict[str, str]) -> Table:
     table = Table("name", "what it is")
     for name, text in rows.items():
-        table.add_row(name, text)
+        table.add_row(escape(name), escape(text))
     return table
 
 
