@@ -109,7 +109,7 @@ def inside(phi: Regularizer, seed: int) -> Tensor | None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-@settings(max_examples=3, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+@settings(max_examples=2, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 @given(data=st.data(), seed=SEED)
 def test_contract(name: str, data: st.DataObject, seed: int) -> None:
     phi = MAKE[name](data.draw)

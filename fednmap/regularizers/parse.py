@@ -74,7 +74,9 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
     """
     name, _, rest = spec.strip().partition(":")
     kind = choose("regularizer", name, REGULARIZERS)
-    arguments = [_argument(spec, word.strip()) for word in rest.split(",")] if rest else []
+    words = [word.strip() for word in rest.split(",")] if rest else []
+    flag = words[-1:] == ["allow_nonconvex"] and kind in (L0, TopK)
+    arguments = [*(_number(spec, word) for word in words[: len(words) - flag]), *[True] * flag]
     if name not in FROM_SHAPE:
         return _build(spec, name, kind, arguments)
     if module is None:
@@ -99,9 +101,7 @@ def signature(name: str) -> str:
     return f"{name}:{','.join(words)}" if words else name
 
 
-def _argument(spec: str, word: str) -> float | bool:
-    if word == "allow_nonconvex":
-        return True
+def _number(spec: str, word: str) -> float:
     try:
         number = float(word)
     except ValueError:

@@ -1,0 +1,263 @@
+"""Regularizers on networks and by name: masks, layers, patterns, the command line's short names, errors."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fednmap.regularizers
+from fednmap import regularizers as R
+from fednmap.core import Regularizer
+from fednmap.regularizers.parse import signature
+
+
+def network() -> nn.Sequential:
+    """A convolution, a norm layer whose scale is called weight too, and a linear layer."""
+    return nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def named(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    sizes = [parameter.numel() for parameter in module.parameters()]
+    return dict(zip((name for name, _ in module.named_parameters()), x.split(sizes), strict=True))
+
+
+def test_weights_are_the_parameters_with_two_or_more_axes() -> None:
+    module = network()
+    v = flat(module)
+    before, after = named(module, v), named(module, R.restrict(R.L1(100.0), module, "weights").prox(v, 1.0))
+    assert {name for name in after if not torch.equal(before[name], after[name])} == {"0.weight", "3.weight"}
+    assert not after["0.weight"].any()
+    assert not after["3.weight"].any()
+
+
+def test_a_pattern_selects_by_name() -> None:
+    module = network()
+    v = flat(module)
+    before, after = named(module, v), named(module, R.restrict(R.L1(100.0), module, "3.*").prox(v, 1.0))
+    assert {name for name in after if not torch.equal(before[name], after[name])} == {"3.weight", "3.bias"}
+
+
+def test_group_lasso_takes_the_filters_and_rows() -> None:
+    module = network()
+    v = flat(module)
+    after = named(module, R.parse("group-lasso:0.3", module).prox(v, 1.0))
+    for name in ("0.weight", "3.weight"):
+        weight = module.get_parameter(name).detach()
+        for row, was in zip(after[name].view(len(weight), -1), weight.flatten(1), strict=True):
+            torch.testing.assert_close(row, was * max(0.0, 1 - 0.3 / float(was.norm())))
+    assert torch.equal(after["1.weight"], module.get_parameter("1.weight"))
+    assert torch.equal(after["3.bias"], module.get_parameter("3.bias"))
+
+
+def test_nuclear_takes_each_weight_as_a_matrix() -> None:
+    module = network()
+    v = flat(module)
+    after = named(module, R.parse("nuclear:0.2", module).prox(v, 1.0))
+    for name in ("0.weight", "3.weight"):
+        weight = module.get_parameter(name).detach().flatten(1)
+        sigma = torch.linalg.svdvals(after[name].view_as(weight))
+        torch.testing.assert_close(sigma, (torch.linalg.svdvals(weight) - 0.2).clamp_min(0), atol=1e-5, rtol=0)
+
+
+def test_a_structured_regularizer_can_be_restricted() -> None:
+    module = network()
+    v = flat(module)
+    phi = R.parse("group-lasso:100", module)
+    after = named(module, R.restrict(phi, module, "3.*").prox(v, 1.0))
+    assert not after["3.weight"].any()
+    assert torch.equal(after["0.weight"], module.get_parameter("0.weight").flatten())
+    same = R.restrict(phi, module, "weights")
+    assert torch.equal(same.prox(v, 1.0), phi.prox(v, 1.0))
+    with pytest.raises(ValueError, match="nothing is left"):
+        R.restrict(phi, module, "*.bias")
+
+
+def test_per_layer_applies_the_first_rule_that_fits() -> None:
+    module = network()
+    v = flat(module)
+    phi = R.PerLayer({"0.weight": R.L2(100.0), "*.weight": R.Box(-0.01, 0.01)}, module)
+    after = named(module, phi.prox(v, 1.0))
+    assert not after["0.weight"].any()
+    assert after["1.weight"].eq(0.01).all()
+    assert after["3.weight"].abs().max() <= 0.01
+    assert torch.equal(after["3.bias"], module.get_parameter("3.bias"))
+    value = phi.value(phi.prox(v, 1.0))
+    assert value.shape == ()
+    assert value == 0
+    assert R.PerLayer({"3.*": R.MCP(1.0, 4.0), "0.*": R.SCAD(1.0, 3.0)}, module).rho == 0.5
+
+
+def test_masked_many_runs_and_few_are_the_same() -> None:
+    """Up to 256 runs are copied as slices, more through an index."""
+    v = torch.randn(3, 4, 2000)
+    for mask in (torch.arange(2000) % 2 == 0, torch.arange(2000) % 200 < 100, torch.ones(2000, dtype=torch.bool)):
+        expected = v.clone()
+        expected[..., mask] = R.L1Ball(3.0).prox(v[..., mask], 1.0)
+        phi = R.Masked(R.L1Ball(3.0), mask)
+        assert torch.equal(phi.prox(v, 1.0), expected)
+        assert phi.value(phi.prox(v, 1.0)).eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("none", "Zero()"),
+        ("l1:0.001", "L1(weight=0.001)"),
+        ("elastic-net:0.001,0.01", "ElasticNet(nu1=0.001, nu2=0.01)"),
+        ("mcp:0.01,3", "MCP(lam=0.01, theta=3)"),
+        ("scad:0.01,3.7", "SCAD(lam=0.01, a=3.7)"),
+        ("box:-1,1", "Box(lo=-1, hi=1)"),
+        ("box: -1, 1", "Box(lo=-1, hi=1)"),
+        ("slope:0.1", "Slope(weight=0.1, q=0.1)"),
+        ("slope:0.1,0.05", "Slope(weight=0.1, q=0.05)"),
+        ("simplex", "Simplex(total=1.0)"),
+        ("nonnegative", "NonNegative()"),
+        ("log-sum:1e-3,0.1", "LogSum(lam=0.001, eps=0.1)"),
+        ("transformed-l1:1e-3,1", "TransformedL1(lam=0.001, a=1)"),
+        ("l1-ball:10", "L1Ball(radius=10)"),
+        ("total-variation:0.1", "TotalVariation(weight=0.1)"),
+    ],
+)
+def test_names(spec: str, expected: str) -> None:
+    assert repr(R.parse(spec)) == expected
+
+
+def test_every_name_parses() -> None:
+    module = network()
+    for name in R.REGULARIZERS:
+        words = [word for word in signature(name).partition(":")[2].split(",") if word and word[0] != "["]
+        numbers = ",".join(["1", "2"][: len(words)])
+        if "allow_nonconvex" in signature(name):
+            with pytest.warns(UserWarning, match="guarantees"):
+                phi = R.parse(f"{name}:{numbers},allow_nonconvex", module)
+        else:
+            phi = R.parse(f"{name}:{numbers}", module)
+        assert isinstance(phi, (R.REGULARIZERS[name], R.PerLayer))
+        assert phi.prox(flat(module), 0.1).shape == flat(module).shape
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("l11:0.1", r"unknown regularizer 'l11'; did you mean 'l1'\? choose from box, elastic-net"),
+        ("l1", r"'l1' does not fit 'l1:weight'"),
+        ("mcp:0.1", r"'mcp:0.1' does not fit 'mcp:lam,theta'"),
+        ("mcp:0.1,3,4", r"'mcp:0.1,3,4' does not fit 'mcp:lam,theta'"),
+        ("slope", r"'slope' does not fit 'slope:weight,\[q\]'"),
+        ("l1:small", r"'small' in 'l1:small' is not a number"),
+        ("l1:", r"'l1:' does not fit"),
+        ("mcp:0.1,", r"'' in 'mcp:0.1,' is not a number"),
+        ("l1:-1", r"L1 needs a finite weight >= 0, given weight = -1"),
+        ("l1:nan", r"L1 needs a finite weight"),
+        ("mcp:1,0", r"MCP needs a finite theta > 0, given theta = 0"),
+        ("scad:1,1", r"SCAD needs a finite a > 1, given a = 1"),
+        ("box:1,-1", r"Box needs lo <= hi, given lo = 1 and hi = -1"),
+        ("group-lasso:0.1", r"'group-lasso' takes its structure from the weights of a network"),
+        ("nuclear:0.1", r"'nuclear' takes its structure from the weights of a network"),
+        ("l0:0.1", r"L0 is not weakly convex .* pass allow_nonconvex=True"),
+        ("topk:3", r"TopK is not weakly convex .* pass allow_nonconvex=True"),
+        ("topk:2.5,allow_nonconvex", r"TopK needs a whole number k >= 1"),
+        ("l1:allow_nonconvex", r"'allow_nonconvex' in 'l1:allow_nonconvex' is not a number"),
+    ],
+)
+def test_errors_of_names(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        R.parse(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: R.Masked(R.Zero(), torch.tensor([1, 0])), "mask of bools"),
+        (lambda: R.Masked(R.Zero(), torch.tensor([True])).prox(torch.zeros(2), 1.0), "mask has 1 coordinates"),
+        (lambda: R.Separable([(slice(0, 2), R.Zero()), (slice(1, 3), R.Zero())]), "disjoint slices"),
+        (
+            lambda: R.Separable([(slice(0, 4), R.Zero())]).prox(torch.zeros(3), 1.0),
+            "the vector has 3 coordinates, .* ends at 4",
+        ),
+        (lambda: R.Scaled(R.Zero(), 0.0), "factor > 0"),
+        (lambda: R.PerLayer({"nothing": R.Zero()}, network()), "unknown parameter pattern 'nothing'"),
+        (lambda: R.restrict(R.Zero(), network(), "4.weight"), r"did you mean '\d.weight'"),
+        (lambda: R.restrict(R.Zero(), nn.BatchNorm1d(3), "weights"), "no parameter with two or more axes"),
+        (lambda: R.GroupLasso(1.0, [[0, 1], [1]]), "disjoint"),
+        (lambda: R.GroupLasso(1.0, 0), "at least one coordinate"),
+        (lambda: R.GroupLasso(1.0, 4).prox(torch.zeros(6), 1.0), "do not divide"),
+        (lambda: R.GroupLasso(1.0, [[1], [0]]).prox(torch.zeros(3), 1.0), "the groups cover 2 coordinates"),
+        (lambda: R.GroupLasso(1.0, torch.tensor([0.5])), "integers"),
+        (lambda: R.Slope(torch.tensor([1.0, 2.0])), "descending"),
+        (lambda: R.Slope(1.0, 1.0), "q between 0 and 1"),
+        (lambda: R.Nuclear(1.0, (2, 2)).prox(torch.zeros(3), 1.0), "2, 2"),
+        (lambda: R.Halfspace(torch.zeros(3), 1.0), "nonzero"),
+        (lambda: R.Affine(torch.ones(2, 3), torch.tensor([1.0, 2.0])), "contradict"),
+        (lambda: R.Affine(torch.ones(3), torch.ones(1)), r"shape \(m, p\)"),
+        (lambda: R.MCP(1.0, 2.0).prox(torch.zeros(3), 2.0), r"rho = 0.5.*step = 2 \(step \* rho = 1\).*below 2"),
+        (lambda: R.L0(1.0, allow_nonconvex=False), "allow_nonconvex"),
+    ],
+)
+def test_errors(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_total_variation_without_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fednmap.regularizers import total_variation
+
+    total_variation._compiled.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(ImportError, match=r"pip install 'fednmap\[numba\]'"):
+        R.TotalVariation(1.0)
+
+
+def test_rows_of_any_scale_do_not_meet() -> None:
+    """A stack of rows from 1e-12 to 1e12 gives what each row gives by itself."""
+    v = torch.randn(25, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v *= torch.logspace(-12, 12, 25, dtype=torch.float64)[:, None]
+    for phi in (R.Slope(0.3), R.TotalVariation(0.3), R.L1Ball(1.0), R.Simplex(), R.LInf(0.3), R.Nuclear(0.3, (5, 8))):
+        together, alone = phi.prox(v, 1.0), torch.stack([phi.prox(row, 1.0) for row in v])
+        scale = torch.maximum(v.abs(), alone.abs()).amax(-1, keepdim=True)
+        assert ((together - alone).abs() <= 1e-13 * scale).all(), phi
+
+
+SETS: list[Regularizer] = [
+    R.L1Ball(1.0),
+    R.L2Ball(1.0),
+    R.LInfBall(0.1),
+    R.Simplex(),
+    R.Box(-0.1, 0.3),
+    R.Halfspace(torch.linspace(-1, 2, 100_000), -1.0),
+    R.Affine(torch.linspace(-1, 2, 200_000).reshape(2, -1).sin(), torch.tensor([1.0, -1.0])),
+]
+
+
+@pytest.mark.parametrize("phi", SETS, ids=lambda phi: type(phi).__name__)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
+def test_a_long_float32_vector_is_projected_into_the_set(phi: Regularizer, size: float) -> None:
+    v = size * torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
+    assert phi.value(phi.prox(v, 1.0)).eq(0).all()
+    assert phi.value(size * torch.ones(100_000)).isinf() or size < 1
+
+
+def test_large_entries_survive_near_the_limit_in_float32() -> None:
+    """At slope 1e6 the middle piece is steep, but what lies beyond it is returned as it came."""
+    v = torch.linspace(3.01, 50, 1000)
+    for phi, step in ((R.MCP(1.0, 2.0), 2 * (1 - 1e-6)), (R.SCAD(1.0, 3.0), 2 * (1 - 1e-6))):
+        torch.testing.assert_close(phi.prox(v, step), v, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("module", [m.name for m in pkgutil.iter_modules(fednmap.regularizers.__path__)])
+def test_examples_in_the_docstrings(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"fednmap.regularizers.{module}"), optionflags=doctest.ELLIPSIS)
+    assert found.failed == 0
