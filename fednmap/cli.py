@@ -9,7 +9,7 @@ import click
 import torch
 import typer
 
-from fednmap.commands import listing, train
+from fednmap.commands import export, listing, train
 
 app = typer.Typer(
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("compare")(train.compare)
 app.command("list")(listing.listing)
+app.command("export")(export.export)
 
 
 def main() -> NoReturn:

@@ -75,7 +75,6 @@ def _job(
     folder.forget_after(method, trial, done)
     reporter.begin(method, trial, max(done, 0), config)
     keeper = _Keeper(method, trial, folder, config, asked)
-    classification = experiment.dataset.classes is not None
     error = None
     try:
         result = run(
@@ -85,7 +84,7 @@ def _job(
             every=config.eval_every,
             phi=experiment.phi,
             measure_gamma=experiment.measure_gamma,
-            metrics={"test_accuracy": experiment.test_accuracy} if classification else {},
+            metrics=experiment.metrics(),
             callbacks=(keeper, reporter, *callbacks),
             start=start,
             after=after,
@@ -110,6 +109,7 @@ def summary(record: Record) -> dict[str, Any]:
         "rounds": int(record["round"]),
         **{k: record[k] for k in ("objective", "loss", "stationarity", "zeros", "hoyer")},
         "test_accuracy": record.get("test_accuracy"),
+        **{k: record[k] for k in ("support_precision", "support_recall") if k in record},
         "bytes_up": int(record["bytes_up"]),
         "bytes_down": int(record["bytes_down"]),
         "seconds": record["train_seconds"] + record["eval_seconds"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from fednmap.algorithms.checks import default_gamma
 from fednmap.config import Config
 from fednmap.core import Algorithm, Regularizer
 from fednmap.data import ClientData, Dataset
-from fednmap.measure import accuracy
+from fednmap.measure import accuracy, support
 from fednmap.models import build
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled
 from fednmap.regularizers import Zero, parse, restrict
@@ -63,6 +64,17 @@ class Experiment:
             return x + (algorithm.gamma / self.gamma) * (start - x) if algorithm.gamma != self.gamma else start
         return x
 
+    def metrics(self) -> dict[str, Callable[[Tensor], float]]:
+        """What is measured besides the objective: accuracy for labels, support recovery where the truth is known."""
+        found: dict[str, Callable[[Tensor], float]] = {}
+        if self.dataset.classes is not None:
+            found["test_accuracy"] = self.test_accuracy
+        truth = self.dataset.truth
+        if truth is not None and isinstance(self.problem, LeastSquares):
+            found["support_precision"] = lambda x: support(x, truth)[0]
+            found["support_recall"] = lambda x: support(x, truth)[1]
+        return found
+
     def test_accuracy(self, x: Tensor) -> float:
         predictions = self.problem.predict(x, self.dataset.x_test)
         return accuracy(predictions, self.dataset.y_test)
@@ -74,7 +86,7 @@ def prepare(config: Config) -> Experiment:
     dataset = _typed(datasets.load(config.data, **options), config)
     data = _divide(dataset, config)
     problem = _problem(dataset, data, config)
-    module = problem.module(problem.start) if isinstance(problem, Network) else None
+    module = problem.architecture if isinstance(problem, Network) else None
     phi = parse(config.reg, module)
     if config.reg_only:
         if module is None:

@@ -198,3 +198,74 @@ def test_what_cannot_be_written_is_explained(tmp_path):
         write(perceptron(), tmp_path / "a", "onx")
     with pytest.raises(ValueError, match="example of the inputs"):
         write(perceptron(), tmp_path / "a", "onnx")
+
+
+def command(*arguments):
+    from typer.testing import CliRunner
+
+    from fednmap.cli import app
+
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def training(out, *options):
+    command("train", "--rounds", 4, "--clients", 3, "--eval-every", 4, "--out", out, "--quiet", *options)
+    return out
+
+
+def test_a_run_is_exported_and_pruned(tmp_path):
+    import json
+
+    from safetensors.torch import load_file
+
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "l1:0.003", "--eta-a", "0.2")
+    report = json.loads(command("export", run, "--json"))
+    saved = load_file(run / "fednmap-0.safetensors")
+    original = load_file(run / "models" / "fednmap-0.safetensors")
+    assert saved.keys() == original.keys()
+    assert all(torch.equal(saved[name], original[name]) for name in saved)
+    assert report["parameters"] == 64 * 16 + 16 + 170
+    assert report["zeros"] > 0
+    small = json.loads(command("export", run, "--prune", "--out", tmp_path / "small.safetensors", "--json"))
+    assert small["parameters"] <= small["parameters_before"] == report["parameters"]
+    assert "pruned: 1,210 parameters before" in command("export", run, "--prune", "--format", "torch")
+
+
+@pytest.mark.parametrize(("model", "outputs"), [("logistic", 10), ("linear", 10)])
+def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path):
+    from fednmap.commands.export import trained
+    from fednmap.experiment import prepare
+    from fednmap.runs import RunFolder
+
+    run = training(tmp_path / "run", "--model", model)
+    module, example = trained(RunFolder.open(run), "fednmap", 0)
+    assert module(example).shape == (2, outputs)
+    folder = RunFolder.open(run)
+    data = prepare(folder.config()).dataset
+    accuracy = float((module(data.x_test).argmax(1) == data.y_test).double().mean())
+    assert accuracy == pytest.approx(folder.results()[0]["test_accuracy"])
+
+
+def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
+    from fednmap.commands.export import trained
+    from fednmap.runs import RunFolder
+
+    run = training(tmp_path / "run", "--data", "sparse-regression", "--reg", "l1:0.2", "--eta-a", "0.005")
+    result = RunFolder.open(run).results()[0]
+    assert 0 <= result["support_precision"] <= 1
+    assert 0 <= result["support_recall"] <= 1
+    module, example = trained(RunFolder.open(run), "fednmap", 0)
+    assert module(example).shape == (2,)
+
+
+def test_export_of_what_is_not_there_is_explained(tmp_path):
+    with pytest.raises(ValueError, match="not a run folder"):
+        command("export", tmp_path)
+    run = training(tmp_path / "run", "--model", "linear")
+    with pytest.raises(ValueError, match="has no finished model zhang-0; it has fednmap-0"):
+        command("export", run, "--method", "zhang")
+    with pytest.raises(ValueError, match="choose from onnx, safetensors, torch"):
+        command("export", run, "--format", "zip")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
 import torch
@@ -58,6 +58,11 @@ class Network(FiniteSum):
         self.start = parameters_to_vector(module.parameters()).detach().clone()
         self.dim = self.start.numel()
 
+    @property
+    def architecture(self) -> nn.Module:
+        """A copy of the module as it was given."""
+        return copy.deepcopy(self._original)
+
     def module(self, x: Tensor) -> nn.Module:
         """A copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
         return self.calibrate(x) if self._normalised else self._copy(x).eval()
@@ -98,6 +103,10 @@ class Network(FiniteSum):
         """The flat vector x as named tensors."""
         pieces = x.split(self._numels, -1)
         return {name: v.view(shape) for name, v, shape in zip(self._names, pieces, self._shapes, strict=True)}
+
+    def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The way back: named tensors as one vector."""
+        return torch.cat([parameters[name].flatten() for name in self._names])
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         return functional_call(self._module, self.parameters(x), (inputs,))  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""`fednmap export`: a trained model of a run folder, as a file for other programs."""
+
+from __future__ import annotations
+
+import json as json_
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fednmap.commands.options import Json
+from fednmap.experiment import prepare
+from fednmap.export import FORMATS, SUFFIXES, write
+from fednmap.names import choose
+from fednmap.problems import FiniteSum, Logistic, Network
+from fednmap.prune import prunable
+from fednmap.prune import prune as pruned
+from fednmap.runs import RunFolder
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder of train or compare.")],
+    format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
+    method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
+    trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="File to write; default RUN/METHOD-TRIAL and a suffix.")] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove zero rows and filters of mlp and cnn.")] = False,
+    compress: Annotated[bool, typer.Option("--compress", help="Also write the file packed with gzip.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a trained model as safetensors, onnx or torch, and report what its zeros are worth."""
+    choose("format", format, FORMATS)
+    folder = RunFolder.open(run)
+    method = method or folder.config().algorithms[0]
+    module, example = trained(folder, method, trial)
+    before = sum(p.numel() for p in module.parameters())
+    if prune and prunable(module):
+        module = pruned(module)
+    path = out or folder.path / f"{method}-{trial}{SUFFIXES[format]}"
+    report = write(module, path, format, example=example, compress=compress)
+    if json:
+        print(json_.dumps(asdict(report) | {"path": str(path), "parameters_before": before}, indent=1))
+        return
+    print(report)
+    if prune and not prunable(module):
+        print("not pruned: the model has normalisation layers or branches")
+    elif prune:
+        print(f"pruned: {before:,} parameters before, {report.parameters:,} after")
+
+
+def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor]:
+    """The model as a torch module, ready for use, and some inputs to try it on."""
+    path = folder.path / "models" / f"{method}-{trial}.safetensors"
+    if not path.is_file():
+        there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
+        raise ValueError(f"{folder.path} has no finished model {path.stem}; it has {', '.join(there) or 'none'}")
+    config = folder.config()
+    experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
+    saved, problem = load_file(path), experiment.problem
+    return as_module(problem, problem.flat(saved) if isinstance(problem, Network) else saved["x"]), problem.data.x[:2]
+
+
+def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:
+    """The model x of a problem; regressions become one linear layer without bias.
+
+    Binary logistic regression gives one score a sample, positive for label 1.
+    """
+    if isinstance(problem, Network):
+        return problem.module(x)
+    outputs = problem.classes if isinstance(problem, Logistic) and problem.classes > 2 else 1
+    layer = nn.Linear(problem.data.x[0].numel(), outputs, bias=False, dtype=x.dtype, device=x.device)
+    with torch.no_grad():
+        layer.weight.copy_(x.view(outputs, -1))
+    return nn.Sequential(nn.Flatten(), layer, *([nn.Flatten(0)] if outputs == 1 else [])).eval()
