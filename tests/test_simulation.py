@@ -159,6 +159,18 @@ def test_without_a_reply_the_server_stays_and_the_round_is_told():
     assert silent > 30
 
 
+def test_a_reply_that_weighs_nothing_moves_nothing():
+    weights = torch.tensor([0.0] + [1 / 9] * 9, dtype=torch.float64)
+    problem, algorithm = LeastSquares(list(TEN.data), weights=weights), fednmap()
+    before, alone = algorithm.init(TEN.start)[0], 0
+    for round_ in simulate(algorithm, problem, rounds=60, participation=0.1):
+        if round_.counted.tolist() == [0]:
+            alone += 1
+            assert all(torch.equal(u, v) for u, v in zip(before, round_.server, strict=True))
+        before = round_.server
+    assert alone > 0
+
+
 def test_weighted_clients_reach_the_weighted_optimum():
     weights = torch.arange(1.0, 11.0, dtype=torch.float64)
     problem = LeastSquares(list(TEN.data), weights=weights / weights.sum())

@@ -80,7 +80,7 @@ def simulate(
         nonlocal server
         for t in range(first, rounds):
             participants, counted = draw(problem.n, t, participation=participation, loss=loss, seed=seed)
-            if len(counted):
+            if float(weights[counted].sum()) > 0:  # nobody replied, or only clients that weigh nothing: no news
                 server = _step(algorithm, problem, t, server, clients, counted, weights, chunk or len(counted))
             k = len(participants)
             yield Round(t, server, clients, participants, counted, k * up, k * down)

@@ -1,0 +1,113 @@
+"""Does a mistake in a method get noticed? Run by hand: `python tests/mutations.py [method ...]`.
+
+Each line of MUTATIONS damages one method in a temporary copy of the package, by one flipped sign or one dropped term,
+and runs the quick tests that name the method. Printed: method, damage, the first test that failed. A damage that
+survives means that a test is missing; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TESTS = ["tests/test_algorithms.py", "tests/test_parities.py", "tests/test_simulation.py"]
+
+# method (a file of fednmap/algorithms), what is damaged, the line before, the line after
+MUTATIONS = [
+    ("fednmap", "sign of the correction", "down.h - client.h", "client.h - down.h"),
+    ("fednmap", "no correction", "self._pull(z) + c", "self._pull(z)"),
+    ("fednmap", "no pull (z - x)/gamma", "self._pull(z) + c", "c"),
+    ("fednmap", "h_i keeps the pull", "self.Client(y - d)", "self.Client(y - c)"),
+    ("fednmap", "server's h keeps the pull", "(up.y - self._pull(z) - h)", "(up.y - h)"),
+    ("fednmap", "share ignored", "h + share * (", "h + ("),
+    ("fednmap", "no local prox", "g(self._prox(z_i), q)", "g(z_i, q)"),
+    ("zhang", "sign of the correction", "down.h - client.h", "client.h - down.h"),
+    ("zhang", "no correction", "q * self.eta_a), q) + c)", "q * self.eta_a), q))"),
+    ("zhang", "prox weight does not grow", "q * self.eta_a), q)", "self.eta_a), q)"),
+    ("zhang", "share ignored", "h + share * (up.y - h)", "up.y"),
+    ("fedcanon", "sign of the correction", "down.h - client.h", "client.h - down.h"),
+    ("fedcanon", "no correction", "(g(z_i, q) + c)", "(g(z_i, q))"),
+    ("fedcanon", "share ignored", "h + share * (up.y - h)", "up.y"),
+    ("fedda", "sign of the server step", "server.z + self.eta_s", "server.z - self.eta_s"),
+    ("fedda", "no growth of the local prox", "self._weight(down.r) + self.eta_a * q", "self._weight(down.r)"),
+    ("fedda", "round counter stands still", "server.r + 1", "server.r"),
+    ("fedmid", "sign of the server step", "server.w + self.eta_s", "server.w - self.eta_s"),
+    ("fedmid", "no server prox", "self.Server(self.phi.prox(w, self.eta_s * self.eta_a * self.Q))", "self.Server(w)"),
+    ("fedmid", "no local prox", "if not self.server_only", "if False"),
+    ("fast_fedda", "sign of W", "(self.mu / 2 * W - G) / b", "(-self.mu / 2 * W - G) / b"),
+    ("fast_fedda", "iterates not summed", "W + w, A + 1", "W, A + 1"),
+    ("fast_fedda", "start forgotten", "-self.gamma * start", "0 * start"),
+    ("econtrolda", "sign of the error", "e + ghat - gradient", "e - ghat + gradient"),
+    ("econtrolda", "no error control", "gradient - ghat - self._eta(e.shape[-1]) * e", "gradient - ghat"),
+    ("econtrolda", "no memory of the gradient", "gradient - ghat - self._eta", "gradient - self._eta"),
+    ("feddr", "sign of the relaxation", "client.y + self.alpha", "client.y - self.alpha"),
+    ("feddr", "no relaxation", "self.alpha * (down.xbar - client.x)", "(down.xbar - client.x)"),
+    ("feddr", "no pull to y", "(g(x, q) + (x - y) / self.r)", "g(x, q)"),
+    ("feddr", "share ignored", "share * up.change", "up.change"),
+    ("fedadmm", "sign of the multiplier", "lam = lam + self.beta", "lam = lam - self.beta"),
+    ("fedadmm", "no multiplier", "g(x, q) + lam + self.beta", "g(x, q) + self.beta"),
+    ("fedadmm", "no penalty", "+ lam + self.beta * (x - down.xbar))", "+ lam)"),
+    ("fedadmm", "share ignored", "share * up.change", "up.change"),
+    ("scaffold", "sign of the correction", "down.c - client.c\n", "client.c - down.c\n"),
+    ("scaffold", "no correction", "(g(y, q) + d)", "g(y, q)"),
+    ("scaffold", "c_i keeps c", "(self.eta_a * self.Q) - d", "(self.eta_a * self.Q)"),
+    ("scaffold", "share ignored", "share * up.control", "up.control"),
+    ("fedavg", "sign of the local step", "y - self.eta_a * g(y, q)", "y + self.eta_a * g(y, q)"),
+    ("fedavg", "no server step size", "self.eta_s * up.change", "up.change"),
+    ("fedprox", "sign of the pull", "+ self.mu * (y - down.x)", "- self.mu * (y - down.x)"),
+    ("fedprox", "no pull", " + self.mu * (y - down.x)", ""),
+    ("fedpd", "sign of the multiplier", "lam = lam + (x", "lam = lam - (x"),
+    ("fedpd", "no multiplier", "g(x, q) + lam + ", "g(x, q) + "),
+    ("fedpd", "no penalty", "+ lam + (x - down.x) / self.r)", "+ lam)"),
+    ("scaffnew", "sign of the control", "client.h + (down.x", "client.h - (down.x"),
+    ("scaffnew", "no control", "(g(x, q) - h)", "g(x, q)"),
+    ("scaffnew", "p forgotten", "(self.Q * self.eta_a)", "self.eta_a"),
+    ("prox_sgd", "sign of the step", "x - self.eta_a * g", "x + self.eta_a * g"),
+    ("prox_sgd", "no prox", "self.phi.prox(x - self.eta_a * g(x, q), self.eta_a)", "x - self.eta_a * g(x, q)"),
+    ("normal_map_sgd", "sign of the pull", "g(x, q) + (z - x)", "g(x, q) - (z - x)"),
+    ("normal_map_sgd", "no pull", "(g(x, q) + (z - x) / self.gamma)", "g(x, q)"),
+]
+
+
+def first_failure(copy: Path, method: str) -> str | None:
+    """The first of the method's tests that fails in this copy, None where all pass."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    name = method.replace("_", "")  # pytest does not mind the case: fast_fedda is in test_contract[FastFedDA]
+    command = [sys.executable, "-m", "pytest", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow", "-k", name]
+    run = subprocess.run([*command, *TESTS], cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    found = re.search(r"^(?:FAILED|ERROR) tests/(\S+(?: [^-]\S*)*)", run.stdout, re.MULTILINE)
+    if not found and (run.returncode or "passed" not in run.stdout):
+        raise RuntimeError(f"pytest did not run:\n{run.stdout}{run.stderr}")
+    return found[1] if found else None
+
+
+def main(methods: list[str]) -> int:
+    survived = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        for part in ("fednmap", "tests"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for method, damage, before, after in MUTATIONS:
+            if methods and method not in methods:
+                continue
+            file = copy / "fednmap" / "algorithms" / f"{method}.py"
+            text = file.read_text()
+            if text.count(before) != 1:
+                raise ValueError(f"{method}: {before!r} occurs {text.count(before)} times; correct MUTATIONS")
+            file.write_text(text.replace(before, after))
+            failed = first_failure(copy, method)
+            file.write_text(text)
+            survived += failed is None
+            print(f"{method:15} {damage:27} {failed or 'SURVIVED'}", flush=True)
+    return int(survived > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
