@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from rich import box
 from rich.table import Table
 
 
@@ -22,21 +23,21 @@ COLUMNS = (
     Column("|F_nat|^2", "stationarity", 1, ".2e", -1),
     Column("zeros %", "zeros", 100, ".1f", 1),
     Column("Hoyer", "hoyer", 1, ".3f", 1),
-    Column("test acc. %", "test_accuracy", 100, ".1f", 1),
+    Column("acc. %", "test_accuracy", 100, ".1f", 1),
     Column("MB up", "bytes_up", 1e-6, ".2f", -1),
     Column("MB down", "bytes_down", 1e-6, ".2f", -1),
-    Column("seconds", "seconds", 1, ".1f", 0),
+    Column("s", "seconds", 1, ".1f", 0),
 )
 
 
 def closing_table(results: list[dict[str, Any]]) -> Table:
     """One row a method, mean and spread over the trials, the best of each column in bold."""
     methods = list(dict.fromkeys(r["method"] for r in results))
-    table = Table(header_style="bold")
-    table.add_column("method")
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
+    table.add_column("method", no_wrap=True)
     cells: list[list[str]] = [[] for _ in methods]
     for column in COLUMNS:
-        table.add_column(column.title, justify="right")
+        table.add_column(column.title, justify="right", no_wrap=True)
         values = [_values(results, method, column) for method in methods]
         known = [mean(v) for v in values if v]
         best = (max if column.better > 0 else min)(known) if known and column.better and len(methods) > 1 else None
