@@ -1,0 +1,280 @@
+"""Step sizes for FedNMap without a search by hand: measured constants, then short pilot runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fednmap.algorithms import FedNMap
+from fednmap.core import Problem, Regularizer
+from fednmap.measure import objective, stationarity
+from fednmap.simulation import Diverged, simulate
+from fednmap.simulation.loop import first_point
+from fednmap.theory import Steps, estimate_gap, estimate_smoothness, estimate_variance, nonconvex
+
+PILOTS = 16  # the budget, in pilots of full length
+LONGEST = 100  # rounds of a pilot, however long the run that it is for
+SCALES = (0.25, 1.0, 4.0, 16.0)  # eta_hat L of the first pilots
+RATIOS = (1.0, 4.0, 16.0, 64.0)  # gamma / eta_hat of the first pilots; the paper uses 4
+RISE = 0.01  # psi above (1 + RISE) psi(x_0) counts as unstable: less can be minibatch noise
+
+Pair = tuple[float, float]
+"""eta_a, gamma."""
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A short run with one pair: what it reached, and whether it was stable on the way."""
+
+    eta_a: float
+    gamma: float
+    rounds: int = 0
+    score: float = math.inf
+    """Squared natural residual at `measure_gamma` after `rounds` rounds."""
+    first: float = math.inf
+    """psi(x_0), which depends on gamma: x_0 = prox(start, gamma)."""
+    psi: float = math.inf
+    """psi after `rounds` rounds."""
+    unstable: str = ""
+    """Why the pair must not be used; empty for a stable pilot."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The pair to use, the pair with a proof, and how they were found."""
+
+    eta_a: float
+    gamma: float
+    pilot: Pilot | None
+    """The pilot of the pair; None where every pilot was unstable and the guaranteed pair stands in."""
+    guaranteed_eta_a: float
+    guaranteed_gamma: float
+    steps: Steps
+    """Theorem 1 at the measured constants, where the guaranteed pair comes from."""
+    L: float
+    rho: float
+    sigma2: float
+    measure_gamma: float
+    pilots: tuple[Pilot, ...]
+    budget: int
+
+    @property
+    def rounds_used(self) -> int:
+        return sum(pilot.rounds for pilot in self.pilots)
+
+    def lines(self) -> list[str]:
+        """Both pairs, each with one line of explanation."""
+        measured = f"L = {self.L:.3g}, rho = {self.rho:.3g}, sigma^2 = {self.sigma2:.3g}"
+        unstable = sum(bool(pilot.unstable) for pilot in self.pilots)
+        cost = f"{len(self.pilots)} pilots ({unstable} unstable, {self.rounds_used} rounds of at most {self.budget})"
+        if self.pilot is None:
+            why = f"the guaranteed pair, because none of {cost} was stable"
+        else:
+            why = f"best of {cost}: squared residual {self.pilot.score:.3g} after {self.pilot.rounds} rounds"
+        return [
+            f"guaranteed  eta_a = {self.guaranteed_eta_a:<9.3g} gamma = {self.guaranteed_gamma:<9.3g} "
+            f"Theorem 1 at the measured {measured}; safe, and far too careful in practice",
+            f"chosen      eta_a = {self.eta_a:<9.3g} gamma = {self.gamma:<9.3g} {why}",
+        ]
+
+
+def tune(
+    problem: Problem,
+    phi: Regularizer,
+    *,
+    Q: int = 10,
+    eta_s: float = 1.0,
+    rounds: int = LONGEST,
+    eta_a: float | None = None,
+    gamma: float | None = None,
+    budget: int | None = None,
+    measure_gamma: float | None = None,
+    residual_only: bool = False,
+    start: Tensor | None = None,
+    participation: float = 1.0,
+    loss: float = 0.0,
+    seed: int = 0,
+) -> Tuned:
+    r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
+
+    1. L (power iteration) and sigma^2 are measured at the start; Theorem 1 makes the guaranteed pair of them.
+    2. Pilots at eta_hat = eta_a eta_s Q in {1/4, 1, 4, 16} / L and gamma in {1, 4, 16, 64} eta_hat, gamma <= 1/(2 rho).
+       After a quarter of their length the better half goes on, after a half the better half of those.
+    3. Around the best, pilots of full length with steps and gamma, or gamma alone, doubled and halved, then the
+       same by sqrt 2, for as long as the budget lasts.
+
+    Better is a smaller squared natural residual, at one `measure_gamma` for all. A pilot is unstable where the
+    iterate stops being finite or psi rises above psi(x_0); such a pair is never chosen. If no pilot is stable,
+    the guaranteed pair is the answer.
+
+    The residual alone would be fooled by a network whose weights are all 0: a saddle, with a tiny residual and
+    nothing learnt. A large gamma starts there, because x_0 = prox(start, gamma), and a large step can fall there. So
+    gamma is searched only up to where x_0 keeps half the norm of the start, and a pair is set aside if its psi came
+    less than half as far below psi(0) and psi(start) as the lowest psi of a pilot. `residual_only` switches both off.
+
+    rounds:        of the run this is for; a pilot is as long, but at most 100 rounds.
+    budget:        rounds that all pilots may take together, a pilot then being budget / 16 long, at most `rounds`.
+                   Default: 16 pilots.
+    eta_a, gamma:  a value given is kept, and only the other is searched for.
+    measure_gamma: default 1/L.
+    start, participation, loss, seed: as in `simulate`.
+
+    >>> import torch
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import L1
+    >>> A, b = torch.eye(3), torch.tensor([3.0, -2.0, 0.1])
+    >>> found = tune(LeastSquares([(A, b), (2 * A, b)]), L1(0.1), Q=2, rounds=20)
+    >>> found.pilot.score < 1e-6, found.rounds_used <= found.budget
+    (True, True)
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; it must be at least 1")
+    if budget is not None and budget < PILOTS:
+        raise ValueError(f"the budget is {budget} rounds; {PILOTS} pilots need at least one round each")
+    length = min(rounds, LONGEST if budget is None else budget // PILOTS)
+    budget = budget or PILOTS * length
+    z = first_point(problem, start)
+    x = phi.prox(z, 0.0)
+    L = estimate_smoothness(problem, x, iterations=15).largest
+    if not 0 < L < math.inf:
+        raise ValueError(f"the smoothness measured at the start is {L:g}; start where gradients are finite and vary")
+    sigma2 = estimate_variance(problem, x, draws=8).largest
+    psi = float(objective(problem, phi, x))
+    delta = psi if psi > 0 else max(estimate_gap(problem, phi, x, L=L).found, 1e-12)
+    steps = nonconvex(L, phi.rho, sigma2, delta, problem.n, Q, rounds)
+    safe = min(steps.safe_eta_a, steps.safe_eta_hat / (eta_s * Q)), steps.gamma
+    measure_gamma = measure_gamma or 1 / L
+
+    largest = 0.5 / phi.rho if phi.rho > 0 else math.inf
+    reference = -math.inf
+    if not residual_only:
+        largest = _largest_gamma(phi, z, min(largest, SCALES[-1] * RATIOS[-1] / L))
+        reference = min(psi, float(objective(problem, phi, torch.zeros_like(z))))
+
+    def pair(step: float, pull: float) -> Pair:
+        """The pair, with what was given kept and gamma in its range."""
+        return eta_a or step, gamma or min(pull, largest)
+
+    def rank(pilots: Sequence[Pilot]) -> list[Pilot]:
+        return _ranked(pilots, reference)
+
+    def pilot(p: Pair) -> _Run:
+        algorithm = FedNMap(phi, eta_a=p[0], eta_s=eta_s, Q=Q, gamma=p[1])
+        return _Run(
+            algorithm, problem, measure_gamma, rounds=length, start=z, participation=participation, loss=loss, seed=seed
+        )
+
+    unit = 1 / (L * eta_s * Q)
+    base = eta_a * eta_s * Q if eta_a else 1 / L
+    grid = [pair(s * unit, r * (base if eta_a else s / L)) for s in SCALES for r in RATIOS]
+    pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length)
+    moves = [(f, f) for f in (2.0, 0.5) if eta_a is None] + [(1.0, f) for f in (2.0, 0.5) if gamma is None]
+    pilots += _climb(pilots, lambda p: pilot(p).to(length), pair, rank, moves, budget, length)
+    best = next(iter(rank([p for p in pilots if p.rounds == length])), None)
+    chosen = safe if best is None else (best.eta_a, best.gamma)
+    return Tuned(*chosen, best, *safe, steps, L, phi.rho, sigma2, measure_gamma, tuple(pilots), budget)
+
+
+def _largest_gamma(phi: Regularizer, start: Tensor, gamma: float) -> float:
+    """`gamma`, lowered until prox(start, gamma) keeps half the norm of the start."""
+    half = float(phi.prox(start, 0.0).norm()) / 2
+    smallest = gamma * 2.0**-40
+    while gamma > smallest and float(phi.prox(start, gamma).norm()) < half:
+        gamma /= math.sqrt(2)
+    return gamma
+
+
+class _Run:
+    """A pilot on its way."""
+
+    def __init__(
+        self, algorithm: FedNMap, problem: Problem, measure_gamma: float, *, start: Tensor, **how: Any
+    ) -> None:
+        self._algorithm, self._problem, self._measure_gamma = algorithm, problem, measure_gamma
+        self._rounds = simulate(algorithm, problem, start=start, **how)
+        first = float(objective(problem, algorithm.phi, algorithm.model(algorithm.init(start)[0])))
+        self.pilot = Pilot(algorithm.eta_a, algorithm.gamma, first=first)
+
+    def to(self, end: int) -> Pilot:
+        """Go on until `end` rounds are done, and judge; also after the very first round, where explosions show."""
+        for stop in (1, end):
+            if stop > self.pilot.rounds and not self.pilot.unstable:
+                self._go(stop)
+        return self.pilot
+
+    def _go(self, end: int) -> None:
+        try:
+            *_, last = islice(self._rounds, end - self.pilot.rounds)
+        except Diverged as error:
+            self.pilot = replace(self.pilot, rounds=error.t + 1, score=math.inf, unstable=str(error))
+            return
+        x, phi, first = self._algorithm.model(last.server), self._algorithm.phi, self.pilot.first
+        psi = float(objective(self._problem, phi, x))
+        score = float(stationarity(self._problem, phi, x, self._measure_gamma))
+        rose = not (math.isfinite(score) and psi <= first + RISE * abs(first))
+        why = f"psi is {psi:.4g} after {end} rounds and was {first:.4g}" if rose else ""
+        self.pilot = replace(self.pilot, rounds=end, score=score, psi=psi, unstable=why)
+
+
+Rank = Callable[[Sequence[Pilot]], list[Pilot]]
+"""The stable pilots, the best first."""
+
+
+def _ranked(pilots: Sequence[Pilot], reference: float) -> list[Pilot]:
+    """By residual, but those whose psi came less than half as far below `reference` as the lowest come last."""
+    stable = sorted((p for p in pilots if not p.unstable), key=lambda p: p.score)
+    lowest = min((p.psi for p in stable), default=reference)
+    limit = (lowest + reference) / 2 if lowest < reference else math.inf
+    return sorted(stable, key=lambda p: p.psi > limit)
+
+
+def _halve(runs: Sequence[_Run], rank: Rank, length: int) -> list[Pilot]:
+    """All to a quarter of the length, the better half of them to a half, the better half of those to the end."""
+    alive = list(runs)
+    for end, keep in ((length / 4, len(runs) / 2), (length / 2, len(runs) / 4), (length, 0)):
+        for run in alive:
+            run.to(math.ceil(end))
+        kept = rank([run.pilot for run in alive])[: math.ceil(keep)]
+        alive = [run for run in alive if run.pilot in kept]
+    return [run.pilot for run in runs]
+
+
+def _climb(
+    known: Sequence[Pilot],
+    run: Callable[[Pair], Pilot],
+    pair: Callable[[float, float], Pair],
+    rank: Rank,
+    moves: Sequence[Pair],
+    budget: int,
+    length: int,
+) -> list[Pilot]:
+    """Pattern search from the best known pilot by steps of 2, then of sqrt 2, going on in a direction that paid."""
+    spent = sum(p.rounds for p in known)
+    full = [p for p in known if p.rounds == length]
+    new: list[Pilot] = []
+    tried = {_name((p.eta_a, p.gamma)) for p in known}
+    for power in (1.0, 0.5):
+        queue = list(moves) if rank(full) else []
+        while queue and spent + length <= budget:
+            move, best = queue.pop(0), rank(full + new)[0]
+            candidate = pair(best.eta_a * move[0] ** power, best.gamma * move[1] ** power)
+            if _name(candidate) in tried:
+                continue
+            tried.add(_name(candidate))
+            pilot = run(candidate)
+            new.append(pilot)
+            spent += pilot.rounds
+            if rank(full + new)[0] is pilot:
+                queue = [move, *(m for m in moves if m != move)]
+    return new
+
+
+def _name(pair: Pair) -> str:
+    """Pairs that differ by rounding alone are the same."""
+    return f"{pair[0]:.6g} {pair[1]:.6g}"

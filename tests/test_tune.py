@@ -1,0 +1,142 @@
+"""Tuning: never an unstable pair, never over budget, as good as a grid."""
+
+import math
+
+import pytest
+import torch
+
+from fednmap import simulate
+from fednmap.algorithms import FedNMap
+from fednmap.measure import stationarity
+from fednmap.problems import LeastSquares, Logistic
+from fednmap.regularizers import L1, Zero
+from fednmap.tune import Pilot, _largest_gamma, _ranked, tune
+
+
+def logistic(batch_size=4, n=6, p=5):
+    generator = torch.Generator().manual_seed(1)
+    data = []
+    for i in range(n):
+        a = torch.randn(30, p, generator=generator) + 0.5 * i
+        data.append((a, (a[:, 0] - a[:, 1] + 0.3 * torch.randn(30, generator=generator) > 0).long()))
+    return Logistic(data, batch_size=batch_size)
+
+
+def reached(problem, phi, eta_a, gamma, measure_gamma, rounds, Q):
+    algorithm = FedNMap(phi, eta_a=eta_a, gamma=gamma, Q=Q)
+    try:
+        *_, last = simulate(algorithm, problem, rounds=rounds)
+    except ArithmeticError:
+        return math.inf
+    return float(stationarity(problem, phi, algorithm.model(last.server), measure_gamma))
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_within_a_factor_2_of_the_best_of_a_grid(batch_size):
+    problem, phi, rounds, Q = logistic(batch_size), L1(0.01), 24, 3
+    found = tune(problem, phi, Q=Q, rounds=rounds)
+    best = min(
+        reached(problem, phi, scale / (found.L * Q), ratio * scale / found.L, found.measure_gamma, rounds, Q)
+        for scale in (0.3, 1, 3, 10)
+        for ratio in (1, 4, 16)
+    )
+    assert found.pilot.score <= 2 * best
+    # The pilot's number is that of the run it stands for.
+    again = reached(problem, phi, found.eta_a, found.gamma, found.measure_gamma, rounds, Q)
+    assert again == pytest.approx(found.pilot.score, rel=1e-5)
+
+
+@pytest.mark.parametrize("budget", [None, 37])
+def test_the_budget_is_kept(budget):
+    found = tune(logistic(), L1(0.01), Q=3, rounds=8, budget=budget)
+    assert found.rounds_used <= found.budget == (128 if budget is None else budget)
+    assert found.pilot.rounds == min(8, found.budget // 16)
+
+
+def test_an_unstable_pair_is_never_chosen():
+    # One eigenvalue: eta_hat = 16/L explodes, 4/L too.
+    a = torch.eye(3)
+    problem = LeastSquares([(a, torch.tensor([1.0, 2.0, 3.0]))])
+    found = tune(problem, Zero(), Q=1, rounds=30)
+    wild = [p for p in found.pilots if p.eta_a * found.L > 2.01]
+    assert wild
+    assert all(p.unstable for p in wild)
+    assert found.eta_a * found.L < 2
+    assert not found.pilot.unstable
+
+
+def test_if_nothing_is_stable_the_guaranteed_pair_stands_in():
+    class Uphill(LeastSquares):
+        """Gradients with the wrong sign: every step makes psi larger."""
+
+        def batch_gradient(self, x, a, b, weight):
+            return -super().batch_gradient(x, a, b, weight)
+
+    problem = Uphill([(torch.eye(2), torch.ones(2))])
+    found = tune(problem, Zero(), Q=2, rounds=30)
+    assert found.pilot is None
+    assert all(p.unstable for p in found.pilots)
+    assert (found.eta_a, found.gamma) == (found.guaranteed_eta_a, found.guaranteed_gamma)
+    assert "none of 16 pilots" in found.lines()[1]
+
+
+def test_the_guaranteed_pair_meets_theorem_1():
+    found = tune(logistic(), L1(0.01), Q=5, rounds=12)
+    assert found.guaranteed_eta_a <= found.steps.largest_eta_a
+    assert found.guaranteed_eta_a * 5 <= found.steps.largest_eta_hat
+    assert found.guaranteed_gamma == pytest.approx(1 / (5 * found.L))
+    assert found.guaranteed_eta_a < found.eta_a / 20  # careful indeed
+    assert found.lines()[0].startswith("guaranteed  eta_a = ")
+    assert found.lines()[1].startswith("chosen      eta_a = ")
+
+
+@pytest.mark.parametrize("given", [dict(eta_a=0.05), dict(gamma=0.7)])
+def test_what_is_given_is_kept(given):
+    found = tune(logistic(), L1(0.01), Q=5, rounds=8, **given)
+    ((name, value),) = given.items()
+    assert all(getattr(p, name) == value for p in found.pilots)
+    assert getattr(found, name) == value
+    other = "gamma" if name == "eta_a" else "eta_a"
+    assert len({getattr(p, other) for p in found.pilots}) >= 4
+
+
+def test_tuning_is_deterministic_and_knows_participation():
+    one, two = (tune(logistic(), L1(0.01), Q=3, rounds=6, participation=0.5, loss=0.1) for _ in range(2))
+    assert one.pilots == two.pilots
+    assert one.pilots != tune(logistic(), L1(0.01), Q=3, rounds=6).pilots
+
+
+def test_gamma_respects_weak_convexity():
+    class Hump(L1):
+        rho = 2.0
+
+        def value(self, x):
+            return super().value(x) - x.square().sum(-1) * (x.abs() < 0.1).all(-1)
+
+    found = tune(logistic(), Hump(0.01), Q=3, rounds=8)
+    assert all(p.gamma <= 0.25 for p in found.pilots)
+
+
+def test_gamma_does_not_erase_the_start():
+    start = torch.full((4,), 0.5)
+    gamma = _largest_gamma(L1(0.1), start, 1000.0)
+    assert 0.25 <= float(L1(0.1).prox(start, gamma)[0]) < 0.35  # half is kept at gamma = 2.5, steps are sqrt 2
+    assert _largest_gamma(L1(0.1), torch.zeros(4), 1000.0) == 1000.0
+
+
+def test_a_saddle_with_a_small_residual_is_set_aside():
+    saddle = Pilot(1.0, 1.0, 10, score=1e-9, first=2.3, psi=2.2999)
+    trained = Pilot(0.5, 1.0, 10, score=1e-3, first=2.9, psi=2.1)
+    exploded = Pilot(9.0, 1.0, 10, score=1e-12, first=2.9, psi=1.0, unstable="yes")
+    assert _ranked([saddle, trained, exploded], 2.3) == [trained, saddle]
+    assert _ranked([saddle, trained, exploded], -math.inf) == [saddle, trained]
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="rounds is 0"):
+        tune(logistic(), L1(0.01), rounds=0)
+    with pytest.raises(ValueError, match="at least one round each"):
+        tune(logistic(), L1(0.01), budget=15)
+    flat = LeastSquares([(torch.zeros(2, 2), torch.ones(2))])
+    with pytest.raises(ValueError, match="smoothness measured at the start is 0"):
+        tune(flat, L1(0.01))
