@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -255,6 +257,21 @@ def test_large_entries_survive_near_the_limit_in_float32() -> None:
     v = torch.linspace(3.01, 50, 1000)
     for phi, step in ((R.MCP(1.0, 2.0), 2 * (1 - 1e-6)), (R.SCAD(1.0, 3.0), 2 * (1 - 1e-6))):
         torch.testing.assert_close(phi.prox(v, step), v, rtol=3e-7, atol=0)
+
+
+def test_examples_in_the_documentation() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "regularizers.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    namespace: dict[str, object] = {"__name__": "docs"}
+    for block in blocks:
+        exec(block, namespace)
+
+
+def test_every_name_is_documented() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "regularizers.md").read_text()
+    for name in R.REGULARIZERS:
+        assert re.search(rf"`{name}[:`]", page), name
 
 
 @pytest.mark.parametrize("module", [m.name for m in pkgutil.iter_modules(fednmap.regularizers.__path__)])
