@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,10 @@ def inside(phi: Regularizer, seed: int) -> Tensor | None:
 def test_contract(name: str, data: st.DataObject, seed: int) -> None:
     phi = MAKE[name](data.draw)
     check_regularizer(phi, DIM, points=inside(phi, seed), seed=seed)
+    sent = pickle.loads(pickle.dumps(phi))  # as a run in several processes does
+    v = vector(data.draw, DIM)
+    assert torch.equal(sent.prox(v, 0.0), phi.prox(v, 0.0))
+    assert hash(phi) == hash(phi)
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ class Masked(Regularizer):
         return torch.cat([x[..., run] for run in self._runs], -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Separable(Regularizer):
     """phi(x) = sum_k phi_k(x[slice_k]) over disjoint slices; coordinates in no slice are left alone.
 
