@@ -90,7 +90,7 @@ class FedNMap(Algorithm):
         d = self._pull(z) + c
         z_i = z
         for q in range(self.Q):
-            z_i = z_i - self.eta_a * (g(self._prox(z_i), q) + d)
+            z_i = torch.sub(z_i, g(self._prox(z_i), q) + d, alpha=self.eta_a)
         y = (z - z_i) / (self.eta_a * self.Q)
         return self.Up(y), self.Client(y - d)
 

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils import parameters_to_vector
 
 from fednmap.problems import batch_norm
+from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -57,6 +58,7 @@ class Network(FiniteSum):
             raise ValueError(f"{type(module).__name__} has no parameters to train")
         self.start = parameters_to_vector(module.parameters()).detach().clone()
         self.dim = self.start.numel()
+        self._dense = Dense.of(module, self.data.x[0])
 
     @property
     def architecture(self) -> nn.Module:
@@ -119,22 +121,46 @@ class Network(FiniteSum):
 
     @torch.no_grad()
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        return self._weighted(x, a, b, weight)
+        return self._weighted(self.outputs(x, a), b, weight)
+
+    def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        x, stacked = x.detach(), a.ndim > self.data.x.ndim
+        if self._dense:
+            a = a.flatten(2 if stacked else 1)
+            return self._dense.gradient(x, a, lambda out: self._slope(out, b, weight))
+        if not stacked:
+            return self._gradient(x, a, b, weight)
+        if len(a) == 1:  # alone: the plain kernels are faster than those for a stack
+            one = weight[0] if isinstance(weight, Tensor) else weight
+            return self._gradient(x.reshape(-1), a[0], b[0], one).unsqueeze(0)
+        return self._stacked(x.expand(len(a), -1), a, b, weight)
 
     @torch.enable_grad()
-    def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        stacked = a.ndim > self.data.x.ndim
-        x = x.detach()
-        if stacked:  # the forward pass is batched over clients; one backward pass then serves all of them
-            x = x.expand(len(a), -1).requires_grad_()
-            total = vmap(self._weighted, (0, 0, 0, 0 if isinstance(weight, Tensor) else None))(x, a, b, weight).sum()
-        else:
-            x = x.requires_grad_()
-            total = self._weighted(x, a, b, weight)
-        return torch.autograd.grad(total, x)[0]
+    def _gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        x = x.requires_grad_()
+        return torch.autograd.grad(self._weighted(self.outputs(x, a), b, weight), x)[0]
 
-    def _weighted(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        out = self.outputs(x, a)
+    @torch.enable_grad()
+    def _stacked(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """The forward pass is batched over clients; one backward pass then serves all of them."""
+        x = x.requires_grad_()
+        axes = (0, 0, 0, 0 if isinstance(weight, Tensor) else None)
+        each = vmap(lambda x, a, b, weight: self._weighted(self.outputs(x, a), b, weight), axes)(x, a, b, weight)
+        return torch.autograd.grad(each.sum(), x)[0]
+
+    @torch.enable_grad()
+    def _slope(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """Gradient with respect to the outputs; samples of all clients in one batch, since each counts by itself."""
+        out = out.requires_grad_()
+        batch = b.shape[: out.ndim - 1]
+        joined, targets = out.flatten(0, -2), b.reshape(-1, *b.shape[len(batch) :])
+        if isinstance(weight, Tensor):
+            total = self._weighted(joined, targets, weight.flatten())
+        else:
+            total = self._loss(joined, targets) * (len(joined) * weight)
+        return torch.autograd.grad(total, out)[0]
+
+    def _weighted(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
             return self._loss(out, b)
         each = vmap(lambda o, target: self._loss(o.unsqueeze(0), target.unsqueeze(0)))(out, b)
