@@ -20,9 +20,9 @@ def positive(algorithm: Algorithm, *names: str) -> None:
 
 
 def weakly_convex(algorithm: Algorithm, name: str, step: float) -> None:
-    """The prox at `step` is single-valued: step * rho < 1."""
+    """The prox at `step` is single-valued: step * rho < 1. Where rho = inf none is, and phi was made knowing that."""
     rho = algorithm.phi.rho  # type: ignore[attr-defined]
-    if step * rho >= 1:
+    if rho < math.inf and step * rho >= 1:
         raise ValueError(
             f"{type(algorithm).__name__}: {name} = {step:g} and {type(algorithm.phi).__name__} has rho = {rho:g}; "  # type: ignore[attr-defined]
             f"{name} * rho must stay below 1, so use {name} < {1 / rho:g}"
@@ -51,4 +51,4 @@ def smooth(algorithm: Algorithm, phi: Regularizer) -> None:
 def default_gamma(phi: Regularizer, eta_a: float, eta_s: float, Q: int) -> float:
     """The paper's ratio gamma = 4 eta_a eta_s Q, at most half of what phi allows."""
     gamma = 4 * eta_a * eta_s * Q
-    return min(gamma, 0.5 / phi.rho) if phi.rho > 0 else gamma
+    return min(gamma, 0.5 / phi.rho) if 0 < phi.rho < math.inf else gamma
