@@ -9,7 +9,7 @@ import click
 import torch
 import typer
 
-from fednmap.commands import export, listing, train
+from fednmap.commands import export, listing, speedup, train, tune
 
 app = typer.Typer(
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("compare")(train.compare)
+app.command("tune")(tune.tune)
+app.command("speedup")(speedup.speedup)
 app.command("list")(listing.listing)
 app.command("export")(export.export)
 

@@ -106,6 +106,7 @@ def tune(
     1. L (power iteration) and sigma^2 are measured at the start; Theorem 1 makes the guaranteed pair of them.
     2. Pilots at eta_hat = eta_a eta_s Q in {1/4, 1, 4, 16} / L and gamma in {1, 4, 16, 64} eta_hat, gamma <= 1/(2 rho).
        After a quarter of their length the better half goes on, after a half the better half of those.
+       Never eta_hat > gamma: where x stays at 0, z shrinks by 1 - eta_hat / gamma a round, which must not swing.
     3. Around the best, pilots of full length with steps and gamma, or gamma alone, doubled and halved, then the
        same by sqrt 2, for as long as the budget lasts.
 
@@ -158,8 +159,9 @@ def tune(
         reference = min(psi, float(objective(problem, phi, torch.zeros_like(z))))
 
     def pair(step: float, pull: float) -> Pair:
-        """The pair, with what was given kept and gamma in its range."""
-        return eta_a or step, gamma or min(pull, largest)
+        """The pair, with what was given kept, gamma in its range, and eta_hat <= gamma."""
+        pull = gamma or min(max(pull, (eta_a or step) * eta_s * Q), largest)
+        return eta_a or min(step, pull / (eta_s * Q)), pull
 
     def rank(pilots: Sequence[Pilot]) -> list[Pilot]:
         return _ranked(pilots, reference)

@@ -117,6 +117,12 @@ def test_gamma_respects_weak_convexity():
     assert all(p.gamma <= 0.25 for p in found.pilots)
 
 
+def test_eta_hat_never_exceeds_gamma():
+    for given in ({}, dict(gamma=0.3), dict(eta_s=3.0)):
+        found = tune(logistic(), L1(0.01), Q=3, rounds=8, **given)
+        assert all(p.eta_a * given.get("eta_s", 1.0) * 3 <= p.gamma * (1 + 1e-9) for p in found.pilots)
+
+
 def test_gamma_does_not_erase_the_start():
     start = torch.full((4,), 0.5)
     gamma = _largest_gamma(L1(0.1), start, 1000.0)

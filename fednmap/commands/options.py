@@ -13,6 +13,8 @@ from fednmap.config import Config
 
 Command = Callable[..., None]
 
+AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.auto`
+
 
 def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Command], Command]:
     """Give a command `f(values, ...)` an option for every field of Config; `values` holds those the user gave.
@@ -28,9 +30,10 @@ def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Comm
                 continue
             default = defaults.get(name, field.default)
             shown = f"[default: {default}]" if default is not None else None
-            help = " ".join(part for part in (field.description, shown) if part)
+            word = "Or auto: found by short pilot runs." if name in AUTO else None
+            help = " ".join(part for part in (field.description, word, shown) if part)
             option = typer.Option("--" + name.replace("_", "-"), help=help, show_default=False)
-            kind = _plain(field.annotation)
+            kind = str if name in AUTO else _plain(field.annotation)
             options.append(
                 inspect.Parameter(
                     name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

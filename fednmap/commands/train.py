@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, parse_set, with_config
 from fednmap.config import Config
 from fednmap.execute import Interrupted, Reporter, execute
@@ -85,7 +87,8 @@ def _run(
     else:
         base = Config.read(file).model_dump(exclude_unset=True) if file else {}
         values = base | values | {"set": base.get("set", {}) | parse_set(assignments)}
-        config = Config.make(**values)
+        values, auto = take_auto(values)
+        config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         experiment = prepare(config)  # what can be refused is refused before there is a folder
         folder = RunFolder.create(out, config, command)
     results = _show(config, folder, experiment, quiet, command)

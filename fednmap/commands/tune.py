@@ -1,0 +1,56 @@
+"""`fednmap tune`: step sizes for FedNMap, with a proof and without."""
+
+from __future__ import annotations
+
+import json as json_
+import math
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from fednmap.commands.auto import search, take_auto
+from fednmap.commands.options import AUTO, ConfigFile, Json, with_config
+from fednmap.config import Config
+
+HIDDEN = ("trials", "eval_every", "checkpoint_every", "chunk")
+
+
+@with_config(hidden=HIDDEN)
+def tune(
+    values: dict[str, Any],
+    config: ConfigFile = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Rounds that all pilots may take together. [default: 16 pilots of <= 100 rounds]")
+    ] = None,
+    residual_only: Annotated[
+        bool, typer.Option("--residual-only", help="Judge by the residual alone, even at a saddle of all-zero weights.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs."""
+    base = Config.read(config).model_dump(exclude_unset=True) if config else {}
+    given, _ = take_auto(base | values)
+    auto = tuple(name for name in AUTO if name not in given)
+    found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only)
+    if json:
+        report = {
+            "eta_a": found.eta_a,
+            "gamma": found.gamma,
+            "stationarity": found.pilot.score if found.pilot else None,
+            "guaranteed": {"eta_a": found.guaranteed_eta_a, "gamma": found.guaranteed_gamma},
+            "measured": {"L": found.L, "rho": found.rho, "sigma2": found.sigma2},
+            "measure_gamma": found.measure_gamma,
+            "budget": found.budget,
+            "rounds_used": found.rounds_used,
+            "pilots": [_finite(asdict(p)) for p in found.pilots],
+        }
+        print(json_.dumps(report, indent=1))
+        return
+    print("\n".join(found.lines()))
+    print(f"use it with: fednmap train ... --eta-a {found.eta_a:.4g} --gamma {found.gamma:.4g}")
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

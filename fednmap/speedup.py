@@ -1,0 +1,120 @@
+"""Does more of something, clients or local steps, pay in proportion? A sweep, its slope, and the theory's forecast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats  # type: ignore[import-untyped]
+
+LINEAR = -0.5
+"""Slope of log |F_nat|^2 against log n or log Q under linear speedup: |F_nat|^2 = O(1/sqrt(n Q T)), Theorem 1."""
+
+Over = Literal["n", "q"]
+
+
+@dataclass(frozen=True, eq=False)
+class Speedup:
+    """A sweep over n or Q: what was reached, how it scales, where it stops paying."""
+
+    over: Over
+    values: tuple[int, ...]
+    reached: npt.NDArray[np.float64]
+    """Final squared residual, (values, trials)."""
+    slope: float
+    """Mean over the trials of the slope of log residual against log value."""
+    low: float
+    high: float
+    """95 % confidence interval of the slope (Student's t over the trials); infinite for a single trial."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether linear speedup is seen: the whole interval at or below -1/2."""
+        if self.high <= LINEAR:
+            return "linear speedup is seen"
+        return (
+            "linear speedup is not seen" if self.low > LINEAR else "undecided: more trials or a wider sweep would tell"
+        )
+
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """Slopes between neighbouring values, of the trials' geometric means."""
+        y, x = np.log(self.reached).mean(1), np.log(self.values)
+        return tuple(float(v) for v in np.diff(y) / np.diff(x))
+
+    @property
+    def saturates_at(self) -> int | None:
+        """The first value from which on no step keeps half of the linear slope; None if the last step still does."""
+        flat = [slope > LINEAR / 2 for slope in self.steps]
+        for k, value in enumerate(self.values[:-1]):
+            if all(flat[k:]):
+                return value
+        return None
+
+    def lines(self, linear_until: float | None = None) -> list[str]:
+        """What was found; `linear_until` is the value up to which the theory expects it."""
+        name = "n" if self.over == "n" else "Q"
+        interval = f"95 % interval [{self.low:.3f}, {self.high:.3f}] over {self.reached.shape[1]} trials"
+        at = self.saturates_at
+        lines = [
+            f"slope of log |F_nat|^2 against log {name}: {self.slope:.3f}, {interval}; linear is {LINEAR} or steeper",
+            f"{self.verdict}; " + ("no saturation in the sweep" if at is None else f"saturates at {name} = {at}"),
+        ]
+        if linear_until is not None:
+            lines.append(f"theory (rounds_to, constants 1): linear up to about {name} = {linear_until:.3g}")
+        return lines
+
+
+def speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int], trials: int) -> Speedup:
+    """The sweep: run(value, trial) is the squared residual reached with `value` clients or local steps.
+
+    >>> found = speedup(lambda n, trial: 3.0 / n, "n", [2, 4, 8], trials=2)
+    >>> round(found.slope, 6), found.verdict, found.saturates_at
+    (-1.0, 'linear speedup is seen', None)
+    """
+    if over not in ("n", "q"):
+        raise ValueError(f"over is {over!r}; sweep over n (clients) or q (local steps)")
+    values = sorted(set(values))
+    if len(values) < 2 or values[0] < 1:
+        raise ValueError(f"values are {values}; a slope needs two different numbers, 1 or more")
+    if trials < 1:
+        raise ValueError(f"trials is {trials}; it must be at least 1")
+    reached = np.array([[run(value, trial) for trial in range(trials)] for value in values])
+    if not (np.isfinite(reached).all() and (reached > 0).all()):
+        raise ArithmeticError(f"a run of the sweep reached {reached.max():g}; use smaller step sizes")
+    slopes = np.polyfit(np.log(values), np.log(reached), 1)[0]
+    half = math.inf
+    if trials > 1:
+        half = float(stats.t.ppf(0.975, trials - 1) * slopes.std(ddof=1) / math.sqrt(trials))
+    mean = float(slopes.mean())
+    return Speedup(over, tuple(values), reached, mean, mean - half, mean + half)
+
+
+def plot(found: Speedup, path: Path) -> None:
+    """The sweep in log-log axes, with the fitted slope and the linear one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    x, y = np.array(found.values, dtype=float), np.exp(np.log(found.reached).mean(1))
+    middle_x, middle_y = np.exp(np.log(x).mean()), np.exp(np.log(y).mean())
+    figure, axis = plt.subplots(figsize=(4.5, 3.6), layout="constrained")
+    axis.errorbar(x, y, (y - found.reached.min(1), found.reached.max(1) - y), fmt="o", capsize=3, label="runs")
+    for slope, style, name in ((found.slope, "-", "fit"), (LINEAR, ":", "linear speedup")):
+        axis.plot(x, middle_y * (x / middle_x) ** slope, style, label=f"{name}, slope {slope:.2f}")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(x, [str(v) for v in found.values])
+    axis.minorticks_off()
+    axis.set_xlabel("clients n" if found.over == "n" else "local steps Q")
+    axis.set_ylabel(r"$\|F_{nat}(x_T)\|^2$")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
