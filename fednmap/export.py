@@ -60,8 +60,11 @@ def _onnx(module: nn.Module, path: Path, example: Tensor | None) -> None:
         import onnxscript  # noqa: F401
     except ImportError:
         raise ValueError("onnx output needs packages that are not installed: pip install 'fednmap[export]'") from None
+    import logging
     import warnings
 
+    # it reports every package that it could also export
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     # two samples: a batch of one would be taken for a fixed size
     inputs = torch.cat([example[:1], example[:1]]).to(next(module.parameters()).dtype)
     with warnings.catch_warnings():

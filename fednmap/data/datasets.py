@@ -24,8 +24,8 @@ def digits() -> Dataset:
     """Handwritten digits, always at hand: 1,438 + 359 pictures of 8 x 8, values in [0, 1], 10 labels."""
     from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
-    return hold_out(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
+    pictures, labels = load_digits(return_X_y=True)
+    return hold_out(torch.tensor(pictures, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
