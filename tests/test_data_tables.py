@@ -78,6 +78,16 @@ def test_csv_takes_named_columns(tmp_path):
     assert load(f"csv:{path}", regression=True, label="b").y_train.tolist() == [1, 2, 3]
 
 
+def test_options_may_follow_the_path(tmp_path):
+    path = write(tmp_path / "a,b.csv", "hospital,b,a\n10,1,5\n2,2,1\n10,3,2\n")
+    data = load(f"csv:{path},label=b,client=hospital,regression=true")
+    assert data.y_train.tolist() == [1, 2, 3]
+    assert data.y_train.is_floating_point()
+    assert data.clients.tolist() == [1, 0, 1]
+    with pytest.raises(ValueError, match="no option 'labels'"):
+        load(f"csv:{path},labels=b")
+
+
 def test_csv_predicts_the_last_column_unless_told(tmp_path):
     data = load(f"csv:{write(tmp_path / 't.csv', 'a,b,client' + chr(10) + '1,0.5,3' + chr(10))}")
     assert data.y_train.tolist() == [0.5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,14 +45,18 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 def load(name: str, **options: Any) -> Dataset:
     """The data set called `name`, with `options` of the function that makes it.
 
-    After a colon: the path of a file (svm:PATH, csv:PATH), or numbers (synthetic:ALPHA,BETA).
+    After a colon: the path of a file (svm:PATH, csv:PATH), or numbers (synthetic:ALPHA,BETA). Options may follow a
+    path: csv:table.csv,label=outcome,client=hospital.
 
     >>> len(load("digits").x_train), len(load("digits").x_test)
     (1438, 359)
     """
     name, colon, argument = name.partition(":")
     make = choose("data set", name, DATASETS)
-    arguments: list[str] | list[float] = [argument] if name in ("svm", "csv") else []
+    arguments: list[str] | list[float] = []
+    if name in ("svm", "csv"):
+        path, more = _path(argument)
+        arguments, options = [path], more | options
     if name == "synthetic" and colon:
         arguments = _numbers(argument)
     elif colon and not arguments:
@@ -61,6 +66,15 @@ def load(name: str, **options: Any) -> Dataset:
         if option not in allowed:
             raise ValueError(f"data set {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
     return make(*arguments, **options)
+
+
+def _path(argument: str) -> tuple[str, dict[str, Any]]:
+    """PATH,option=value,... taken apart from the right; other commas belong to the path."""
+    options: dict[str, Any] = {}
+    while match := re.fullmatch(r"(.*),(\w+)=([^,]*)", argument):
+        argument, option, value = match.groups()
+        options[option] = {"true": True, "false": False}.get(value, value)
+    return argument, options
 
 
 def _numbers(argument: str) -> list[float]:
