@@ -136,6 +136,8 @@ def tune(
     """
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; it must be at least 1")
+    if not phi.rho < math.inf:
+        raise ValueError(f"{type(phi).__name__} has rho = inf, which no theorem covers: give eta_a and gamma")
     if budget is not None and budget < PILOTS:
         raise ValueError(f"the budget is {budget} rounds; {PILOTS} pilots need at least one round each")
     length = min(rounds, LONGEST if budget is None else budget // PILOTS)

@@ -9,7 +9,7 @@ from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.measure import stationarity
 from fednmap.problems import LeastSquares, Logistic
-from fednmap.regularizers import L1, Zero
+from fednmap.regularizers import L1, TopK, Zero
 from fednmap.tune import Pilot, _largest_gamma, _ranked, tune
 
 
@@ -143,6 +143,8 @@ def test_bad_input_is_refused():
         tune(logistic(), L1(0.01), rounds=0)
     with pytest.raises(ValueError, match="at least one round each"):
         tune(logistic(), L1(0.01), budget=15)
+    with pytest.raises(ValueError, match="TopK has rho = inf, which no theorem covers"):
+        tune(logistic(), TopK(2, allow_nonconvex=True))
     flat = LeastSquares([(torch.zeros(2, 2), torch.ones(2))])
     with pytest.raises(ValueError, match="smoothness measured at the start is 0"):
         tune(flat, L1(0.01))
