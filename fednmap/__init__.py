@@ -1,6 +1,6 @@
 """Composite federated learning: minimise f(x) + phi(x) across clients that keep their data."""
 
-from fednmap import algorithms, data, measure, models, problems, regularizers
+from fednmap import algorithms, data, measure, models, problems, regularizers, theory
 from fednmap.simulation import Callback, Diverged, Result, Round, run, simulate
 
 __version__ = "0.1.0"
@@ -18,4 +18,5 @@ __all__ = [
     "regularizers",
     "run",
     "simulate",
+    "theory",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,8 +22,9 @@ from fednmap.theory import Steps, estimate_gap, estimate_smoothness, estimate_va
 
 PILOTS = 16  # the budget, in pilots of full length
 LONGEST = 100  # rounds of a pilot, however long the run that it is for
-SCALES = (0.25, 1.0, 4.0, 16.0)  # eta_hat L of the first pilots
+SCALES = (0.25, 1.0, 4.0, 16.0)  # eta_hat of the first pilots, in units of 1 over the smoothness of f
 RATIOS = (1.0, 4.0, 16.0, 64.0)  # gamma / eta_hat of the first pilots; the paper uses 4
+LAST = 3  # rounds over which a residual is averaged: a single one can be lucky
 RISE = 0.01  # psi above (1 + RISE) psi(x_0) counts as unstable: less can be minibatch noise
 
 Pair = tuple[float, float]
@@ -36,7 +39,7 @@ class Pilot:
     gamma: float
     rounds: int = 0
     score: float = math.inf
-    """Squared natural residual at `measure_gamma` after `rounds` rounds."""
+    """Squared natural residual at `measure_gamma` after `rounds` rounds, the mean of the last 3."""
     first: float = math.inf
     """psi(x_0), which depends on gamma: x_0 = prox(start, gamma)."""
     psi: float = math.inf
@@ -104,7 +107,8 @@ def tune(
     r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
 
     1. L (power iteration) and sigma^2 are measured at the start; Theorem 1 makes the guaranteed pair of them.
-    2. Pilots at eta_hat = eta_a eta_s Q in {1/4, 1, 4, 16} / L and gamma in {1, 4, 16, 64} eta_hat, gamma <= 1/(2 rho).
+    2. Pilots at eta_hat = eta_a eta_s Q in {1/4, 1, 4, 16} / L and gamma in {1, 4, 16, 64} eta_hat, gamma <= 1/(2 rho);
+       here L is that of f, which a whole round feels, and in Theorem 1 the largest of the clients'.
        After a quarter of their length the better half goes on, after a half the better half of those.
        Never eta_hat > gamma: where x stays at 0, z shrinks by 1 - eta_hat / gamma a round, which must not swing.
     3. Around the best, pilots of full length with steps and gamma, or gamma alone, doubled and halved, then the
@@ -123,7 +127,7 @@ def tune(
     budget:        rounds that all pilots may take together, a pilot then being budget / 16 long, at most `rounds`.
                    Default: 16 pilots.
     eta_a, gamma:  a value given is kept, and only the other is searched for.
-    measure_gamma: default 1/L.
+    measure_gamma: default 1/L, of f.
     start, participation, loss, seed: as in `simulate`.
 
     >>> import torch
@@ -144,20 +148,22 @@ def tune(
     budget = budget or PILOTS * length
     z = first_point(problem, start)
     x = phi.prox(z, 0.0)
-    L = estimate_smoothness(problem, x, iterations=15).largest
-    if not 0 < L < math.inf:
-        raise ValueError(f"the smoothness measured at the start is {L:g}; start where gradients are finite and vary")
+    smoothness = estimate_smoothness(problem, x, iterations=15)
+    L, overall = smoothness.largest, smoothness.overall
+    if not 0 < overall < math.inf:
+        raise ValueError(f"the smoothness measured at the start is {overall:g}; start where gradients vary")
+    unit = 1 / overall
     sigma2 = estimate_variance(problem, x, draws=8).largest
     psi = float(objective(problem, phi, x))
     delta = psi if psi > 0 else max(estimate_gap(problem, phi, x, L=L).found, 1e-12)
     steps = nonconvex(L, phi.rho, sigma2, delta, problem.n, Q, rounds)
     safe = min(steps.safe_eta_a, steps.safe_eta_hat / (eta_s * Q)), steps.gamma
-    measure_gamma = measure_gamma or 1 / L
+    measure_gamma = measure_gamma or unit
 
     largest = 0.5 / phi.rho if phi.rho > 0 else math.inf
     reference = -math.inf
     if not residual_only:
-        largest = _largest_gamma(phi, z, min(largest, SCALES[-1] * RATIOS[-1] / L))
+        largest = _largest_gamma(phi, z, min(largest, SCALES[-1] * RATIOS[-1] * unit))
         reference = min(psi, float(objective(problem, phi, torch.zeros_like(z))))
 
     def pair(step: float, pull: float) -> Pair:
@@ -174,9 +180,11 @@ def tune(
             algorithm, problem, measure_gamma, rounds=length, start=z, participation=participation, loss=loss, seed=seed
         )
 
-    unit = 1 / (L * eta_s * Q)
-    base = eta_a * eta_s * Q if eta_a else 1 / L
-    grid = [pair(s * unit, r * (base if eta_a else s / L)) for s in SCALES for r in RATIOS]
+    grid = [
+        pair(scale * unit / (eta_s * Q), ratio * (eta_a * eta_s * Q if eta_a else scale * unit))
+        for scale in SCALES
+        for ratio in RATIOS
+    ]
     pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length)
     moves = [(f, f) for f in (2.0, 0.5) if eta_a is None] + [(1.0, f) for f in (2.0, 0.5) if gamma is None]
     pilots += _climb(pilots, lambda p: pilot(p).to(length), pair, rank, moves, budget, length)
@@ -214,13 +222,13 @@ class _Run:
 
     def _go(self, end: int) -> None:
         try:
-            *_, last = islice(self._rounds, end - self.pilot.rounds)
+            closing = deque(islice(self._rounds, end - self.pilot.rounds), maxlen=LAST)
         except Diverged as error:
             self.pilot = replace(self.pilot, rounds=error.t + 1, score=math.inf, unstable=str(error))
             return
-        x, phi, first = self._algorithm.model(last.server), self._algorithm.phi, self.pilot.first
-        psi = float(objective(self._problem, phi, x))
-        score = float(stationarity(self._problem, phi, x, self._measure_gamma))
+        models, phi, first = [self._algorithm.model(r.server) for r in closing], self._algorithm.phi, self.pilot.first
+        psi = float(objective(self._problem, phi, models[-1]))
+        score = fmean(float(stationarity(self._problem, phi, x, self._measure_gamma)) for x in models)
         rose = not (math.isfinite(score) and psi <= first + RISE * abs(first))
         why = f"psi is {psi:.4g} after {end} rounds and was {first:.4g}" if rose else ""
         self.pilot = replace(self.pilot, rounds=end, score=score, psi=psi, unstable=why)
