@@ -38,6 +38,10 @@ def main() -> NoReturn:
         fail(str(error), 2)
     except (ArithmeticError, OSError) as error:
         fail(str(error), 1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        fail("out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

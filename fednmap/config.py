@@ -5,14 +5,17 @@ from __future__ import annotations
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from fednmap.algorithms import ALGORITHMS
 from fednmap.data import DATASETS, PARTITIONS
+from fednmap.models.build import MODELS
 from fednmap.names import choose, unknown
+from fednmap.regularizers.parse import REGULARIZERS
 
 Value = bool | int | float | str
 
@@ -20,7 +23,7 @@ Value = bool | int | float | str
 class Config(BaseModel):
     """All settings of a run; the description of each is its help text."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     data: str = Field("digits", description="Data set; see `fednmap list datasets`.")
     test: str | None = Field(None, description="File with test samples, for svm:PATH.")
@@ -40,7 +43,7 @@ class Config(BaseModel):
     batch_size: int = Field(32, ge=0, description="Samples of a local step; 0 for exact gradients.")
     participation: float = Field(1.0, gt=0, le=1, description="Share of the clients drawn in a round.")
     loss: float = Field(0.0, ge=0, lt=1, description="Probability that a reply is lost.")
-    seed: int = Field(0, ge=0, description="Decides initialisation, partition, minibatches and participation.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Decides first model, partition, minibatches and participation.")
     trials: int = Field(1, ge=1, description="Independent repetitions, with seeds seed, seed + 1, ...")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
@@ -50,39 +53,58 @@ class Config(BaseModel):
     chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")
     set: dict[str, Value] = Field({}, description="Parameters of single methods, such as fedda.eta_s = 0.5.")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("true and false are no numbers")  # Python would count with them
+        return value
+
     @field_validator("data")
     @classmethod
     def _data(cls, value: str) -> str:
         choose("data set", value.partition(":")[0], DATASETS)
         return value
 
+    @field_validator("model")
+    @classmethod
+    def _model(cls, value: str) -> str:
+        name, allowed = value.partition(":")[0], [*MODELS, "logistic", "least-squares", "auto"]
+        if name not in allowed:
+            raise unknown("model", name, allowed)
+        return value
+
     @field_validator("partition")
     @classmethod
     def _partition(cls, value: str) -> str:
-        name = value.partition(":")[0]
-        if name not in [*PARTITIONS, "natural", "auto"]:
-            raise unknown("partition", name, [*PARTITIONS, "natural", "auto"])
+        name, allowed = value.partition(":")[0], [*PARTITIONS, "natural", "auto"]
+        if name not in allowed:
+            raise unknown("partition", name, allowed)
+        return value
+
+    @field_validator("reg")
+    @classmethod
+    def _reg(cls, value: str) -> str:
+        choose("regularizer", value.strip().partition(":")[0], REGULARIZERS)
         return value
 
     @field_validator("algorithms")
     @classmethod
     def _algorithms(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        for value in values:
-            choose("algorithm", value, ALGORITHMS)
-        if len(set(values)) < len(values):
-            raise ValueError("a method is named twice")
+        mistakes = [str(unknown("algorithm", value, ALGORITHMS)) for value in values if value not in ALGORITHMS]
+        twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+        mistakes += [f"{value!r} is named {values.count(value)} times; name it once" for value in twice]
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
         return values
 
-    @model_validator(mode="after")
-    def _set(self) -> Config:
-        for key in self.set:
-            name, dot, parameter = key.partition(".")
-            if not dot:
-                raise ValueError(f"set takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}")
-            allowed = [f.name for f in fields(choose("algorithm", name, ALGORITHMS)) if f.name != "phi"]  # type: ignore[arg-type]
-            if parameter not in allowed:
-                raise unknown(f"parameter of {name}", parameter, allowed)
-        return self
+    @field_validator("set")
+    @classmethod
+    def _set(cls, values: dict[str, Value]) -> dict[str, Value]:
+        mistakes = [str(mistake) for key in values if (mistake := _parameter_mistake(key))]
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return values
 
     @classmethod
     def make(cls, **values: Any) -> Config:
@@ -90,7 +112,8 @@ class Config(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ValueError("\n".join(_line(mistake) for mistake in error.errors())) from None
+            lines = [line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
+            raise ValueError("\n".join(dict.fromkeys(lines))) from None
 
     @classmethod
     def read(cls, path: Path) -> Config:
@@ -99,28 +122,76 @@ class Config(BaseModel):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not valid TOML: {error}") from None
-        return cls.make(**values)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not valid TOML: {shown(str(error), 120)}") from None
+        try:
+            return cls.make(**values)
+        except ValueError as error:
+            raise ValueError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
     def toml(self) -> str:
         """As TOML, with what each setting means; `read` gives the same configuration back."""
         lines = []
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            if value is None or name == "set":
-                lines.append(f"# {name}: {field.description}" if value is None else "")
-                continue
-            lines.append(f"# {field.description}\n{tomli_w.dumps({name: value}).strip()}")
-        return "\n".join(line for line in lines if line) + "\n" + (tomli_w.dumps({"set": self.set}) if self.set else "")
+            if value is None:
+                lines.append(f"# {name}: {field.description}")
+            elif name != "set":
+                lines.append(f"# {field.description}\n{tomli_w.dumps({name: value}).strip()}")
+        return "\n".join(lines) + "\n" + (tomli_w.dumps({"set": self.set}) if self.set else "")
 
 
-def _line(mistake: Any) -> str:
-    """One mistake in one line: what was given, what is allowed."""
-    name = ".".join(str(part) for part in mistake["loc"]) or "configuration"
+def _parameter_mistake(key: str) -> ValueError | None:
+    """What is wrong with METHOD.PARAMETER."""
+    name, dot, parameter = key.partition(".")
+    if not dot:
+        return ValueError(f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}")
+    if name not in ALGORITHMS:
+        return unknown("algorithm", name, ALGORITHMS)
+    allowed = [f.name for f in fields(ALGORITHMS[name]) if f.name != "phi"]  # type: ignore[arg-type]
+    return None if parameter in allowed else unknown(f"parameter of {name}", parameter, allowed)
+
+
+def _lines(mistake: Any) -> list[str]:
+    """A mistake in a line, or several of one setting in as many: what was given, what is allowed, what it means."""
+    name = str(mistake["loc"][0])
     if mistake["type"] == "extra_forbidden":
-        return str(unknown("setting", name, Config.model_fields))
-    message = mistake["msg"].removeprefix("Value error, ")
-    if mistake["type"] == "value_error":
-        return message if name == "configuration" else f"{name}: {message}"
-    return f"{name} is {mistake['input']!r}; {message[0].lower()}{message[1:]}"
+        return [str(unknown("setting", name, Config.model_fields))]
+    if mistake["type"] == "value_error" and not isinstance(mistake["input"], bool):
+        return [f"{name}: {line}" for line in str(mistake["ctx"]["error"]).splitlines()]
+    field = Config.model_fields[name]
+    meaning = (field.description or "").removesuffix(".")
+    return [f"{name} is {shown(repr(mistake['input']), 60)}; it must be {_allowed(field)} ({meaning})"]
+
+
+def _allowed(field: FieldInfo) -> str:
+    """The values of a setting in words: its kind and its range."""
+    if field.annotation == dict[str, Value]:
+        return "a table of METHOD.PARAMETER = number, text, true or false"
+    if field.annotation == tuple[str, ...]:
+        return "a list of one name or more"
+    kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
+    words = [word for kind in kinds for word in _words(kind, _range(field))]
+    return " or ".join(words)
+
+
+def _words(kind: Any, range: str) -> list[str]:
+    if kind in (int, float):
+        return [("a whole number" if kind is int else "a number") + range]
+    if kind is str:
+        return ["text"]
+    return [repr(value) for value in get_args(kind)] or [repr(kind)]
+
+
+def _range(field: FieldInfo) -> str:
+    bounds = {name: getattr(m, name, None) for m in field.metadata for name in ("gt", "ge", "lt", "le")}
+    bounds = {name: limit for name, limit in bounds.items() if limit is not None}
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    parts = [f"{words[name]} {limit}" for name, limit in bounds.items()]
+    return ", " + " and ".join(parts) if parts else ""
+
+
+def shown(text: str, width: int) -> str:
+    """The text in one line of at most `width` characters, without what would upset a terminal."""
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return clean if len(clean) <= width else clean[: width - 3] + "..."

@@ -11,11 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fednmap import checkpoints
 from fednmap.config import Config
 from fednmap.experiment import Experiment, prepare
+from fednmap.files import alone, clear_errors
 from fednmap.problems import Network
-from fednmap.runs import RunFolder
-from fednmap.simulation import Callback, Diverged, Record, Round, run
+from fednmap.runs import EXTENDABLE, Job, RunFolder
+from fednmap.simulation import Callback, Diverged, Record, Result, Round, run
 
 
 class Interrupted(Exception):
@@ -23,10 +25,13 @@ class Interrupted(Exception):
 
 
 class Reporter(Callback):
-    """Also hears which method begins and what must be told; the default says nothing."""
+    """Also hears which method begins and ends, and what must be told; the default says nothing."""
 
     def begin(self, method: str, trial: int, done: int, config: Config) -> None:
         """A method begins, after `done` rounds of an earlier call."""
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        """The method has ended, with these closing numbers; with None if it was stopped."""
 
     def tell(self, line: str) -> None:
         """Something the user should know."""
@@ -43,50 +48,102 @@ def execute(
 
     A method whose iterates become non-finite is reported with what it had reached; the others go on.
 
+    callbacks:  hear what the reporter hears; those that are reporters also when a method begins and ends.
     experiment: the first trial, if it has been prepared already.
     """
-    finished = {(r["method"], r["trial"]): r for r in folder.results()}
-    jobs = [(method, trial) for trial in range(config.trials) for method in config.algorithms]
-    with _interrupts() as asked:
-        for method, trial in jobs:
-            if (method, trial) in finished:
+    jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
+    with alone(folder.path), _interrupts() as asked:
+        for line in folder.check(config):
+            reporter.tell(line)
+        finished = {Job(r["method"], r["trial"]): r for r in folder.results() if _is_finished(r, config)}
+        if all(job in finished for job in jobs):
+            return [finished[job] for job in jobs]
+        folder.repair()
+        measured = folder.measured()
+        for job in jobs:
+            if job in finished:
                 continue
-            if experiment is None or experiment.config.seed != config.seed + trial:
-                experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
-            finished[method, trial] = _job(method, trial, experiment, folder, reporter, callbacks, asked)
+            if asked.is_set():
+                raise Interrupted
+            if experiment is None or experiment.config.seed != config.seed + job.trial:
+                experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
+            finished[job] = _job(job, experiment, folder, job in measured, (reporter, *callbacks), asked)
     return [finished[job] for job in jobs]
 
 
+def _is_finished(result: dict[str, Any], config: Config) -> bool:
+    if "error" not in result and result["rounds"] > config.rounds:
+        raise ValueError(
+            f"run.toml asks for {config.rounds} rounds and {result['method']} has run {result['rounds']}; "
+            "ask for as many or more, or start a new run with --config"
+        )
+    return "error" in result or result["rounds"] == config.rounds
+
+
 def _job(
-    method: str,
-    trial: int,
+    job: Job,
     experiment: Experiment,
     folder: RunFolder,
-    reporter: Reporter,
+    measured: bool,
     callbacks: tuple[Callback, ...],
     asked: threading.Event,
 ) -> dict[str, Any]:
-    config, algorithm = experiment.config, experiment.algorithm(method)
+    config, algorithm = experiment.config, experiment.algorithm(job.method)
     problem, start = experiment.problem_for(algorithm), experiment.start(algorithm)
-    after, before, refused = folder.restore(method, trial, algorithm, problem, start)
+    reporters = [callback for callback in callbacks if isinstance(callback, Reporter)]
+
+    def tell(line: str) -> None:
+        for reporter in reporters:
+            reporter.tell(line)
+
+    after, before, refused = checkpoints.newest(folder.checkpoints(job), algorithm, problem, start, settings(config))
     for line in refused:
-        reporter.tell(line)
-    done = -1 if after is None else after.t + 1
-    folder.forget_after(method, trial, done)
-    reporter.begin(method, trial, max(done, 0), config)
-    keeper = _Keeper(method, trial, folder, config, asked)
-    error = None
+        tell(line)
+    done = 0 if after is None else after.t + 1
+    if done >= config.rounds > 0:
+        raise ValueError(f"run.toml asks for {config.rounds} rounds and {job.method} has run {done}; ask for more")
+    if measured:
+        folder.forget_after(job, -1 if after is None else done)
+    for reporter in reporters:
+        reporter.begin(job.method, job.trial, done, config)
+    closing = None
+    try:
+        result, error = _rounds(job, experiment, folder, after, before, callbacks, asked)
+        if error:
+            tell(f"{job.method}: {error}")
+        # a method that diverged soon after it was continued has measured nothing since
+        last = result.records[-1] if result.records else folder.records(*job)[-1]
+        closing = summary(last) | ({"error": error} if error else {})
+        folder.finish(job, closing, _parameters(experiment, result.x))
+    finally:
+        for reporter in reporters:
+            reporter.end(closing)
+    return {"method": job.method, "trial": job.trial, **closing}
+
+
+def _rounds(
+    job: Job,
+    experiment: Experiment,
+    folder: RunFolder,
+    after: Round | None,
+    before: Record | None,
+    callbacks: tuple[Callback, ...],
+    asked: threading.Event,
+) -> tuple[Result, str | None]:
+    """The rounds that are still to run, and what went wrong in them."""
+    config, algorithm = experiment.config, experiment.algorithm(job.method)
     try:
         result = run(
             algorithm,
-            problem,
+            experiment.problem_for(algorithm),
             rounds=config.rounds,
             every=config.eval_every,
             phi=experiment.phi,
             measure_gamma=experiment.measure_gamma,
             metrics=experiment.metrics(),
-            callbacks=(keeper, reporter, *callbacks),
-            start=start,
+            callbacks=(_Keeper(job, folder, config, asked), *callbacks),
+            history=False,
+            start=experiment.start(algorithm),
             after=after,
             before=before,
             participation=config.participation,
@@ -95,12 +152,13 @@ def _job(
             chunk=config.chunk,
         )
     except Diverged as diverged:
-        result, error = diverged.result, str(diverged)
-        reporter.tell(f"{method}: {error}")
-    x = result.x
-    closing = summary(folder.records(method, trial)[-1]) | ({"error": error} if error else {})
-    folder.finish(method, trial, closing, _parameters(experiment, x))
-    return {"method": method, "trial": trial, **closing}
+        return diverged.result, str(diverged)
+    return result, None
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """What the states of a run depend on; a setting of a later version that is not used leaves no trace."""
+    return config.model_dump(mode="json", exclude=set(EXTENDABLE), exclude_defaults=True)
 
 
 def summary(record: Record) -> dict[str, Any]:
@@ -126,16 +184,20 @@ def _parameters(experiment: Experiment, x: Tensor) -> dict[str, Tensor]:
 class _Keeper(Callback):
     """Writes measurements and checkpoints; stops after the round in which the user asked to."""
 
-    def __init__(self, method: str, trial: int, folder: RunFolder, config: Config, asked: threading.Event) -> None:
-        self.method, self.trial, self.folder, self.config, self.asked = method, trial, folder, config, asked
+    def __init__(self, job: Job, folder: RunFolder, config: Config, asked: threading.Event) -> None:
+        self.job, self.folder, self.config, self.asked = job, folder, config, asked
 
     def on_record(self, record: Record) -> None:
-        self.folder.append(self.method, self.trial, record)
+        self.folder.append(self.job, record)
 
     def on_round(self, round: Round, totals: Record) -> None:
         done = round.t + 1
-        if self.asked.is_set() or (done % self.config.checkpoint_every == 0 and done < self.config.rounds):
-            self.folder.save(self.method, self.trial, round, totals)
+        if done == self.config.rounds:  # what comes next is the result itself
+            return
+        if self.asked.is_set() or done % self.config.checkpoint_every == 0:
+            self.folder.flush()
+            with clear_errors(self.folder.path):
+                checkpoints.write(self.folder.checkpoints(self.job), round, totals, settings(self.config))
         if self.asked.is_set():
             raise Interrupted
 

@@ -27,6 +27,16 @@ def describe(record: Record) -> str:
     return "  ".join(words)
 
 
+class Warnings(Reporter):
+    """Nothing but what must be told."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def tell(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 class Bar(Reporter):
     """One live line a method."""
 
@@ -52,14 +62,14 @@ class Bar(Reporter):
         self.progress.update(self.task, completed=record["round"], state=describe(record))
 
     def tell(self, line: str) -> None:
-        self.progress.console.print(line, highlight=False)
+        self.progress.console.print(line, highlight=False, markup=False)
 
 
-class Lines(Reporter):
+class Lines(Warnings):
     """A line now and then."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
+        super().__init__(console)
         self.name, self.rounds, self.next = "", 0, 0.0
 
     def begin(self, method: str, trial: int, done: int, config: Config) -> None:
@@ -74,6 +84,3 @@ class Lines(Reporter):
         if now >= self.next or record["round"] == self.rounds:
             self.next = now + PLAIN_SECONDS
             self.tell(f"{self.name}  round {int(record['round'])}/{self.rounds}  {describe(record)}")
-
-    def tell(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)

@@ -1,39 +1,51 @@
 """Run folders: what a run leaves on disk, safe against kills, full disks and curious hands.
 
-run.toml                      the whole configuration
-environment.json              versions, the command, when it began
-metrics.csv                   long form (method, trial, round, metric, value), appended while running
-checkpoints/METHOD-TRIAL/     the last two states, safetensors with a JSON beside each
+run.toml                          the whole configuration
+environment.json                  versions, the command, when it began, the configuration once more
+metrics.csv                       long form (method, trial, round, metric, value), appended while running
+checkpoints/METHOD-TRIAL/         the last two states, safetensors with a JSON beside each
 models/METHOD-TRIAL.safetensors   the trained parameters
-results.json                  the closing numbers of every finished method and trial
+results.json                      the closing numbers of every finished method and trial
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
-import os
 import platform
 import sys
 import time
+from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from fednmap.config import Config
-from fednmap.core import Algorithm, Problem
-from fednmap.simulation import Record, Round
-from fednmap.simulation.store import Clients
+from fednmap.files import LOCK, alone, clear_errors, from_json, in_use, replacing, to_disk, to_json, write_atomically
+from fednmap.simulation import Record
 
 COLUMNS = ("method", "trial", "round", "metric", "value")
+VERSIONS = ("fednmap", "torch", "numpy")
+EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every"})
+"""Settings that may be changed in run.toml before `--resume`: no state depends on them."""
+
+Curves = dict[str, "array[float]"]
+"""Column name -> its values along a run; all of the same length, `round` among them."""
+
+
+class Job(NamedTuple):
+    """One method in one trial."""
+
+    method: str
+    trial: int
+
+    def __str__(self) -> str:
+        return f"{self.method}-{self.trial}"
 
 
 class RunFolder:
@@ -46,24 +58,17 @@ class RunFolder:
     def create(cls, path: Path | None, config: Config, command: str) -> RunFolder:
         """A new folder with its configuration; never one that already holds something."""
         if path is None:
-            path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}"
-            path = next(p for p in _variants(path) if not p.exists())
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(
-                f"{path} exists and is not empty; choose another folder, or continue it with --resume {path}"
-            )
-        with _clear_errors(path):
+            path = _fresh(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}")
+        elif path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; choose another folder")
+        with clear_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "run.toml", config.toml().encode())
-            environment = {
-                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-                "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "python": platform.python_version(),
-                "platform": platform.platform(),
-                **{name: version(name) for name in ("fednmap", "torch", "numpy")},
-            }
-            write_atomically(path / "environment.json", _json(environment))
-            write_atomically(path / "metrics.csv", (",".join(COLUMNS) + "\n").encode())
+            with alone(path):
+                if any(_is_content(p) for p in path.iterdir()):
+                    raise ValueError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
+                write_atomically(path / "run.toml", config.toml().encode())
+                write_atomically(path / "environment.json", to_json(_environment(config)))
+                write_atomically(path / "metrics.csv", (",".join(COLUMNS) + "\n").encode())
         return cls(path)
 
     @classmethod
@@ -76,132 +81,194 @@ class RunFolder:
     def config(self) -> Config:
         return Config.read(self.path / "run.toml")
 
-    def append(self, method: str, trial: int, record: Record) -> None:
-        """One measurement more in metrics.csv."""
-        rows = [
-            (method, trial, int(record["round"]), name, repr(float(v))) for name, v in record.items() if name != "round"
+    def environment(self) -> dict[str, Any]:
+        """What is known of the run's beginning; nothing if it was killed before that was written."""
+        path = self.path / "environment.json"
+        return dict(from_json(path, dict)) if path.exists() else {}
+
+    def check(self, config: Config) -> list[str]:
+        """Refuse a run.toml that no longer describes this run; what else the user should know."""
+        began = self.environment()
+        before, now = began.get("settings"), config.model_dump(mode="json")
+        if isinstance(before, dict):
+            changed = [k for k in before.keys() & now.keys() - EXTENDABLE if before[k] != now[k]]
+            if changed:
+                words = ", ".join(f"{k} is {now[k]!r} and was {before[k]!r}" for k in sorted(changed))
+                raise ValueError(
+                    f"{self.path / 'run.toml'} was edited after the run began: {words}; "
+                    "put it back, or use it for a new run with --config"
+                )
+        return [
+            f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
+            for name in VERSIONS
+            if began.get(name, version(name)) != version(name)
         ]
-        with _clear_errors(self.path), (self.path / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
+
+    def repair(self) -> None:
+        """Away with what a kill has left half written."""
+        with clear_errors(self.path):
+            for part in self.path.rglob(".*.part"):
+                part.unlink(missing_ok=True)
+            if not (self.path / "environment.json").exists():
+                write_atomically(self.path / "environment.json", to_json(_environment(self.config())))
+            metrics = self.path / "metrics.csv"
+            if not metrics.exists():
+                write_atomically(metrics, (",".join(COLUMNS) + "\n").encode())
+            with metrics.open("r+b") as file:
+                file.truncate(_whole_lines(file))
+
+    def append(self, job: Job, record: Record) -> None:
+        """One measurement more in metrics.csv."""
+        rows = [(*job, int(record["round"]), name, repr(float(v))) for name, v in record.items() if name != "round"]
+        with clear_errors(self.path), (self.path / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
 
+    def flush(self) -> None:
+        """Measurements are on disk before the checkpoint that relies on them."""
+        with clear_errors(self.path):
+            to_disk(self.path / "metrics.csv")
+
+    def curves(self) -> dict[Job, Curves]:
+        """All that was measured so far, in one pass; rows that are half written or damaged are left out."""
+        found: dict[Job, Curves] = {}
+        pending: dict[Job, Record] = {}
+        for job, done, metric, value in self._rows():
+            record = pending.get(job)
+            if record is not None and record["round"] != done:
+                _extend(found, job, record)
+                record = None
+            if record is None:
+                record = pending[job] = {"round": done}
+            record[metric] = value
+        for job, record in pending.items():
+            _extend(found, job, record)
+        return found
+
     def records(self, method: str, trial: int) -> list[Record]:
-        """What was measured so far, in order; a last row cut short by a kill is left out."""
-        records: dict[int, Record] = {}
-        for row in self._rows():
-            if row[0] == method and row[1] == str(trial):
-                records.setdefault(int(row[2]), {"round": int(row[2])})[row[3]] = float(row[4])
-        return [records[t] for t in sorted(records)]
+        """What was measured of one method, a record for each measurement."""
+        curves = self.curves().get(Job(method, trial), {})
+        return [dict(zip(curves, values, strict=True)) for values in zip(*curves.values(), strict=True)]
 
-    def forget_after(self, method: str, trial: int, done: int) -> None:
+    def measured(self) -> set[Job]:
+        """The methods and trials that metrics.csv knows."""
+        return {row[0] for row in self._rows()}
+
+    def forget_after(self, job: Job, done: int) -> None:
         """Drop measurements of rounds that will be run again."""
-        kept = [row for row in self._rows() if not (row[0] == method and row[1] == str(trial) and int(row[2]) > done)]
-        text = "\n".join([",".join(COLUMNS), *(",".join(row) for row in kept)]) + "\n"
-        with _clear_errors(self.path):
-            write_atomically(self.path / "metrics.csv", text.encode())
+        with (
+            clear_errors(self.path),
+            replacing(self.path / "metrics.csv") as part,
+            part.open("w", newline="", encoding="utf-8") as file,
+        ):
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for row in self._rows():
+                if row[0] != job or row[1] <= done:
+                    writer.writerow((*row[0], row[1], row[2], repr(row[3])))
 
-    def _rows(self) -> Iterator[list[str]]:
-        with (self.path / "metrics.csv").open(newline="", encoding="utf-8") as file:
-            for row in csv.reader(line for line in file if line.endswith("\n")):
-                if len(row) == len(COLUMNS) and row[0] != "method":
-                    yield row
+    def _rows(self) -> Iterator[tuple[Job, int, str, float]]:
+        try:
+            file = (self.path / "metrics.csv").open(newline="", encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return
+        with file:
+            for line in file:
+                parts = line[:-1].split(",")
+                if line.endswith("\n") and len(parts) == len(COLUMNS):
+                    try:
+                        yield Job(parts[0], int(parts[1])), int(parts[2]), parts[3], float(parts[4])
+                    except ValueError:  # the heading, or a damaged row
+                        continue
 
     def results(self) -> list[dict[str, Any]]:
         """The closing numbers of what is finished."""
         path = self.path / "results.json"
-        return list(json.loads(path.read_text())) if path.exists() else []
+        if not path.exists():
+            return []
+        results = from_json(path, list)
+        if not all(isinstance(r, dict) and {"method", "trial", "rounds"} <= r.keys() for r in results):
+            raise ValueError(f"{path} was changed: each entry needs method, trial and rounds")
+        return list(results)
 
-    def finish(self, method: str, trial: int, result: dict[str, Any], parameters: dict[str, Tensor]) -> None:
+    def finish(self, job: Job, result: dict[str, Any], parameters: dict[str, Tensor]) -> None:
         """Keep the model, then the closing numbers."""
-        with _clear_errors(self.path):
-            model = self.path / "models" / f"{method}-{trial}.safetensors"
+        with clear_errors(self.path):
+            model = self.model_path(job)
             model.parent.mkdir(exist_ok=True)
-            write_atomically(model, save({k: v.detach().cpu().contiguous() for k, v in parameters.items()}))
-            results = [r for r in self.results() if (r["method"], r["trial"]) != (method, trial)]
-            results.append({"method": method, "trial": trial, **result})
-            write_atomically(self.path / "results.json", _json(results))
+            tensors = {k: v.detach().cpu().contiguous() for k, v in parameters.items()}
+            write_atomically(model, save(tensors, metadata={"order": json.dumps(list(tensors))}))
+            results = [r for r in self.results() if (r["method"], r["trial"]) != job]
+            results.append({"method": job.method, "trial": job.trial, **result})
+            write_atomically(self.path / "results.json", to_json(results))
 
-    def save(self, method: str, trial: int, round: Round, record: Record) -> None:
-        """A checkpoint after `round`, atomically; the last two are kept."""
-        folder = self.path / "checkpoints" / f"{method}-{trial}"
-        tensors = {f"server.{name}": v for name, v in round.server._asdict().items()}
-        tensors |= {f"clients.{name}": v for name, v in round.clients.tensors().items()}
-        data = save({name: v.detach().cpu().contiguous() for name, v in tensors.items()})
-        about = {"round": round.t, "record": record, "sha256": hashlib.sha256(data).hexdigest()}
-        about["check"] = _digest(about)
-        with _clear_errors(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
-            name = f"round-{round.t:08d}"
-            write_atomically(folder / f"{name}.safetensors", data)
-            write_atomically(folder / f"{name}.json", _json(about))
-            for old in sorted(folder.glob("round-*.json"))[:-2]:
-                old.unlink()
-                old.with_suffix(".safetensors").unlink(missing_ok=True)
+    def model(self, job: Job) -> dict[str, Tensor] | None:
+        """The trained parameters in the network's order; None before the end."""
+        path = self.model_path(job)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = json.loads((file.metadata() or {}).get("order", "null")) or list(file.keys())
+                return {name: file.get_tensor(name) for name in names}
+        except (SafetensorError, ValueError, OSError) as error:
+            raise ValueError(f"{path} was changed or cut short: {error}") from None
 
-    def restore(
-        self, method: str, trial: int, algorithm: Algorithm, problem: Problem, start: Tensor
-    ) -> tuple[Round | None, Record | None, list[str]]:
-        """The newest intact checkpoint, and a line about each that had to be passed over."""
-        refused: list[str] = []
-        for about in sorted((self.path / "checkpoints" / f"{method}-{trial}").glob("round-*.json"), reverse=True):
+    def model_path(self, job: Job) -> Path:
+        return self.path / "models" / f"{job}.safetensors"
+
+    def checkpoints(self, job: Job) -> Path:
+        return self.path / "checkpoints" / str(job)
+
+    def running(self) -> bool:
+        """Whether the run is going on now."""
+        return in_use(self.path)
+
+
+def _environment(config: Config) -> dict[str, Any]:
+    return {
+        "command": ["fednmap", *sys.argv[1:]],
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: version(name) for name in VERSIONS},
+        "settings": config.model_dump(mode="json"),
+    }
+
+
+def _extend(found: dict[Job, Curves], job: Job, record: Record) -> None:
+    """One more point of each curve; a record that lacks a column is still being written."""
+    curves = found.setdefault(job, {name: array("d") for name in record})
+    if record.keys() >= curves.keys():
+        for name, values in curves.items():
+            values.append(record[name])
+
+
+def _whole_lines(file: Any) -> int:
+    """How many bytes of the file end with a line's end."""
+    size = end = file.seek(0, 2)
+    while end > 0:
+        start = max(0, end - 4096)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return int(start + found + 1)
+        end = start
+    return 0 if size else size
+
+
+def _is_content(path: Path) -> bool:
+    return path.name != LOCK and not (path.name.startswith(".") and path.name.endswith(".part"))
+
+
+def _fresh(path: Path) -> Path:
+    """`path`, or with a number behind it: a folder that did not exist before this call."""
+    k = 1
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            fresh = path if k == 1 else path.with_name(f"{path.name}-{k}")
             try:
-                return *_read(about, algorithm, problem, start), refused
-            except (ValueError, KeyError, TypeError, OSError, SafetensorError, RuntimeError) as error:
-                refused.append(f"checkpoint {about.stem} is damaged ({error}); using the one before")
-        return None, None, refused
-
-
-def _read(about: Path, algorithm: Algorithm, problem: Problem, start: Tensor) -> tuple[Round, Record]:
-    facts = json.loads(about.read_text(encoding="utf-8"))
-    if not isinstance(facts, dict) or facts.pop("check", None) != _digest(facts):
-        raise ValueError("its JSON was changed or cut short")
-    data = about.with_suffix(".safetensors").read_bytes()
-    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        raise ValueError("its tensors were changed or cut short")
-    tensors = {name: v.to(start.device) for name, v in load(data).items()}
-    server, client = algorithm.init(start)
-    clients = Clients(problem.n, client)
-    clients.restore({name.removeprefix("clients."): v for name, v in tensors.items() if name.startswith("clients.")})
-    server = type(server)(**{name: tensors[f"server.{name}"] for name in server._fields})
-    nobody = torch.arange(0)
-    return Round(facts["round"], server, clients, nobody, nobody, 0, 0), facts["record"]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` under that name, or what was there before."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-class FolderError(OSError):
-    """The run folder cannot be written."""
-
-
-@contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FolderError(f"cannot write to {path}: {error.strerror}; what was saved before is intact") from error
-
-
-def _variants(path: Path) -> Iterator[Path]:
-    yield path
-    k = 2
-    while True:
-        yield path.with_name(f"{path.name}-{k}")
-        k += 1
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+                fresh.mkdir()
+                return fresh
+            except FileExistsError:
+                k += 1

@@ -89,4 +89,5 @@ ConfigFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the closing numbers as JSON and nothing else on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Track = Annotated[list[str] | None, typer.Option("--track", help="Also send the metrics to tensorboard or mlflow.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +13,16 @@ import typer
 from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, parse_set, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, parse_set, with_config
 from fednmap.config import Config
-from fednmap.execute import Interrupted, Reporter, execute
+from fednmap.execute import Interrupted, execute
 from fednmap.experiment import Experiment, prepare
 from fednmap.plots import comparison
-from fednmap.progress import Bar, Lines
+from fednmap.progress import Bar, Lines, Warnings
 from fednmap.runs import RunFolder
+from fednmap.simulation import Callback
 from fednmap.tables import closing_table
+from fednmap.tracking import check_trackers, trackers
 
 
 @with_config(hidden=("trials",))
@@ -31,13 +35,14 @@ def train(
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = None,
+    track: Track = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one model across clients."""
     if algorithm:
         values["algorithms"] = (algorithm,)
-    results = _run("train", values, set, config, out, resume, json, quiet)
+    results = _run("train", values, set, config, out, resume, track, json, quiet)
     if json:
         only = results[0] if len(results) == 1 else {"results": results}
         print(_dump(only))
@@ -55,6 +60,7 @@ def compare(
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = None,
+    track: Track = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -63,7 +69,7 @@ def compare(
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
     elif config is None:
         values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
-    results = _run("compare", values, set, config, out, resume, json, quiet)
+    results = _run("compare", values, set, config, out, resume, track, json, quiet)
     if json:
         print(_dump({"results": results}))
 
@@ -75,10 +81,12 @@ def _run(
     file: Path | None,
     out: Path | None,
     resume: Path | None,
+    track: list[str] | None,
     as_json: bool,
     quiet: bool,
 ) -> list[dict[str, Any]]:
     """The closing numbers of a new run, or of one continued; the table and the plot on the way."""
+    check_trackers(track)
     if resume is not None:
         if values or assignments or file or out:
             raise ValueError("--resume takes the settings of its folder; leave the other options out")
@@ -91,7 +99,8 @@ def _run(
         config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         experiment = prepare(config)  # what can be refused is refused before there is a folder
         folder = RunFolder.create(out, config, command)
-    results = _show(config, folder, experiment, quiet, command)
+    callbacks = trackers(track, folder)
+    results = _show(config, folder, experiment, callbacks, quiet, command)
     if not as_json:
         console = Console()
         console.print(closing_table(results))
@@ -101,21 +110,36 @@ def _run(
 
 
 def _show(
-    config: Config, folder: RunFolder, experiment: Experiment | None, quiet: bool, command: str
+    config: Config,
+    folder: RunFolder,
+    experiment: Experiment | None,
+    callbacks: tuple[Callback, ...],
+    quiet: bool,
+    command: str,
 ) -> list[dict[str, Any]]:
     console = Console(stderr=True)
     try:
         if quiet:
-            return execute(config, folder, Reporter(), experiment=experiment)
+            return execute(config, folder, Warnings(console), callbacks, experiment)
         if not console.is_terminal:
-            return execute(config, folder, Lines(console), experiment=experiment)
+            return execute(config, folder, Lines(console), callbacks, experiment)
         bar = Bar(console)
         with bar.progress:
-            return execute(config, folder, bar, experiment=experiment)
+            return execute(config, folder, bar, callbacks, experiment)
     except Interrupted:
-        console.print(f"stopped and saved; continue with\n  fednmap {command} --resume {folder.path}", soft_wrap=True)
+        again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}"
+        console.print(f"stopped and saved; continue with\n  {again}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 
-def _dump(value: Any) -> str:
-    return json.dumps(value, indent=1)
+def _dump(value: dict[str, Any]) -> str:
+    """Strict JSON: what is not finite, such as psi outside a constraint, becomes null."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -66,6 +66,7 @@ def run(
     start: Tensor | None = None,
     after: Round | None = None,
     before: Record | None = None,
+    history: bool = True,
     **options: Any,
 ) -> Result:
     """Run `rounds` rounds, measuring before the first one, every `every` rounds and at the end.
@@ -75,6 +76,7 @@ def run(
     metrics:       more to measure: name -> function of the model x.
     callbacks:     hear every round and every record.
     after, before: to go on from a checkpoint: its round and its totals of bytes and seconds.
+    history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
     options:       of `simulate`.
 
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
@@ -84,7 +86,7 @@ def run(
     phi = algorithm.phi if phi is None else phi  # type: ignore[attr-defined]
     gamma = measure_gamma or getattr(algorithm, "gamma", None) or 1.0
     start = first_point(problem, start)
-    result = Result(problem, start)
+    result = Result(problem, start if after is None else algorithm.model(after.server))
     clock = {"train_seconds": 0.0, "eval_seconds": 0.0, "bytes_up": 0.0, "bytes_down": 0.0}
     if before is not None:
         clock = {name: before[name] for name in clock}
@@ -94,6 +96,8 @@ def run(
         values = evaluate(problem, phi, x, gamma) | {name: f(x) for name, f in (metrics or {}).items()}
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x
+        if not history:
+            result.records.clear()
         result.records.append({"round": done, **values, **clock})
         for callback in callbacks:
             callback.on_record(result.records[-1])

@@ -1,0 +1,96 @@
+"""Checkpoints: the state after a round, as safetensors with a JSON beside it that vouches for every byte.
+
+No pickle: reading a checkpoint runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fednmap.core import Algorithm, Problem
+from fednmap.files import from_json, to_json, write_atomically
+from fednmap.simulation import Record, Round
+from fednmap.simulation.store import Clients
+
+KEPT = 2
+
+
+def write(folder: Path, round: Round, totals: Record, settings: dict[str, Any]) -> None:
+    """The state after `round`; the last two are kept.
+
+    totals:   bytes and seconds so far.
+    settings: what the state depends on; a checkpoint is read with the same settings only.
+    """
+    tensors = {f"server.{name}": v for name, v in round.server._asdict().items()}
+    tensors |= {f"clients.{name}": v for name, v in round.clients.tensors().items()}
+    data = save({name: v.detach().cpu().contiguous() for name, v in tensors.items()})
+    facts = {
+        "round": round.t,
+        "totals": totals,
+        "settings": digest(settings),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    # the JSON comes last: a checkpoint without one does not exist
+    path = folder / f"round-{round.t:08d}.json"
+    write_atomically(path.with_suffix(".safetensors"), data)
+    write_atomically(path, to_json(facts | {"check": digest(facts)}))
+    for old in _newest_first(folder)[KEPT:]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def newest(
+    folder: Path, algorithm: Algorithm, problem: Problem, start: Tensor, settings: dict[str, Any]
+) -> tuple[Round | None, Record | None, list[str]]:
+    """The newest intact checkpoint, and a line about each that had to be passed over."""
+    refused: list[str] = []
+    paths = _newest_first(folder)
+    for k, path in enumerate(paths):
+        try:
+            return *_read(path, algorithm, problem, start, settings), refused
+        except (ValueError, KeyError, TypeError, OSError, SafetensorError, RuntimeError, IndexError) as error:
+            instead = "beginning at round 0" if path is paths[-1] else f"going on from {paths[k + 1].stem}"
+            refused.append(f"checkpoint {folder.name}/{path.stem} is refused: {error}; {instead}")
+    return None, None, refused
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.json"), reverse=True)
+
+
+def _read(
+    path: Path, algorithm: Algorithm, problem: Problem, start: Tensor, settings: dict[str, Any]
+) -> tuple[Round, Record]:
+    facts = from_json(path, dict)
+    if facts.pop("check", None) != digest(facts) or path.stem != f"round-{facts['round']:08d}":
+        raise ValueError("its JSON was changed or cut short")
+    if facts["settings"] != digest(settings):
+        raise ValueError("it was made with other settings")
+    try:
+        data = path.with_suffix(".safetensors").read_bytes()
+    except OSError as error:
+        raise ValueError(f"its tensors cannot be read ({error.strerror})") from None
+    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
+        raise ValueError("its tensors were changed or cut short")
+    tensors = {name: v.to(start.device) for name, v in load(data).items()}
+    first, client = algorithm.init(start)
+    server = type(first)(**{name: tensors[f"server.{name}"] for name in first._fields})
+    if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(server, first, strict=True)):
+        raise ValueError("it does not fit the problem, whose data must have changed")
+    clients = Clients(problem.n, client)
+    clients.restore({name.removeprefix("clients."): v for name, v in tensors.items() if name.startswith("clients.")})
+    nobody = torch.arange(0)
+    return Round(facts["round"], server, clients, nobody, nobody, 0, 0), facts["totals"]

@@ -1,0 +1,155 @@
+"""Callbacks for the tools people have: TensorBoard and MLflow.
+
+Each works in a run folder (`fednmap train --track tensorboard`) and in Python:
+
+    with TensorBoard(Path("logs")) as board:
+        run(algorithm, problem, rounds=100, callbacks=[board])
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fednmap.config import Config, shown
+from fednmap.execute import Reporter
+from fednmap.names import choose
+from fednmap.runs import RunFolder
+from fednmap.simulation import Record
+
+
+class Tracker(Reporter):
+    """Sends every measurement elsewhere; `end`, or the end of a `with` block, closes what is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end(None)
+
+
+class TensorBoard(Tracker):
+    """Scalars for TensorBoard, one subfolder a method and trial: `tensorboard --logdir FOLDER`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = _import_tensorboard()
+        self.folder = folder
+        self._open: Any = None
+
+    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
+        # rounds that are run again take the place of those after the checkpoint
+        self._open = self._writer(self.folder / f"{method}-{trial}", purge_step=done + 1 if done else None)
+
+    def on_record(self, record: Record) -> None:
+        if self._open is None:
+            self._open = self._writer(self.folder)
+        for name, value in record.items():
+            if name != "round":
+                self._open.add_scalar(name, value, int(record["round"]))
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class MLflow(Tracker):
+    """A run a method and trial in MLflow, with the configuration as its parameters.
+
+    uri:        where MLflow keeps its runs: a folder as file:..., or a server; default MLflow's own choice.
+    experiment: the name under which MLflow groups runs.
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str = "fednmap") -> None:
+        make = _import_mlflow()
+        with _mlflow_errors():
+            self._client = make(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(experiment)
+            self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
+        self._run: str | None = None
+
+    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
+        values = config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set
+        with _mlflow_errors():
+            self._run = self._client.create_run(self._experiment, run_name=f"{method}-{trial}").info.run_id
+            for name, value in (values | {"algorithm": method, "first_round": done}).items():
+                self._client.log_param(self._run, name, value)
+
+    def on_record(self, record: Record) -> None:
+        with _mlflow_errors():
+            if self._run is None:
+                self._run = self._client.create_run(self._experiment).info.run_id
+            for name, value in record.items():
+                if name != "round":
+                    self._client.log_metric(self._run, name, value, step=int(record["round"]))
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        if self._run is not None:
+            run, self._run = self._run, None
+            status = "KILLED" if result is None else "FAILED" if "error" in result else "FINISHED"
+            with _mlflow_errors():
+                self._client.set_terminated(run, status)
+
+
+def _import_tensorboard() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise _missing("tensorboard") from None
+    return SummaryWriter
+
+
+def _import_mlflow() -> Any:
+    # MLflow reports its use to its makers unless told otherwise; who trains on private data has not asked for that
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        from mlflow.tracking import MlflowClient
+    except ImportError:
+        raise _missing("mlflow") from None
+    return MlflowClient
+
+
+@contextmanager
+def _mlflow_errors() -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise OSError(f"MLflow: {shown(str(error), 300)}") from error
+
+
+IMPORTS: dict[str, Callable[[], Any]] = {"tensorboard": _import_tensorboard, "mlflow": _import_mlflow}
+
+
+def check_trackers(names: list[str] | None) -> None:
+    """Refuse what is unknown or not installed, before anything runs."""
+    for name in names or []:
+        choose("tracker", name, IMPORTS)()
+
+
+def trackers(names: list[str] | None, folder: RunFolder) -> tuple[Tracker, ...]:
+    """The trackers of a run folder: TensorBoard's files go into it, and MLflow's unless it has a server."""
+    made: list[Tracker] = []
+    for name in dict.fromkeys(names or []):
+        if name == "tensorboard":
+            made.append(TensorBoard(folder.path / "tensorboard"))
+        else:
+            made.append(MLflow(_mlflow_uri(folder)))
+    return tuple(made)
+
+
+def _mlflow_uri(folder: RunFolder) -> str | None:
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        return None
+    # plain files need nothing but MLflow's small package, which wants to be asked for them
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    return (folder.path / "mlflow").resolve().as_uri()
+
+
+def _missing(name: str) -> ValueError:
+    return ValueError(f"{name} is not installed; pip install 'fednmap[tracking]'")

@@ -1,0 +1,405 @@
+"""Run folders: whatever happens to a run, it can be continued to the same bits, or says why not."""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from small import FEDNMAP, Heard, begin, damage, outcome, resume, small
+
+from fednmap import Callback, checkpoints, files
+from fednmap.execute import Interrupted, execute, settings
+from fednmap.experiment import prepare
+from fednmap.files import FolderError, alone
+from fednmap.runs import RunFolder
+
+
+class StopAt(Callback):
+    """Does something after some number of rounds."""
+
+    def __init__(self, done, act):
+        self.done, self.act = done, act
+
+    def on_round(self, round, totals):
+        if round.t + 1 == self.done:
+            self.act()
+
+
+def fall():
+    raise SystemExit  # nothing is saved on the way out, as after a power failure
+
+
+def ctrl_c():
+    signal.raise_signal(signal.SIGINT)
+
+
+def stopped(path, done, act=fall, **given):
+    """A run that ended after `done` rounds."""
+    with pytest.raises((SystemExit, Interrupted)):
+        begin(path, StopAt(done, act), **given)
+    return RunFolder.open(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The outcome of an undisturbed run."""
+    return outcome(begin(tmp_path_factory.mktemp("whole") / "run"))
+
+
+def test_a_folder_holds_what_its_description_says(tmp_path):
+    folder = begin(tmp_path / "run")
+    assert sorted(p.name for p in folder.path.iterdir() if p.name[0] != ".") == [
+        *("checkpoints", "environment.json", "metrics.csv", "models", "results.json", "run.toml")
+    ]
+    assert folder.config() == small()
+    assert folder.environment()["torch"] == torch.__version__
+    assert folder.environment()["settings"]["loss"] == 0.3
+    states = sorted(p.name for p in folder.checkpoints(FEDNMAP).iterdir())
+    assert states == [f"round-{t:08d}.{end}" for t in (15, 19) for end in ("json", "safetensors")]
+    assert [r["round"] for r in folder.records(*FEDNMAP)] == list(range(0, 25, 3))
+    assert folder.model(FEDNMAP)["x"].shape == (640,)
+    assert not [p for p in folder.path.rglob("*") if p.suffix in (".pkl", ".pt", ".part")]
+
+
+@pytest.mark.parametrize("method", ["fednmap", "scaffold"])
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, method):
+    whole = outcome(begin(tmp_path / "whole", algorithms=(method,)))
+    for done in (1, 4, 5, 22):
+        folder = stopped(tmp_path / f"fall-{done}", done, fall, algorithms=(method,))
+        assert resume(folder).done == [done - done % 4]
+        assert outcome(folder) == whole
+        folder = stopped(tmp_path / f"ctrl-c-{done}", done, ctrl_c, algorithms=(method,))
+        assert resume(folder).done == [done + 1]  # the round that was under way is finished and saved
+        assert outcome(folder) == whole
+
+
+def test_several_methods_and_trials_go_on_where_they_were(tmp_path):
+    given = {"algorithms": ("fednmap", "fedavg"), "trials": 2, "rounds": 8}
+    whole = begin(tmp_path / "whole", **given)
+    config = small(**given)
+    folder = RunFolder.create(tmp_path / "parts", config, "compare")
+    for _ in range(4):
+        with pytest.raises(Interrupted):
+            execute(config, folder, Heard(), (StopAt(5, ctrl_c),))
+    execute(config, folder, Heard())
+    assert sorted(outcome(folder)[0]) == sorted(outcome(whole)[0])
+    assert outcome(folder)[1:] == outcome(whole)[1:]
+
+
+def work(path, given):
+    """A process of its own: begins the run, or continues it, taking its time."""
+    torch.set_num_threads(1)
+    if (path / "run.toml").exists():
+        resume(RunFolder.open(path), Slow())
+    else:
+        begin(path, Slow(), **given)
+
+
+class Slow(Callback):
+    def on_round(self, round, totals):
+        time.sleep(0.001)
+
+
+def killed(path, given, kills, rng):
+    """The run's folder, after so many kills -9 at random moments and the way to the end."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["fednmap.execute", "pytest", "sklearn.datasets"])  # once for all of them
+    while True:
+        process = processes.Process(target=work, args=(path, given))
+        process.start()
+        metrics = path / "metrics.csv"
+        before = metrics.stat().st_size if metrics.exists() else 0
+        while kills and process.is_alive() and not (metrics.exists() and metrics.stat().st_size != before):
+            time.sleep(0.002)
+        if kills:
+            process.join(rng.uniform(0, 0.15))
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+                kills -= 1
+        process.join()
+        if process.exitcode != -signal.SIGKILL:
+            assert process.exitcode == 0
+            return RunFolder.open(path), kills
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fednmap", "scaffold"])
+def test_kill_minus_nine_at_random_moments(tmp_path, method, kills):
+    given = {"algorithms": (method,), "rounds": 150 * kills, "checkpoint_every": 7, "eval_every": 5}
+    whole, _ = killed(tmp_path / "whole", given, 0, random.Random(0))
+    folder, left = killed(tmp_path / "killed", given, kills, random.Random(kills))
+    assert left == 0
+    assert outcome(folder) == outcome(whole)
+
+
+def test_without_a_checkpoint_a_run_begins_again(tmp_path, whole):
+    folder = stopped(tmp_path / "run", 2)
+    assert resume(folder).done == [0]
+    assert outcome(folder) == whole
+
+
+def test_a_folder_with_nothing_but_its_configuration_is_run(tmp_path, whole):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.toml").write_text(small().toml())
+    folder = RunFolder.open(tmp_path / "run")
+    resume(folder)
+    assert outcome(folder) == whole
+
+
+def test_a_finished_run_returns_what_is_stored(tmp_path):
+    folder = begin(tmp_path / "run")
+    (folder.path / "results.json").write_text((folder.path / "results.json").read_text().replace("24,", "24 ,"))
+    before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
+    assert resume(folder).done == []
+    assert {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_can_be_made_longer(tmp_path, whole):
+    folder = begin(tmp_path / "run", rounds=12)
+    (folder.path / "run.toml").write_text(small().toml())
+    assert resume(folder).done == [8]
+    assert outcome(folder) == whole
+    (folder.path / "run.toml").write_text(small(rounds=6).toml())
+    with pytest.raises(ValueError, match="asks for 6 rounds and fednmap has run 24"):
+        resume(folder)
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+def test_a_damaged_checkpoint_is_refused_and_told(tmp_path, whole, suffix):
+    for harm in (damage, lambda path: path.write_bytes(path.read_bytes()[:-7]), lambda path: path.write_bytes(b"")):
+        folder = stopped(tmp_path / f"run-{time.time_ns()}", 14)
+        harm(folder.checkpoints(FEDNMAP) / f"round-00000011.{suffix}")
+        heard = resume(folder)
+        assert heard.done == [8]
+        assert "fednmap-0/round-00000011 is refused" in heard.lines[0]
+        assert "going on from round-00000007" in heard.lines[0]
+        assert outcome(folder) == whole
+
+
+def test_without_any_intact_checkpoint_the_run_begins_again_and_says_so(tmp_path, whole):
+    folder = stopped(tmp_path / "run", 14)
+    for path in folder.checkpoints(FEDNMAP).glob("*.safetensors"):
+        path.unlink()
+    heard = resume(folder)
+    assert heard.done == [0]
+    assert "beginning at round 0" in heard.lines[1]
+    assert outcome(folder) == whole
+
+
+def test_a_thousand_damaged_checkpoints(tmp_path):
+    folder = stopped(tmp_path / "run", 14)
+    experiment = prepare(small())
+    algorithm = experiment.algorithm("fednmap")
+    states, rng = folder.checkpoints(FEDNMAP), random.Random(0)
+    arguments = (states, algorithm, experiment.problem, experiment.start(algorithm), settings(small()))
+    whole = {p: p.read_bytes() for p in states.iterdir()}
+    intact = {t: checkpoints._read(states / f"round-{t:08d}.json", *arguments[1:]) for t in (7, 11)}
+    found = []
+    for _ in range(1000):
+        path = rng.choice(sorted(whole))
+        path.write_bytes(damaged(whole[path], rng))
+        harmed = path.read_bytes() != whole[path]
+        after, totals, refused = checkpoints.newest(*arguments)
+        t = 7 if harmed and "11" in path.name else 11
+        assert after.t == t
+        assert len(refused) == (t == 7)
+        assert totals == intact[t][1]
+        assert all(torch.equal(a, b) for a, b in zip(after.server, intact[t][0].server, strict=True))
+        assert torch.equal(after.clients.tensors()["h"], intact[t][0].clients.tensors()["h"])
+        found.append(t)
+        path.write_bytes(whole[path])
+    assert found.count(7) > 400
+
+
+def damaged(data, rng):
+    """The same bytes after one of the things that happen to files."""
+    at, to = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+    return rng.choice(
+        [
+            lambda: data[:at],
+            lambda: data[at:],
+            lambda: data[:at] + data[to:],
+            lambda: data[:at] + rng.randbytes(rng.randrange(1, 9)) + data[at:],
+            lambda: data[: at - 1] + bytes([data[at - 1] ^ (1 << rng.randrange(8))]) + data[at:] if at else b"",
+            lambda: data[:at] + bytes(to - at) + data[to:],
+            lambda: data.replace(str(rng.randrange(10)).encode(), str(rng.randrange(10)).encode(), 1),
+        ]
+    )()
+
+
+@pytest.mark.parametrize(("setting", "value"), [("eta_a", 0.2), ("reg", "l1:0.1"), ("seed", 1), ("loss", 0.1)])
+def test_an_edited_configuration_is_noticed(tmp_path, setting, value):
+    for state in (stopped(tmp_path / "stopped", 14), begin(tmp_path / "finished")):
+        (state.path / "run.toml").write_text(small(**{setting: value}).toml())
+        with pytest.raises(ValueError, match=f"{setting} is .* and was .*; put it back, or use it for a new run"):
+            resume(state)
+
+
+def test_checkpoints_know_their_settings(tmp_path):
+    folder = stopped(tmp_path / "run", 14)
+    (folder.path / "run.toml").write_text(small(eta_a=0.2).toml())
+    (folder.path / "environment.json").unlink()
+    heard = resume(folder)
+    assert heard.done == [0]
+    assert "made with other settings" in heard.lines[0]
+    assert outcome(folder) == outcome(begin(tmp_path / "whole", eta_a=0.2))
+
+
+def test_data_of_another_size_is_noticed(tmp_path):
+    path = tmp_path / "data.csv"
+    rows = [f"{i % 7},{i % 5},{i % 3},{i % 2}" for i in range(60)]
+    path.write_text("a,b,c,label\n" + "\n".join(rows) + "\n")
+    folder = stopped(tmp_path / "run", 14, data=f"csv:{path}", clients=3)
+    path.write_text("a,b,c,d,label\n" + "\n".join("1," + row for row in rows) + "\n")
+    assert "data must have changed" in resume(folder).lines[0]
+
+
+def test_other_versions_are_told(tmp_path):
+    folder = stopped(tmp_path / "run", 14)
+    began = folder.environment() | {"torch": "1.0"}
+    (folder.path / "environment.json").write_text(json.dumps(began))
+    assert f"began with torch 1.0 and goes on with {torch.__version__}" in resume(folder).lines[0]
+
+
+@pytest.mark.parametrize("name", ["results.json", "environment.json", "run.toml"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"3", b"[" * 5000])
+def test_damaged_files_are_named(tmp_path, name, content):
+    folder = stopped(tmp_path / "run", 5)
+    (folder.path / name).write_bytes(content)
+    if (name, content) == ("run.toml", b""):
+        pytest.skip("an empty configuration is that of the defaults, noticed as edited")
+    with pytest.raises(ValueError, match=name):
+        resume(folder)
+
+
+def test_half_written_measurements_are_left_out(tmp_path):
+    folder = begin(tmp_path / "run")
+    whole = folder.records(*FEDNMAP)
+    path = folder.path / "metrics.csv"
+    text = path.read_text()
+    path.write_text(text[:-5])
+    assert folder.records(*FEDNMAP) == whole[:-1]
+    path.write_text(text + "fednmap,0,x,loss,1\nfednmap,0,27,loss,\nnonsense\n\x00,,,,\n")
+    assert folder.records(*FEDNMAP) == whole
+
+
+def test_two_runs_never_share_a_folder(tmp_path):
+    folder = begin(tmp_path / "run")
+    with pytest.raises(ValueError, match="is not empty; choose another folder, or continue it with --resume"):
+        RunFolder.create(folder.path, small(), "train")
+    with alone(folder.path):
+        assert folder.running()
+        with pytest.raises(ValueError, match="in use by another run"):
+            resume(folder)
+    assert not folder.running()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        RunFolder.create(tmp_path / "file", small(), "train")
+
+
+def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made, threads = [], []
+    for _ in range(8):
+        threads.append(threading.Thread(target=lambda: made.append(RunFolder.create(None, small(), "train").path)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    assert len(set(made)) == 8
+
+
+def test_a_race_for_an_empty_folder_has_one_winner(tmp_path):
+    (tmp_path / "run").mkdir()
+    made, lost = [], []
+
+    def create():
+        try:
+            made.append(RunFolder.create(tmp_path / "run", small(), "train"))
+        except ValueError as error:
+            lost.append(str(error))
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert len(lost) == 7
+
+
+def limit(size):
+    """No file may grow beyond `size`: a full disk for a process that has one to spare."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.mark.parametrize("done", [3, 13])
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path, whole, done):
+    try:
+        with pytest.raises(FolderError, match=r"cannot write to .*: File too large; what was saved before is intact"):
+            begin(tmp_path / "run", StopAt(done, lambda: limit(1000)))
+    finally:
+        limit(resource.RLIM_INFINITY)
+    folder = RunFolder.open(tmp_path / "run")
+    heard = resume(folder)
+    assert heard.done == [done - done % 4]
+    assert heard.lines == []
+    assert outcome(folder) == whole
+
+
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written(tmp_path, whole, monkeypatch):
+    def full(path):
+        if "round-00000011" in path.name:
+            raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(files, "to_disk", full)
+    with pytest.raises(FolderError, match="No space left on device"):
+        begin(tmp_path / "run")
+    monkeypatch.undo()
+    folder = RunFolder.open(tmp_path / "run")
+    assert resume(folder).done == [8]
+    assert outcome(folder) == whole
+
+
+def test_an_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderError, match=r"cannot write to .*file/run: Not a directory"):
+        RunFolder.create(tmp_path / "file" / "run", small(), "train")
+
+
+def test_a_method_that_diverges_keeps_what_was_measured(tmp_path):
+    folder = begin(tmp_path / "run", algorithms=("fednmap", "fedavg"), reg="none", eta_a=1e150, model="mlp:3:relu")
+    first, second = folder.results()
+    assert "smaller eta_a" in first["error"]
+    assert first["rounds"] == 0
+    assert second["method"] == "fedavg"
+    assert len(folder.records(*FEDNMAP)) == 1
+    assert resume(folder).done == []
+
+
+class Memory(Callback):
+    """Resident megabytes at some rounds."""
+
+    def __init__(self, *at):
+        self.at, self.megabytes = at, []
+
+    def on_round(self, round, totals):
+        if round.t + 1 in self.at:
+            with open("/proc/self/statm") as file:
+                self.megabytes.append(int(file.read().split()[1]) * resource.getpagesize() / 1e6)
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
+    memory = Memory(1000, 9999)
+    given = {"rounds": 10_000, "eval_every": 1, "checkpoint_every": 500, "data": "heart-disease", "local_steps": 1}
+    folder = begin(tmp_path / "run", memory, **given)
+    first, last = memory.megabytes
+    print(f"{first:.1f} MB after 1,000 rounds, {last:.1f} MB after 9,999")
+    assert last - first < 3
+    assert len(folder.records(*FEDNMAP)) == 10_001
