@@ -106,7 +106,7 @@ def test_train_with_auto_writes_numbers(capsys, tmp_path):
 
 def test_auto_is_for_fednmap():
     with pytest.raises(ValueError, match="auto finds FedNMap's step sizes; for fedavg give numbers"):
-        app(["train", "--eta-a", "auto", "--algorithm", "fedavg", "--reg", "zero"], standalone_mode=False)
+        app(["train", "--eta-a", "auto", "--algorithm", "fedavg", "--reg", "none"], standalone_mode=False)
 
 
 def test_only_the_word_auto_is_taken():
