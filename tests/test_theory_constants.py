@@ -15,6 +15,7 @@ from fednmap.theory import (
     estimate_variance,
     mean_gradient2,
 )
+from fednmap.theory.constants import exact
 
 
 def clients(n=4, rows=12, p=6, seed=0):
@@ -116,3 +117,12 @@ def test_gap_brackets_the_true_one():
 def test_a_variance_needs_two_draws():
     with pytest.raises(ValueError, match="at least 2"):
         estimate_variance(LeastSquares(clients()), torch.zeros(6).double(), draws=1)
+
+
+def test_batch_norm_keeps_its_minibatches():
+    data = [(torch.randn(8, 3).double(), torch.arange(8) % 2) for _ in range(2)]
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).double()
+    problem = Network(module, cross_entropy, data, batch_size=4)
+    assert exact(problem).batch_size == 4
+    assert exact(Network(module[:1], cross_entropy, data, batch_size=4)).batch_size is None
+    assert 0 < estimate_smoothness(problem, problem.start, iterations=3).largest < float("inf")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fednmap.core import Problem, Regularizer
 from fednmap.measure import objective
-from fednmap.problems import FiniteSum
+from fednmap.problems import FiniteSum, Network
 from fednmap.theory.check import at_least_one, positive
 
 Points = Tensor | Sequence[Tensor]
@@ -170,8 +170,11 @@ def estimate_gap(
 
 
 def exact(problem: Problem) -> Problem:
-    """The same problem with exact client gradients where it is one of ours; another one as it is."""
-    if isinstance(problem, FiniteSum):
+    """The same problem with exact client gradients where it is one of ours; another one as it is.
+
+    A network with batch norm also stays as it is: its statistics are a minibatch's.
+    """
+    if isinstance(problem, FiniteSum) and not (isinstance(problem, Network) and problem._normalised):
         problem = copy.copy(problem)
         problem.batch_size = None
     return problem
