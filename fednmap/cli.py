@@ -9,7 +9,7 @@ import click
 import torch
 import typer
 
-from fednmap.commands import export, listing, speedup, train, tune
+from fednmap.commands import export, listing, reproduce, speedup, train, tune
 
 app = typer.Typer(
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
@@ -23,6 +23,7 @@ app.command("tune")(tune.tune)
 app.command("speedup")(speedup.speedup)
 app.command("list")(listing.listing)
 app.command("export")(export.export)
+app.command("reproduce")(reproduce.reproduce)
 
 
 def main() -> NoReturn:

@@ -1,0 +1,52 @@
+"""`fednmap reproduce`: the paper's figures, with a verdict on each claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fednmap.names import choose
+
+SCALES = ("quick", "paper")
+NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "mobilenet", "table", "all")
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=", ".join(NAMES))],
+    scale: Annotated[str, typer.Option(help="quick: minutes; paper: the paper's sizes, hours.")] = "quick",
+    trials: Annotated[int | None, typer.Option(help="Repetitions; default 2 or 3, by figure.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; each figure has its own inside. [default: runs/reproduce-SCALE]")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Trials at once, each in a process of its own.")] = 1,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge the trials there are.")] = False,
+) -> None:
+    """Run a figure of the paper and judge its claims. A second call continues; finished trials are not run again."""
+    from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
+    from fednmap.paper.reproduce import reproduce as run
+    from fednmap.paper.verdict import word
+
+    choose("scale", scale, dict.fromkeys(SCALES))
+    chosen = list(FIGURES.values()) if name == "all" else [choose("figure", name, FIGURES)]
+    notes, console = Console(stderr=True), Console()
+    folder = out or Path("runs") / f"reproduce-{scale}"
+    for figure in chosen:
+        found = run(
+            figure,
+            scale,
+            trials=trials,
+            out=folder,
+            workers=workers,
+            tell=lambda line: notes.print(line, highlight=False, soft_wrap=True),
+            only_finished=finished,
+        )
+        table = Table("claim", "paper", "measured", "verdict", title=figure.title)
+        for claim in found.claims:
+            table.add_row(escape(claim.claim), escape(claim.paper), escape(claim.measured), word(claim.holds))
+        console.print(table)
+        console.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)

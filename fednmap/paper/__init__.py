@@ -1,0 +1,15 @@
+"""The paper's experiments: one file a figure, with what the paper claims of it and the verdict."""
+
+from fednmap.paper import local_stepsize, mobilenet, nn, speedup_n, speedup_q, table
+from fednmap.paper.figure import Figure
+
+FIGURES: dict[str, Figure] = {
+    "nn": nn.FIGURE,
+    "speedup-n": speedup_n.FIGURE,
+    "speedup-q": speedup_q.FIGURE,
+    "local-stepsize": local_stepsize.FIGURE,
+    "mobilenet": mobilenet.FIGURE,
+    "table": table.FIGURE,
+}
+
+__all__ = ["FIGURES", "Figure"]

@@ -1,0 +1,49 @@
+"""From a figure's name to its folder: trials, one tidy table, the picture, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fednmap.paper import verdict
+from fednmap.paper.figure import Figure, save
+from fednmap.paper.trials import by_setting, finished, run, tidy
+from fednmap.paper.verdict import Verdict
+from fednmap.runs import write_atomically
+
+
+def reproduce(
+    figure: Figure,
+    scale: str,
+    *,
+    trials: int | None,
+    out: Path,
+    workers: int,
+    tell: Callable[[str], None],
+    only_finished: bool = False,
+) -> Verdict:
+    """Run the trials that are missing in OUT/trials; write tables, figure and verdict to OUT/NAME.
+
+    Figures share their trials where settings agree. A call with more trials, or after an interruption, adds to what
+    is there; `only_finished` runs nothing and judges what is there.
+    """
+    trials = figure.trials[scale] if trials is None else trials
+    if trials < 1:
+        raise ValueError(f"trials is {trials}; at least 1 is needed")
+    jobs, store, folder = figure.jobs(scale, trials), out / "trials", out / figure.name
+    if only_finished:
+        curves = finished(jobs, store)
+        if not curves:
+            raise ValueError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
+        trials = min(len(group) for group in by_setting(curves).values())
+    else:
+        curves = run(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
+    found = figure.judge(curves)
+    text = verdict.as_markdown(figure.name, figure.title, scale, trials, figure.choices, found)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "results.csv", tidy(curves).encode())
+    write_atomically(folder / "summary.csv", figure.summary(curves).encode())
+    write_atomically(folder / "verdict.json", verdict.as_json(figure.name, scale, trials, found).encode())
+    write_atomically(folder / "verdict.md", text.encode())
+    save(figure.draw(curves), folder, figure.name)
+    return found

@@ -1,0 +1,146 @@
+"""Trials: one method in one setting from one seed. A finished trial is a small file and is never run again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fednmap.runs import write_atomically
+from fednmap.simulation import Record
+
+Setting = dict[str, Any]
+"""What tells a trial from the others, such as {"method": "FedNMap", "n": 20, "Q": 10, "trial": 0}."""
+
+Array = npt.NDArray[np.float64]
+
+
+class Job(NamedTuple):
+    """A trial to run: `measure` gives its records, and can be sent to another process."""
+
+    setting: Setting
+    measure: Callable[[], list[Record]]
+
+    @property
+    def file(self) -> str:
+        """The setting as a file name; a trial of another setting, such as more rounds, is another file."""
+        return "_".join(v if isinstance(v, str) else f"{k}{v:g}" for k, v in self.setting.items()) + ".csv"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a trial measured, by column; the column `round` says after how many rounds."""
+
+    setting: Setting
+    columns: dict[str, Array]
+
+    def __getitem__(self, column: str) -> Array:
+        return self.columns[column]
+
+    def final(self, metric: str, rounds: float | None = None) -> float:
+        """The mean over the last tenth of the first `rounds` rounds, at least of one measurement; default: of all."""
+        t, y = self["round"], self[metric]
+        last = t[t <= (t[-1] if rounds is None else rounds)][-1]
+        return float(y[((t > 0.9 * last) & (t <= last)) | (t == last)].mean())
+
+
+def finished(jobs: Sequence[Job], folder: Path) -> list[Curve]:
+    """The curves of the jobs that have been run."""
+    return [read(folder / job.file, job.setting) for job in jobs if (folder / job.file).is_file()]
+
+
+def select(curves: Iterable[Curve], **setting: Any) -> list[Curve]:
+    """The trials of a setting, in the order of their number."""
+    chosen = [c for c in curves if all(c.setting[k] == v for k, v in setting.items())]
+    return sorted(chosen, key=lambda c: int(c.setting["trial"]))
+
+
+def run(jobs: Sequence[Job], folder: Path, workers: int, tell: Callable[[str], None]) -> list[Curve]:
+    """Run the jobs whose file is missing, `workers` at once, each in a process of its own; the curves of all."""
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; at least 1 is needed")
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [job for job in jobs if not (folder / job.file).is_file()]
+    tell(f"{len(jobs)} trials, {len(jobs) - len(missing)} already there")
+    for k, (job, records, seconds) in enumerate(_running(missing, workers)):
+        write_atomically(folder / job.file, _text(job.setting, records).encode())
+        tell(f"{k + 1}/{len(missing)}  {job.file.removesuffix('.csv')}  {seconds:.0f} s")
+    return finished(jobs, folder)
+
+
+def _running(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, list[Record], float]]:
+    if workers == 1:
+        yield from ((job, *_timed(job)) for job in jobs)
+        return
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads may hang
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = {pool.submit(_timed, job): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], *future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _timed(job: Job) -> tuple[list[Record], float]:
+    began = time.monotonic()
+    return job.measure(), time.monotonic() - began
+
+
+def _text(setting: Setting, records: list[Record]) -> str:
+    """The records as a table, with the setting in front."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*setting, *records[0]])
+    writer.writerows([*setting.values(), *(f"{v:.6g}" for v in record.values())] for record in records)
+    return file.getvalue()
+
+
+def read(path: Path, setting: Setting) -> Curve:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return Curve(setting, {name: np.array([float(r[name]) for r in rows]) for name in rows[0] if name not in setting})
+
+
+def tidy(curves: Sequence[Curve]) -> str:
+    """All trials as one table: a row a measurement, a column a setting or a metric."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*curves[0].setting, *curves[0].columns])
+    for curve in curves:
+        for values in zip(*curve.columns.values(), strict=True):
+            writer.writerow([*curve.setting.values(), *(f"{v:.6g}" for v in values)])
+    return file.getvalue()
+
+
+def by_setting(curves: Iterable[Curve]) -> dict[tuple[Any, ...], list[Curve]]:
+    """The trials that differ in nothing but their number."""
+    groups: dict[tuple[Any, ...], list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault(tuple(v for k, v in curve.setting.items() if k != "trial"), []).append(curve)
+    return groups
+
+
+def summary(curves: Sequence[Curve]) -> str:
+    """One row a setting: mean and standard deviation over the trials of every metric's final value."""
+    groups = by_setting(curves)
+    metrics = [name for name in curves[0].columns if name != "round"]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    names = [k for k in curves[0].setting if k != "trial"]
+    writer.writerow([*names, "trials", *(f"{m}_{what}" for m in metrics for what in ("mean", "std"))])
+    for key, members in groups.items():
+        finals = [[c.final(m) for c in members] for m in metrics]
+        cells = (f"{s:.6g}" for v in finals for s in (np.mean(v), np.std(v, ddof=1) if len(v) > 1 else 0.0))
+        writer.writerow([*key, len(members), *cells])
+    return file.getvalue()

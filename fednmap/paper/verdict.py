@@ -1,0 +1,98 @@
+"""What the paper claims, what was measured, and whether it holds: decided by the numbers alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import log
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from fednmap.paper.trials import Curve
+
+RULE = """\
+The final value of a trial is the mean of its measurements in the last tenth of the rounds. A is lower than B if the
+mean over the trials of log(final A / final B), trial by trial, is below zero by more than its standard deviation over
+the trials; higher if above by more; else they are level. With one trial the sign decides. Ratios: geometric means."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    claim: str
+    paper: str
+    measured: str
+    holds: bool | None
+    """None: the numbers do not allow to judge it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    claims: list[Claim]
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
+    """More to read beside the claims: title -> rows, the first of them the heads."""
+    rule: str = RULE
+
+
+Values = Mapping[int, float]
+"""A number for each trial."""
+
+
+def ratio(a: Values, b: Values) -> float:
+    """The geometric mean of a_k / b_k over the trials k that both have."""
+    return float(np.exp(mean(_logs(a, b))))
+
+
+def compare(a: Values, b: Values) -> str:
+    """`lower`, `level` or `higher`: a against b by the rule."""
+    logs = _logs(a, b)
+    spread = stdev(logs) if len(logs) > 1 else 0.0
+    if abs(mean(logs)) <= spread:
+        return "level"
+    return "lower" if mean(logs) < 0 else "higher"
+
+
+def _logs(a: Values, b: Values) -> list[float]:
+    return [log(a[k] / b[k]) for k in sorted(a.keys() & b.keys())]
+
+
+def finals(curves: Sequence[Curve], metric: str = "stationarity", rounds: float | None = None) -> dict[int, float]:
+    return {int(curve.setting["trial"]): curve.final(metric, rounds) for curve in curves}
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """The exponent s of the power law y ~ x^s, by least squares in logarithms."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def number(values: Values) -> str:
+    """Mean and standard deviation over the trials."""
+    return f"{mean(values.values()):.2e}" + (f" ± {stdev(values.values()):.0e}" if len(values) > 1 else "")
+
+
+def word(holds: bool | None) -> str:
+    return {True: "holds", False: "does not hold", None: "not judged"}[holds]
+
+
+def as_json(name: str, scale: str, trials: int, verdict: Verdict) -> str:
+    facts: dict[str, Any] = {"name": name, "scale": scale, "trials": trials}
+    facts["claims"] = [asdict(claim) for claim in verdict.claims]
+    return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+
+
+def as_markdown(name: str, title: str, scale: str, trials: int, choices: str, verdict: Verdict) -> str:
+    rows = [["claim", "paper", "measured", "verdict"]]
+    rows += [[c.claim, c.paper, c.measured, f"**{word(c.holds)}**"] for c in verdict.claims]
+    command = f"`fednmap reproduce {name} --scale {scale} --trials {trials}`"
+    parts = [f"# {title}", command, f"![{title}]({name}.png)"]
+    parts += [markdown_table(rows), "## How it is judged", verdict.rule, "## Setting", choices]
+    for heading, table in verdict.tables.items():
+        parts += [f"## {heading}", markdown_table(table)]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])

@@ -1,0 +1,349 @@
+"""The paper's figures: trials that are never run twice, and verdicts that follow from the numbers alone."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fednmap.algorithms import FedNMap
+from fednmap.commands.reproduce import NAMES
+from fednmap.data import Dataset
+from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, shallow, speedup, table
+from fednmap.paper.quadratics import Quadratics
+from fednmap.paper.reproduce import reproduce
+from fednmap.paper.trials import Curve, Job, run, select, summary, tidy
+from fednmap.paper.verdict import compare, ratio, slope
+
+ROUNDS = np.arange(0.0, 310.0, 10.0)
+
+
+def silent(line: str) -> None:
+    pass
+
+
+def curve(level: float, trial: int = 0, start: float = 1.0, wobble: float = 0.0, **setting: object) -> Curve:
+    """Falls from `start` to `level` within a few measurements; trials differ by a factor of up to 1 + wobble."""
+    y = level * (1 + wobble * np.cos(3 * trial)) + start * np.exp(-ROUNDS / 10)
+    return Curve({**setting, "trial": trial}, {"round": ROUNDS, "stationarity": y})
+
+
+# --- trials
+
+
+class Counting:
+    """A measurement that says how often it was made."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def job(self, trial: int) -> Job:
+        def measure() -> list[dict[str, float]]:
+            self.calls.append(trial)
+            return [{"round": float(t), "value": trial + t / 7} for t in range(3)]
+
+        return Job({"method": "A", "n": 2, "trial": trial}, measure)
+
+
+def test_finished_trials_are_not_run_again(tmp_path: Path) -> None:
+    counting = Counting()
+    first = run([counting.job(k) for k in range(2)], tmp_path, 1, silent)
+    again = run([counting.job(k) for k in range(3)], tmp_path, 1, silent)
+    assert counting.calls == [0, 1, 2]
+    assert [c.setting for c in again[:2]] == [c.setting for c in first]
+    np.testing.assert_allclose(again[2]["value"], [2, 2 + 1 / 7, 2 + 2 / 7], rtol=1e-5)
+
+
+def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
+    counting = Counting()
+
+    def stop() -> list[dict[str, float]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([counting.job(0), Job({"method": "B", "trial": 0}, stop)], tmp_path, 1, silent)
+    assert [p.name for p in tmp_path.iterdir()] == ["A_n2_trial0.csv"]
+
+
+def test_another_setting_is_another_trial(tmp_path: Path) -> None:
+    a, b = (shallow.job(n=20, Q=10, eta_a=0.1, rounds=rounds, trial=0).file for rounds in (300, 400))
+    assert a != b
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_workers_are_at_least_one(workers: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="workers"):
+        run([], tmp_path, workers, silent)
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
+    jobs = [
+        Job({"method": m, "trial": 0}, partial(table.limit, m, "strongly convex", 50)) for m in ("FedNMap", "Zhang")
+    ]
+    here, there = (run(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
+    for a, b in zip(here, there, strict=True):
+        np.testing.assert_array_equal(a["value"], b["value"])
+
+
+def test_tables_hold_every_trial() -> None:
+    curves = [curve(1e-3, trial, wobble=0.1, method="FedNMap", n=20) for trial in range(3)]
+    assert len(tidy(curves).splitlines()) == 1 + 3 * len(ROUNDS)
+    head, row = summary(curves).splitlines()
+    closing = dict(zip(head.split(","), row.split(","), strict=True))
+    assert closing["trials"] == "3"
+    finals = [c.final("stationarity") for c in curves]
+    assert float(closing["stationarity_mean"]) == pytest.approx(np.mean(finals), rel=1e-5)
+    assert float(closing["stationarity_std"]) == pytest.approx(np.std(finals, ddof=1), rel=1e-5)
+
+
+# --- verdicts
+
+
+def test_final_is_the_mean_of_the_last_tenth() -> None:
+    c = Curve({"trial": 0}, {"round": np.arange(0.0, 101.0, 5.0), "y": np.arange(21.0)})
+    assert c.final("y") == 19.5
+    assert c.final("y", rounds=50) == 10
+
+
+def test_compare_pairs_the_trials() -> None:
+    a = {0: 1.0, 1: 10.0, 2: 100.0}
+    assert compare(a, {k: 1.1 * v for k, v in a.items()}) == "lower"
+    assert compare({k: 1.1 * v for k, v in a.items()}, a) == "higher"
+    assert compare(a, {0: 1.3, 1: 9.0, 2: 100.0}) == "level"
+    assert compare(a, {1: 9.0}) == "higher"
+    assert ratio(a, {k: 2 * v for k, v in a.items()}) == pytest.approx(0.5)
+
+
+def test_slope_of_a_power_law() -> None:
+    assert slope([5, 10, 80], [3 * v**-1.2 for v in (5, 10, 80)]) == pytest.approx(-1.2)
+
+
+def nn_curves(zhang: float, trials: int = 3, wobble: float = 0.0) -> list[Curve]:
+    """FedNMap ends at 1 / (n Q), Zhang at `zhang` times that, FedCanon at three times."""
+    levels = {"FedNMap": 1.0, "Zhang": zhang, "FedCanon": 3.0}
+    return [
+        curve(levels[m] / (n * Q), k, wobble=wobble if m == "Zhang" else 0.0, method=m, n=n, Q=Q, batch=batch)
+        for n, Q in nn.PANELS["paper"]
+        for batch in nn.BATCHES.get((n, Q), (8,))
+        for m in nn.METHODS
+        for k in range(trials)
+    ]
+
+
+def test_nn_holds_where_fednmap_is_lowest() -> None:
+    claims = nn.judge(nn_curves(2.0)).claims
+    assert len(claims) == 6 + 1 + 3 + 4
+    assert all(c.holds is True for c in claims)
+
+
+@pytest.mark.parametrize(("zhang", "wobble"), [(0.9, 0.0), (1.0, 0.0), (1.05, 0.5)])
+def test_nn_does_not_hold_where_zhang_is_lower_or_level(zhang: float, wobble: float) -> None:
+    claims = nn.judge(nn_curves(zhang, wobble=wobble)).claims
+    assert [c.holds for c in claims[:7]] == [False] * 7
+    assert all(c.holds for c in claims[7:])
+
+
+def test_nn_does_not_judge_all_panels_from_some() -> None:
+    some = [c for c in nn_curves(2.0) if c.setting["n"] != 100]
+    found = {c.claim: c.holds for c in nn.judge(some).claims}
+    assert found["FedNMap has the lowest |F_nat|^2 in all panels"] is None
+
+
+def test_nn_shows_batch_size_and_rounds() -> None:
+    tables = nn.judge(nn_curves(2.0)).tables
+    assert {row[1] for row in tables["With larger minibatches"][1:]} == {"8", "32"}
+    assert {row[1] for row in tables["After fewer rounds"][1:]} == {"100", "200", "300"}
+
+
+@pytest.mark.parametrize(("power", "holds"), [(-1.3, True), (-0.6, True), (-0.3, False)])
+def test_speedup_is_judged_by_the_slope(power: float, holds: bool) -> None:
+    curves = [curve(n**power, k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
+    falls, steep = speedup.judge(curves, "n", "-1.436").claims
+    assert falls.holds is True
+    assert steep.holds is holds
+    assert speedup.exponent(curves, "n") == pytest.approx(power)
+
+
+def test_speedup_throughout_fails_where_curves_cross() -> None:
+    curves = [curve(1.0, k, start=0, n=5) for k in range(2)]
+    for k in range(2):
+        late = np.where(ROUNDS > 150, 0.1, 10.0)
+        curves.append(Curve({"n": 10, "trial": k}, {"round": ROUNDS, "stationarity": late}))
+    assert speedup.judge(curves, "n", "").claims[0].holds is False
+
+
+@pytest.mark.parametrize(("growth", "comparable"), [(1.2, True), (4.0, False)])
+def test_local_stepsize(growth: float, comparable: bool) -> None:
+    curves = []
+    for rule, step in local_stepsize.RULES.items():
+        for Q in (5, 10):
+            level = 1 / Q if rule == "1/Q" else 0.01 * (growth if Q == 10 else 1)
+            setting = {"Q": Q, "eta_a": round(step(Q), 6)}
+            y = level + np.exp(-ROUNDS * Q / 100)
+            curves += [Curve({**setting, "trial": k}, {"round": ROUNDS, "stationarity": y}) for k in range(2)]
+    holds = [c.holds for c in local_stepsize.judge(curves).claims]
+    assert holds == [True, True, comparable, True, comparable]
+
+
+def mobilenet_curves(loss: float) -> list[Curve]:
+    ends = {"FedNMap": (loss, 0.6), "Zhang": (1.1 * loss, 0.5), "FedCanon": (1.2 * loss, 0.4)}
+    return [
+        Curve(
+            {"method": m, "n": 5, "Q": 10, "trial": 0},
+            {"round": ROUNDS, "hoyer": np.full(len(ROUNDS), s), "loss": np.full(len(ROUNDS), f)},
+        )
+        for m, (f, s) in ends.items()
+    ]
+
+
+def test_mobilenet_is_judged_only_when_trained() -> None:
+    assert [c.holds for c in mobilenet.judge(mobilenet_curves(1.0)).claims] == [True, True]
+    assert [c.holds for c in mobilenet.judge(mobilenet_curves(2.0)).claims] == [None, None]
+
+
+# --- the table
+
+
+def table_curves(power: float) -> list[Curve]:
+    """Errors (n Q T)^power at the best step, and limits that are all reached."""
+    curves = []
+    for row in table.ROWS:
+        points = [(n, Q, T, s) for n, Q, T in table._cross(row) for s in table.STEPS]
+        n, Q, T, step = (np.array(v, dtype=float) for v in zip(*points, strict=True))
+        value = (n * Q * T) ** power * np.where(step == 0.25, 1.0, 2.0)
+        setting = table._setting("rate", row.method, row.problem, 0)
+        curves.append(Curve(setting, {"round": T, "n": n, "Q": Q, "step": step, "value": value}))
+    for problem in table.PROBLEMS:
+        for method in table.METHODS:
+            setting = table._setting("limit", method, problem, 0)
+            curves.append(Curve(setting, {"round": ROUNDS, "value": 10 ** (-ROUNDS / 10)}))
+    return curves
+
+
+def test_table_compares_exponents_with_the_stated_ones() -> None:
+    fast, slow = ({c.claim: c.holds for c in table.judge(table_curves(p)).claims} for p in (-1.0, -0.5))
+    assert None in fast.values()
+    assert False not in fast.values()
+    assert slow["FedNMap, nonconvex: rate in n, Q, T"] is True
+    assert slow["FedNMap, PL: rate in n, Q, T"] is False
+    assert slow["Zhang, PL: rate in n, Q, T"] is None
+
+
+@pytest.mark.parametrize(
+    ("y", "word"),
+    [
+        (10 ** (-ROUNDS / 10), "reached"),
+        (np.r_[1, ROUNDS[1:] ** -2.0], "falling as T^-2"),
+        (np.full(len(ROUNDS), 1e-3), "stalls"),
+        (np.full(len(ROUNDS), np.inf), "diverged"),
+    ],
+)
+def test_outcomes(y: np.ndarray, word: str) -> None:
+    assert table.outcome(Curve({}, {"round": ROUNDS, "value": y})).startswith(word)
+
+
+@pytest.mark.parametrize("problem", table.PROBLEMS)
+def test_the_function_does_not_depend_on_the_number_of_clients(problem: str) -> None:
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64)
+    two, many = (table.PROBLEMS[problem](n) for n in (2, 32))
+    torch.testing.assert_close(two.gradient(x), many.gradient(x))
+    clients = many.oracle(torch.arange(32), 0)(x, 0)
+    torch.testing.assert_close(clients.mean(0), many.gradient(x))
+    exact = torch.func.grad(many.loss)(x)
+    torch.testing.assert_close(exact, many.gradient(x))
+
+
+def test_the_noise_has_the_stated_variance() -> None:
+    f = Quadratics(400, smallest=0.2, spread=0.8, noise=3.0)
+    still = Quadratics(400, smallest=0.2, spread=0.8)
+    every = torch.arange(400)
+    noise = f.oracle(every, 1)(f.start, 2) - still.oracle(every, 1)(f.start, 2)
+    assert float(noise.square().sum(-1).mean()) == pytest.approx(9.0, rel=0.1)
+    torch.testing.assert_close(f.oracle(every[3], 1)(f.start, 2), f.oracle(every, 1)(f.start, 2)[3])
+
+
+def test_clients_come_in_pairs() -> None:
+    with pytest.raises(ValueError, match="pairs"):
+        Quadratics(3, smallest=0.2, spread=0.0)
+
+
+def test_fednmap_reaches_the_optimum_the_table_measures_from() -> None:
+    records = table.limit("FedNMap", "strongly convex", 200)
+    assert records[-1]["value"] < 1e-12 * records[0]["value"]
+    biased = table.limit("FedCanon", "strongly convex", 200)
+    assert biased[-1]["value"] > 1e-6
+
+
+# --- a whole figure, on a handful of pictures
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(100, 1, 28, 28, generator=generator), torch.arange(100) % 10
+    monkeypatch.setattr(shallow, "_mnist", lambda: Dataset(x, y, x[:2], y[:2]))
+    monkeypatch.setattr(shallow, "HIDDEN", 4)
+    monkeypatch.setattr(nn, "ROUNDS", 20)
+    monkeypatch.setattr(nn, "PANELS", {"quick": ((4, 2),), "paper": ((4, 2),)})
+
+
+def test_all_methods_start_at_the_same_model(tiny: None) -> None:
+    first = [shallow.measure(m, 4, 2, 0.5, 8, 10, 0)[0] for m in nn.METHODS]
+    assert first[0] == first[1] == first[2]
+    assert isinstance(shallow.algorithm("FedNMap", 2, 0.5), FedNMap)
+
+
+def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Path) -> None:
+    lines: list[str] = []
+    options = {"out": tmp_path, "workers": 1, "tell": lines.append}
+    reproduce(nn.FIGURE, "quick", trials=1, **options)
+    left = {p.name for p in (tmp_path / "nn").iterdir()}
+    assert left == {"results.csv", "summary.csv", "verdict.json", "verdict.md", "nn.png", "nn.pdf"}
+    facts = json.loads((tmp_path / "nn" / "verdict.json").read_text())
+    assert (facts["name"], facts["scale"], facts["trials"]) == ("nn", "quick", 1)
+    assert {"claim", "paper", "measured", "holds"} == set(facts["claims"][0])
+    before = (tmp_path / "nn" / "results.csv").read_bytes()
+    reproduce(nn.FIGURE, "quick", trials=1, **options)
+    assert lines[-1] == "nn: 3 trials, 3 already there"
+    assert (tmp_path / "nn" / "results.csv").read_bytes() == before
+    reproduce(nn.FIGURE, "quick", trials=5, only_finished=True, **options)
+    assert json.loads((tmp_path / "nn" / "verdict.json").read_text())["trials"] == 1
+
+
+def test_nothing_finished_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no finished trial"):
+        reproduce(nn.FIGURE, "quick", trials=1, out=tmp_path, workers=1, tell=silent, only_finished=True)
+
+
+@pytest.mark.parametrize("draw", [partial(speedup.draw, factor="n"), nn.draw, mobilenet.draw, table.draw])
+def test_pictures_can_be_drawn(draw: object, tmp_path: Path) -> None:
+    curves = {
+        nn.draw: lambda: nn_curves(2.0),
+        mobilenet.draw: lambda: mobilenet_curves(1.0),
+        table.draw: lambda: table_curves(-1.0),
+    }.get(draw, lambda: [curve(1 / n, k, n=n) for n in (5, 10) for k in range(2)])()
+    draw(curves).savefig(tmp_path / "figure.png", dpi=30)  # type: ignore[operator]
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("scale", ["quick", "paper"])
+def test_every_figure_names_its_trials_apart(name: str, scale: str) -> None:
+    jobs = FIGURES[name].jobs(scale, 2)
+    assert len({job.file for job in jobs}) == len(jobs)
+    assert FIGURES[name].name == name
+    assert name in NAMES
+
+
+def test_speedup_in_n_shares_trials_with_the_comparison() -> None:
+    ours = {job.file for job in FIGURES["nn"].jobs("paper", 1)}
+    shared = [job for job in FIGURES["speedup-n"].jobs("paper", 1) if job.file in ours]
+    assert [job.setting["n"] for job in shared] == [20, 50, 100]
+
+
+def test_select_sorts_by_trial() -> None:
+    curves = [curve(1.0, k, method="A") for k in (2, 0, 1)]
+    assert [c.setting["trial"] for c in select(curves, method="A")] == [0, 1, 2]
