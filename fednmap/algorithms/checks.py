@@ -50,5 +50,9 @@ def smooth(algorithm: Algorithm, phi: Regularizer) -> None:
 
 def default_gamma(phi: Regularizer, eta_a: float, eta_s: float, Q: int) -> float:
     """The paper's ratio gamma = 4 eta_a eta_s Q, at most half of what phi allows."""
-    gamma = 4 * eta_a * eta_s * Q
-    return min(gamma, 0.5 / phi.rho) if 0 < phi.rho < math.inf else gamma
+    return safe_step(phi, 4 * eta_a * eta_s * Q)
+
+
+def safe_step(phi: Regularizer, step: float) -> float:
+    """A prox step for a default: at most half of what phi allows."""
+    return min(step, 0.5 / phi.rho) if 0 < phi.rho < math.inf else step

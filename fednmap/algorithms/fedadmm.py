@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, weakly_convex
+from fednmap.algorithms.checks import positive, safe_step, weakly_convex
 from fednmap.core import Algorithm, Oracle, Regularizer, Traits
 
 
@@ -58,7 +58,7 @@ class FedADMM(Algorithm):
     def __post_init__(self) -> None:
         positive(self, "eta_a", "Q")
         if self.beta is None:
-            object.__setattr__(self, "beta", max(1 / (self.eta_a * self.Q), 2 * self.phi.rho))
+            object.__setattr__(self, "beta", 1 / safe_step(self.phi, self.eta_a * self.Q))
         positive(self, "beta")
         weakly_convex(self, "1 / beta", 1 / self.beta)
 

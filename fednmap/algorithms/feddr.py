@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, weakly_convex
+from fednmap.algorithms.checks import positive, safe_step, weakly_convex
 from fednmap.core import Algorithm, Oracle, Regularizer, Traits
 
 
@@ -62,8 +62,7 @@ class FedDR(Algorithm):
         if self.alpha >= 2:
             raise ValueError(f"FedDR: alpha is {self.alpha}; the relaxation must be in (0, 2)")
         if self.r is None:
-            r = self.eta_a * self.Q
-            object.__setattr__(self, "r", min(r, 0.5 / self.phi.rho) if self.phi.rho > 0 else r)
+            object.__setattr__(self, "r", safe_step(self.phi, self.eta_a * self.Q))
         positive(self, "r")
         weakly_convex(self, "r", self.r)
 
