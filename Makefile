@@ -9,7 +9,7 @@ run: $(VENV)/.run
 	$(VENV)/bin/fednmap compare --algorithms fednmap,zhang,fedcanon,fedda,fedavg
 
 test: $(VENV)/.test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses 2
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

@@ -44,7 +44,7 @@ def comparison(folder: RunFolder, path: Path) -> None:
             axis.set_xlabel(label_x)
             axis.set_ylabel(label)
             axis.grid(alpha=0.3)
-            if log:
+            if log and any(line.get_ydata().max() > 0 for line in axis.get_lines()):
                 axis.set_yscale("log")
     axes[0][0].legend(fontsize="small")
     figure.suptitle(f"{config.data}, {config.model}, {config.reg}, {config.clients} clients", fontsize="medium")
