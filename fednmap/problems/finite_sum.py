@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,7 +17,8 @@ from fednmap.problems.minibatch import minibatches
 
 Weight = float | Tensor
 
-CHUNK_BYTES = 1 << 25  # samples handled at once when all data is gone through: bounds the memory
+CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
+CACHE_BYTES = 1 << 21  # one vector and one minibatch of every client that is computed side by side
 
 
 class FiniteSum(ABC):
@@ -45,6 +49,20 @@ class FiniteSum(ABC):
         self.batch_size, self.seed = batch_size, seed
         self.weights = None if weights is None else _checked(weights, self.n)
         self._sizes, self._offsets = self.data.sizes, self.data.offsets
+        self._part = (0, 1)
+
+    @property
+    def chunk(self) -> int:
+        """Clients computed side by side: as many as have their vectors and minibatches in cache."""
+        one = self.data.x[0]
+        batch = self.batch_size or int(self._sizes.max())
+        return max(1, CACHE_BYTES // (self.start.element_size() * self.dim + one.element_size() * one.numel() * batch))
+
+    def part(self, rank: int, ranks: int) -> Self:
+        """The terms of f that fall to one of several processes: their losses and gradients sum to f's."""
+        part = copy.copy(self)
+        part._part = (rank, ranks)
+        return part
 
     @abstractmethod
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -101,7 +119,8 @@ class FiniteSum(ABC):
         """All samples in chunks, each weighing what it contributes to f."""
         clients = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64) if self.weights is None else self.weights
         weights = torch.repeat_interleave(clients / self._sizes, self._sizes).to(x)
-        for rows in self._chunks():
+        rank, ranks = self._part
+        for rows in islice(self._chunks(), rank, None, ranks):
             yield like(self.data.x[rows], x), like(self.data.y[rows], x), weights[rows]
 
     def _chunks(self) -> Iterator[slice]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fednmap import distributed
 from fednmap.core import Algorithm, Problem, State, nbytes
 from fednmap.simulation.participation import draw
 from fednmap.simulation.store import Clients
+
+CACHE_BYTES = 1 << 21  # of one vector a client: a round keeps some six of them, and these are faster in cache
 
 
 class Round(NamedTuple):
@@ -44,6 +48,7 @@ def simulate(
     loss: float = 0.0,
     seed: int = 0,
     chunk: int | None = None,
+    store: Path | None = None,
     after: Round | None = None,
 ) -> Iterator[Round]:
     """Run `rounds` rounds and yield a Round after each.
@@ -53,7 +58,12 @@ def simulate(
     loss:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
     seed:          decides who takes part and whose reply is lost; the minibatches belong to the problem.
     chunk:         clients run side by side; any value gives the same trajectory, to the order of floating-point sums.
+                   Default: the problem's own, else what keeps the clients' vectors in cache.
+    store:         a folder for the clients' states, when they are too many for memory; default: in memory.
     after:         a round of an earlier call with the same arguments, to go on from: rounds after.t + 1 .. rounds - 1.
+
+    In a process group of torch.distributed every process makes the same call: client i is computed and kept by process
+    i mod size, the server's state is the same everywhere.
     """
     if rounds < 0:
         raise ValueError(f"rounds is {rounds}; it must be at least 0")
@@ -69,19 +79,20 @@ def simulate(
     if algorithm.traits.central and problem.n != 1:
         name = type(algorithm).__name__
         raise ValueError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
-    server, initial = algorithm.init(first_point(problem, start))
-    clients = Clients(problem.n, initial)
-    first, (up, down) = 0, message_bytes(algorithm, server, initial)
+    start = first_point(problem, start)
+    server, initial = algorithm.init(start)
+    clients = Clients(problem.n, initial, store)
+    first, message = 0, dry_run(algorithm, server, initial)
+    up, down = nbytes(algorithm.pack(message)), nbytes(algorithm.broadcast(server))
     if after is not None:
         first, server, clients = after.t + 1, after.server, after.clients
-    weights = _weights(problem)
+    step = _Step(algorithm, problem, message, chunk or side_by_side(problem, start))
 
     def loop() -> Iterator[Round]:
         nonlocal server
         for t in range(first, rounds):
             participants, counted = draw(problem.n, t, participation=participation, loss=loss, seed=seed)
-            if float(weights[counted].sum()) > 0:  # nobody replied, or only clients that weigh nothing: no news
-                server = _step(algorithm, problem, t, server, clients, counted, weights, chunk or len(counted))
+            server = step(t, server, clients, counted)
             k = len(participants)
             yield Round(t, server, clients, participants, counted, k * up, k * down)
 
@@ -101,49 +112,62 @@ def first_point(problem: Problem, start: Tensor | None) -> Tensor:
     return start.detach()
 
 
-def _step(
-    algorithm: Algorithm,
-    problem: Problem,
-    t: int,
-    server: State,
-    clients: Clients,
-    counted: Tensor,
-    weights: Tensor,
-    chunk: int,
-) -> State:
-    """One round: the server's new state; the clients' states are replaced in `clients`.
+def side_by_side(problem: Problem, start: Tensor) -> int:
+    """How many clients are computed together: the problem's own choice, else as many as fit into the cache.
+
+    A rule and not a measurement at run time: sums may round differently in another grouping, and the same seed must
+    give the same bits again.
+    """
+    chunk: int | None = getattr(problem, "chunk", None)
+    return max(1, CACHE_BYTES // (start.numel() * start.element_size())) if chunk is None else chunk
+
+
+def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
+    """The uplink of one client, from a round without data: its shapes are what counts."""
+    return algorithm.local(algorithm.broadcast(server), client, lambda x, q: torch.zeros_like(x))[0]
+
+
+class _Step:
+    """One round: the server's new state; the clients' states are replaced in the store.
 
     What a lost reply held is never used, so only the clients that are counted are computed.
     """
-    down = algorithm.broadcast(server)
-    sums: list[State] = []
-    for ids in counted.split(chunk):
-        up, new = algorithm.local(down, clients[ids], problem.oracle(ids, t))
-        clients[ids] = new
-        sums.append(_weighted_sum(up, weights[ids]))
-    received = float(weights[counted].sum())
-    mean = type(sums[0])(*(sum(field) / received for field in zip(*sums, strict=True)))
-    server = algorithm.aggregate(server, mean, received / float(weights.sum()))
-    if not all(bool(torch.isfinite(v.sum())) for v in server):
-        raise Diverged(t)
-    return server
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, message: State, chunk: int) -> None:
+        self.algorithm, self.problem, self.message, self.chunk = algorithm, problem, message, chunk
+        weights = getattr(problem, "weights", None)
+        self.weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+        self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
+
+    def __call__(self, t: int, server: State, clients: Clients, counted: Tensor) -> State:
+        received = float(self._weights(counted).sum())
+        if received == 0:  # nobody replied, or only clients that weigh nothing: no news
+            return server
+        algorithm, down = self.algorithm, self.algorithm.broadcast(server)
+        sums = [torch.zeros_like(v) for v in self.message]
+        mine = _mine(counted)
+        for ids in mine.split(self.chunk) if len(mine) else ():
+            up, new = algorithm.local(down, clients.view(ids), self.problem.oracle(ids, t))
+            for total, v in zip(sums, up, strict=True):
+                _add_weighted(total, v, self._weights(ids))
+            clients[ids] = new
+        mean = type(self.message)(*(total / received for total in distributed.total(sums)))
+        server = algorithm.aggregate(server, mean, received / self.everybody)
+        if not all(bool(torch.isfinite(v.sum())) for v in server):
+            raise Diverged(t)
+        return server
+
+    def _weights(self, ids: Tensor) -> Tensor:
+        return torch.ones(len(ids), dtype=torch.float64) if self.weights is None else self.weights[ids]
 
 
-def message_bytes(algorithm: Algorithm, server: State, client: State) -> tuple[int, int]:
-    """Bytes one client sends and receives in a round, from the messages of a dry run without data."""
-    down = algorithm.broadcast(server)
-    up, _ = algorithm.local(down, client, lambda x, q: torch.zeros_like(x))
-    return nbytes(algorithm.pack(up)), nbytes(down)
+def _mine(ids: Tensor) -> Tensor:
+    """The clients that this process computes."""
+    processes = distributed.size()
+    return ids if processes == 1 else ids[ids % processes == distributed.rank()]
 
 
-def _weighted_sum(up: State, weights: Tensor) -> State:
-    """The sum over a stack of clients; a field that is the same for all of them may come unstacked."""
-    stacked = (v.expand(len(weights), *v.shape[-1:]) for v in up)
-    return type(up)(*(torch.tensordot(weights.to(v), v, dims=([0], [0])) for v in stacked))
-
-
-def _weights(problem: Problem) -> Tensor:
-    weights = getattr(problem, "weights", None)
-    return (
-        torch.ones(problem.n, dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
-    )
+def _add_weighted(total: Tensor, v: Tensor, weights: Tensor) -> None:
+    """total += sum_i weights_i v_i over a stack of clients; a field that is the same for all may come unstacked."""
+    stacked = v.expand(len(weights), *v.shape[-1:])
+    total.add_(torch.tensordot(weights.to(v), stacked, dims=([0], [0])))

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fednmap import distributed
 from fednmap.core import Algorithm, Problem, Regularizer
 from fednmap.measure import evaluate
-from fednmap.problems import Network
+from fednmap.problems import FiniteSum, Network
 from fednmap.simulation.loop import Diverged, Round, first_point, simulate
 
 Record = dict[str, float]
@@ -87,13 +88,14 @@ def run(
     gamma = measure_gamma or getattr(algorithm, "gamma", None) or 1.0
     start = first_point(problem, start)
     result = Result(problem, start if after is None else algorithm.model(after.server))
+    divided = _divided(problem)
     clock = {"train_seconds": 0.0, "eval_seconds": 0.0, "bytes_up": 0.0, "bytes_down": 0.0}
     if before is not None:
         clock = {name: before[name] for name in clock}
 
     def measure(done: int, x: Tensor) -> None:
         began = time.perf_counter()
-        values = evaluate(problem, phi, x, gamma) | {name: f(x) for name, f in (metrics or {}).items()}
+        values = evaluate(divided, phi, x, gamma) | {name: f(x) for name, f in (metrics or {}).items()}
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x
         if not history:
@@ -122,3 +124,20 @@ def run(
     except Diverged as error:
         error.result = result
         raise
+
+
+def _divided(problem: Problem) -> Problem:
+    """The problem with the sums over all data shared between the processes, if there are several."""
+    return _Divided(problem) if distributed.size() > 1 and isinstance(problem, FiniteSum) else problem
+
+
+class _Divided:
+    def __init__(self, problem: FiniteSum) -> None:
+        self.n, self.dim, self.oracle = problem.n, problem.dim, problem.oracle
+        self._part = problem.part(distributed.rank(), distributed.size())
+
+    def loss(self, x: Tensor) -> Tensor:
+        return distributed.total([self._part.loss(x)])[0]
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return distributed.total([self._part.gradient(x)])[0]

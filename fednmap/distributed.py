@@ -1,0 +1,78 @@
+"""The processes that share a simulation, and the little they say to each other.
+
+Without a process group of torch.distributed there is one process, and every function here costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class WorkerLost(ConnectionError):
+    """Another process of the group is gone."""
+
+    def __init__(self) -> None:
+        super().__init__("another worker was lost, so this one stops")
+
+
+def size() -> int:
+    """How many processes share the work."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is; 0 writes and prints."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+def total(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The sum over all processes, of each tensor: one all-reduce."""
+    if size() == 1:
+        return list(parts)
+    joined = torch.cat([v.reshape(-1) for v in parts])
+    _talk(lambda: dist.all_reduce(joined))
+    return [v.reshape(part.shape) for v, part in zip(joined.split([p.numel() for p in parts]), parts, strict=True)]
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether it holds in any process."""
+    return bool(total([torch.tensor(float(flag))])[0] > 0)
+
+
+def same(make: Callable[[], T]) -> T:
+    """What process 0 makes, in every process."""
+    box = [make() if rank() == 0 else None]
+    if size() > 1:
+        _talk(lambda: dist.broadcast_object_list(box, src=0))
+    return box[0]  # type: ignore[return-value]
+
+
+def collected(rows: Tensor) -> Tensor:
+    """The rows of all processes, one after another, in process 0; elsewhere this process's own."""
+    if size() == 1:
+        return rows
+    counts: list[int] = [0] * size()
+    _talk(lambda: dist.all_gather_object(counts, len(rows)))
+    if rank() > 0:
+        if len(rows):
+            _talk(lambda: dist.send(rows.contiguous(), 0))
+        return rows
+    parts = [rows, *(rows.new_empty(count, *rows.shape[1:]) for count in counts[1:])]
+    for source, part in enumerate(parts):
+        if source > 0 and len(part):
+            _talk(lambda part=part, source=source: dist.recv(part, source))  # type: ignore[misc]
+    return torch.cat(parts)
+
+
+def _talk(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except RuntimeError as error:  # gloo's word for a connection that is gone
+        raise WorkerLost from error

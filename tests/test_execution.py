@@ -1,0 +1,254 @@
+"""Every way of running follows the same trajectory: chunks, a store on disk, layouts, processes."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+
+from fednmap import algorithms as A
+from fednmap import run, simulate
+from fednmap.models import cnn, mlp, mobilenet_v3_small
+from fednmap.problems import Logistic, Network
+from fednmap.problems.dense import Dense
+from fednmap.regularizers import L1
+from fednmap.simulation.loop import side_by_side
+from fednmap.simulation.store import Clients
+
+CROSS_ENTROPY = nn.functional.cross_entropy
+
+
+def pictures(n=6, shape=(5,), classes=3, dtype=torch.float64, samples=20):
+    rng = torch.Generator().manual_seed(0)
+    sizes = [samples + i for i in range(n)]
+    return [
+        (torch.rand(m, *shape, generator=rng, dtype=dtype), torch.randint(classes, (m,), generator=rng)) for m in sizes
+    ]
+
+
+def network(batch_size=4, hidden=(7,), activation="sigmoid"):
+    torch.manual_seed(0)
+    return Network(mlp(5, 3, hidden, activation).double(), CROSS_ENTROPY, pictures(), batch_size=batch_size)
+
+
+def method(Q=3):
+    return A.FedNMap(L1(0.01), eta_a=0.1, Q=Q)
+
+
+def end(algorithm, problem, rounds=4, **options):
+    *_, last = simulate(algorithm, problem, rounds=rounds, **options)
+    return last
+
+
+def plain_gradient(module, x, a, b):
+    """The gradient as torch's own autograd gives it for one client."""
+    nn.utils.vector_to_parameters(x, module.parameters())
+    loss = CROSS_ENTROPY(module(a), b)
+    return nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(module.parameters())))
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "relu", "tanh"])
+@pytest.mark.parametrize("hidden", [(7,), (7, 4)])
+def test_written_out_gradients_are_autograds(hidden, activation):
+    torch.manual_seed(0)
+    module = mlp(5, 3, hidden, activation).double()
+    problem = Network(module, CROSS_ENTROPY, pictures(), batch_size=4)
+    assert problem._dense is not None
+    x = torch.randn(2, problem.dim, dtype=torch.float64)
+    a, b = torch.rand(2, 4, 5, dtype=torch.float64), torch.tensor([[0, 1, 2, 0], [1, 1, 2, 0]])
+    expected = torch.stack([plain_gradient(module, x[i], a[i], b[i]) for i in range(2)])
+    torch.testing.assert_close(problem.batch_gradient(x, a, b, 0.25), expected, rtol=1e-12, atol=1e-14)
+    common = torch.stack([plain_gradient(module, x[0], a[i], b[i]) for i in range(2)])
+    torch.testing.assert_close(problem.batch_gradient(x[0], a, b, 0.25), common, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(problem.batch_gradient(x[0], a[0], b[0], 0.25), expected[0], rtol=1e-12, atol=1e-14)
+
+
+def test_written_out_gradients_leave_the_point_alone():
+    problem = network()
+    x = problem.start.clone().expand(6, -1).contiguous()
+    kept = x.clone()
+    problem.oracle(torch.arange(6), 0)(x, 0)
+    assert torch.equal(x, kept)
+    assert not x.requires_grad
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_written_out_and_stacked_autograd_agree(batch_size):
+    problem, other = network(batch_size), network(batch_size)
+    other._dense = None
+    x = torch.randn(6, problem.dim, dtype=torch.float64)
+    for clients, point in [(torch.arange(6), x), (torch.arange(6), x[0]), (torch.tensor(2), x[0])]:
+        torch.testing.assert_close(problem.oracle(clients, 1)(point, 2), other.oracle(clients, 1)(point, 2))
+    torch.testing.assert_close(problem.gradient(x[0]), other.gradient(x[0]))
+
+
+def other_modules():
+    shared = nn.Linear(5, 5)
+    hooked = nn.Sequential(nn.Linear(5, 3))
+    hooked[0].register_forward_hook(lambda layer, given, out: 2 * out)
+    return {
+        "normalised": nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)),
+        "used twice": nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(5, 3)),
+        "hooked": hooked,
+        "parametrized": nn.Sequential(register_parametrization(nn.Linear(5, 3), "weight", nn.Tanh())),
+    }
+
+
+@pytest.mark.parametrize("name", other_modules())
+def test_what_is_not_a_plain_chain_keeps_autograd(name):
+    torch.manual_seed(0)
+    module = other_modules()[name].double()
+    assert Dense.of(module, torch.zeros(5)) is None
+    problem = Network(module, CROSS_ENTROPY, pictures(), batch_size=4)
+    g = problem.oracle(torch.arange(6), 0)
+    one = torch.stack([problem.oracle(torch.tensor(i), 0)(problem.start, 0) for i in range(6)])
+    torch.testing.assert_close(g(problem.start, 0), one)
+
+
+def test_pictures_that_nobody_flattens_keep_autograd():
+    assert Dense.of(nn.Linear(5, 3), torch.zeros(4, 5)) is None
+
+
+PROBLEMS = {
+    "network": network,
+    "exact gradients": lambda: network(None),
+    "logistic": lambda: Logistic(pictures(), batch_size=3),
+    "weighted": lambda: Logistic(pictures(), batch_size=3, weights=[0.3, 0.1, 0.1, 0.2, 0.2, 0.1]),
+    "convolutions": lambda: conv_problem(),
+}
+
+
+def conv_problem():
+    torch.manual_seed(0)
+    return Network(cnn((1, 8, 8), 3).double(), CROSS_ENTROPY, pictures(shape=(1, 8, 8)), batch_size=4)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_chunk_gives_the_same_trajectory(name):
+    problem = PROBLEMS[name]()
+    runs = [end(method(), problem, participation=0.8, chunk=chunk) for chunk in (None, 1, 2, 4, 100)]
+    for other in runs[1:]:
+        for mine, theirs in zip(runs[0].server, other.server, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_the_same_seed_gives_the_same_bits():
+    first, second = (end(method(), network(), rounds=6, participation=0.5, seed=3) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.server, second.server, strict=True))
+
+
+def test_the_grouping_is_a_rule():
+    """Nothing that was timed may decide it, or the same seed would not give the same bits."""
+    small, large = network(), Network(mlp(784, 10), CROSS_ENTROPY, pictures(shape=(784,), dtype=torch.float32))
+    assert side_by_side(small, small.start) > 100
+    assert 2 <= side_by_side(large, large.start) <= 25
+    assert side_by_side(conv_problem(), small.start) == 1
+
+
+def test_mobilenet_alone_and_in_a_stack():
+    torch.manual_seed(0)
+    data = pictures(n=2, shape=(3, 32, 32), dtype=torch.float64, samples=6)
+    problem = Network(mobilenet_v3_small(3, norm="group").double(), CROSS_ENTROPY, data, batch_size=3)
+    ids = torch.arange(2)
+    stacked = problem.oracle(ids, 0)(problem.start, 0)
+    for i in ids:
+        torch.testing.assert_close(problem.oracle(i.reshape(1), 0)(problem.start, 0)[0], stacked[i])
+
+
+def test_one_client_gradients_follow_the_point():
+    """The module's parameters are views of x: another x must not see the old values, nor the start change."""
+    problem = conv_problem()
+    g, start = problem.oracle(torch.tensor([0]), 0), problem.start.clone()
+    first, moved = g(problem.start, 0), g(problem.start + 1, 0)
+    assert not torch.allclose(first, moved)
+    assert torch.equal(first, g(problem.start, 0))
+    assert torch.equal(problem.start, start)
+
+
+@pytest.mark.parametrize("options", [{}, {"participation": 0.5}, {"participation": 0.7, "loss": 0.3}])
+def test_a_store_on_disk_changes_nothing(tmp_path, options):
+    problem = network()
+    memory, disk = (end(method(), problem, rounds=8, store=where, **options) for where in (None, tmp_path / "states"))
+    assert all(torch.equal(a, b) for a, b in zip(memory.server, disk.server, strict=True))
+    kept, on_disk = memory.clients.tensors(), disk.clients.tensors()
+    assert all(torch.equal(kept[name], on_disk[name]) for name in kept)
+    assert (tmp_path / "states" / "h-0.bin").stat().st_size >= 4 * problem.dim * 8
+
+
+def test_a_second_run_in_the_same_store_begins_anew(tmp_path):
+    first, second = (end(method(), network(), store=tmp_path) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.server, second.server, strict=True))
+
+
+def test_copied_states_stay_when_rounds_go_on():
+    rounds = simulate(method(), network(), rounds=3)
+    states = next(rounds).clients[torch.arange(6)]
+    kept = states.h.clone()
+    list(rounds)
+    assert torch.equal(states.h, kept)
+
+
+def test_a_million_clients_keep_only_who_took_part():
+    clients = Clients(1_000_000, method().Client(torch.zeros(3)))
+    for start in (0, 999_000):
+        ids = torch.arange(start, start + 100)
+        clients[ids] = method().Client(torch.full((100, 3), float(start + 1)))
+    assert len(clients._tables[0]) < 1000
+    assert clients[torch.tensor([5, 500, 999_050])].h[:, 0].tolist() == [1.0, 0.0, 999_001.0]
+
+
+def test_parts_of_the_data_sum_to_all_of_it(monkeypatch):
+    monkeypatch.setattr("fednmap.problems.finite_sum.CHUNK_BYTES", 5 * 8 * 10)
+    problem = network()
+    parts = [problem.part(rank, 3) for rank in range(3)]
+    torch.testing.assert_close(sum(p.loss(problem.start) for p in parts), problem.loss(problem.start))
+    torch.testing.assert_close(sum(p.gradient(problem.start) for p in parts), problem.gradient(problem.start))
+    assert all(not torch.allclose(p.loss(problem.start), problem.loss(problem.start)) for p in parts)
+
+
+WORKER = """
+import sys, torch, torch.distributed as dist
+sys.path.insert(0, {tests!r})
+import test_execution as T
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://{store}", rank=int(sys.argv[1]), world_size=2)
+torch.save(T.scenarios(), "{out}" + sys.argv[1])
+dist.destroy_process_group()
+"""
+
+
+def scenarios():
+    """What every process of a group computes, and what one process alone does."""
+    found = {}
+    for name, options in itertools.product(
+        ["network", "weighted", "convolutions"], [{}, {"participation": 0.5, "loss": 0.3}, {"participation": 0.01}]
+    ):
+        problem = PROBLEMS[name]()
+        problem.batch_size = 4
+        last = end(method(), problem, rounds=6, seed=2, **options)
+        found[f"{name} {options}"] = [*last.server, *last.clients.tensors().values()]
+    result = run(method(), network(), rounds=3, every=1)
+    found["measured"] = [torch.tensor(result.column(c)) for c in ("objective", "stationarity")]
+    return found
+
+
+def test_two_processes_agree_with_one(tmp_path):
+    code = WORKER.format(tests=os.path.dirname(__file__), store=tmp_path / "store", out=tmp_path / "out-")
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    workers = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=environment) for rank in range(2)]
+    assert [worker.wait(timeout=240) for worker in workers] == [0, 0]
+    alone, *both = scenarios(), *(torch.load(tmp_path / f"out-{rank}") for rank in range(2))
+    for name, expected in alone.items():
+        order = both[0][name][2].argsort() if name != "measured" else None  # rank 0 holds the clients of all, by rank
+        for k, value in enumerate(expected):
+            mine = both[0][name][k]
+            if order is not None and k >= 2:
+                mine = mine[order]
+            torch.testing.assert_close(mine, value, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+        shared = slice(0, 2)
+        for a, b in zip(both[0][name][shared], both[1][name][shared], strict=True):
+            assert torch.equal(a, b), f"{name}: the processes' servers differ"
