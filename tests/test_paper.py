@@ -12,6 +12,7 @@ from fednmap.algorithms import FedNMap
 from fednmap.commands.reproduce import NAMES
 from fednmap.data import Dataset
 from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, shallow, speedup, table
+from fednmap.paper.page import page
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
 from fednmap.paper.trials import Curve, Job, run, select, summary, tidy
@@ -125,9 +126,9 @@ def nn_curves(zhang: float, trials: int = 3, wobble: float = 0.0) -> list[Curve]
     """FedNMap ends at 1 / (n Q), Zhang at `zhang` times that, FedCanon at three times."""
     levels = {"FedNMap": 1.0, "Zhang": zhang, "FedCanon": 3.0}
     return [
-        curve(levels[m] / (n * Q), k, wobble=wobble if m == "Zhang" else 0.0, method=m, n=n, Q=Q, batch=batch)
+        curve(levels[m] / (n * Q), k, wobble=wobble * (m == "Zhang"), method=m, n=n, Q=Q, batch=b, rounds=rounds)
         for n, Q in nn.PANELS["paper"]
-        for batch in nn.BATCHES.get((n, Q), (8,))
+        for b, rounds in nn._variants((n, Q))
         for m in nn.METHODS
         for k in range(trials)
     ]
@@ -153,9 +154,11 @@ def test_nn_does_not_judge_all_panels_from_some() -> None:
 
 
 def test_nn_shows_batch_size_and_rounds() -> None:
-    tables = nn.judge(nn_curves(2.0)).tables
-    assert {row[1] for row in tables["With larger minibatches"][1:]} == {"8", "32"}
-    assert {row[1] for row in tables["After fewer rounds"][1:]} == {"100", "200", "300"}
+    (rows,) = nn.judge(nn_curves(2.0)).tables.values()
+    assert {(row[1], row[2]) for row in rows[1:] if row[0] == "20, 10"} == {
+        *(("8", r) for r in ("100", "200", "300", "500", "1000")),
+        *(("32", r) for r in ("100", "200", "300")),
+    }
 
 
 @pytest.mark.parametrize(("power", "holds"), [(-1.3, True), (-0.6, True), (-0.3, False)])
@@ -311,6 +314,17 @@ def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Pat
     assert (tmp_path / "nn" / "results.csv").read_bytes() == before
     reproduce(nn.FIGURE, "quick", trials=5, only_finished=True, **options)
     assert json.loads((tmp_path / "nn" / "verdict.json").read_text())["trials"] == 1
+
+
+def test_the_page_shows_every_verdict_there_is(tmp_path: Path) -> None:
+    claims = [{"claim": f"claim {h}", "paper": "", "measured": "|x|", "holds": h} for h in (True, False, None)]
+    facts = {"name": "nn", "scale": "quick", "trials": 2, "claims": claims}
+    (tmp_path / "nn").mkdir()
+    (tmp_path / "nn" / "verdict.json").write_text(json.dumps(facts))
+    text = page(tmp_path, FIGURES.values())
+    assert "| [nn](#nn) | quick | 2 | 1 | 1 | 1 | `fednmap reproduce nn --scale quick --trials 2` |" in text
+    assert "| claim False |  | \\|x\\| | **does not hold** |" in text
+    assert "speedup-n" not in text
 
 
 def test_nothing_finished_is_said(tmp_path: Path) -> None:

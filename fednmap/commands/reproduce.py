@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fednmap.files import write_atomically
 from fednmap.names import choose
 
 SCALES = ("quick", "paper")
@@ -28,6 +29,7 @@ def reproduce(
 ) -> None:
     """Run a figure of the paper and judge its claims. A second call continues; finished trials are not run again."""
     from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
+    from fednmap.paper.page import page
     from fednmap.paper.reproduce import reproduce as run
     from fednmap.paper.verdict import word
 
@@ -50,3 +52,4 @@ def reproduce(
             table.add_row(escape(claim.claim), escape(claim.paper), escape(claim.measured), word(claim.holds))
         console.print(table)
         console.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
+        write_atomically(folder.with_suffix(".md"), page(folder, FIGURES.values()).encode())

@@ -20,26 +20,36 @@ PANELS = {
     "paper": ((20, 10), (50, 10), (100, 10), (20, 20), (50, 20), (100, 20)),
 }
 ROUNDS = 300
-BATCHES = {(20, 10): (shallow.BATCH, 32)}  # one panel also with larger minibatches
+# One panel also with larger minibatches and with more rounds, to see what the verdict depends on.
+OTHERWISE = (20, 10)
+LARGE, LONG = 32, 1000
 
 
 def jobs(scale: str, trials: int) -> list[Job]:
     """Trial after trial, small panels first: an interrupted run has something of every panel."""
     return [
-        shallow.job(method=method, n=n, Q=Q, eta_a=1 / Q, batch=batch, rounds=ROUNDS, trial=trial)
+        shallow.job(method=method, n=n, Q=Q, eta_a=1 / Q, batch=batch, rounds=rounds, trial=trial)
         for trial in range(trials)
         for n, Q in sorted(PANELS[scale], key=prod)
-        for batch in BATCHES.get((n, Q), (shallow.BATCH,))
+        for batch, rounds in _variants((n, Q))
         for method in METHODS
     ]
+
+
+def _variants(panel: tuple[int, int]) -> list[tuple[int, int]]:
+    """(batch, rounds) of a panel."""
+    usual = [(shallow.BATCH, ROUNDS)]
+    return [*usual, (LARGE, ROUNDS), (shallow.BATCH, LONG)] if panel == OTHERWISE else usual
 
 
 def _shown(curves: list[Curve]) -> list[tuple[int, int]]:
     return [panel for panel in PANELS["paper"] if all(_of(curves, method, panel) for method in METHODS)]
 
 
-def _of(curves: list[Curve], method: str, panel: tuple[int, int], batch: int = shallow.BATCH) -> list[Curve]:
-    return select(curves, method=method, n=panel[0], Q=panel[1], batch=batch)
+def _of(
+    curves: list[Curve], method: str, panel: tuple[int, int], batch: int = shallow.BATCH, rounds: int | None = None
+) -> list[Curve]:
+    return select(curves, method=method, n=panel[0], Q=panel[1], batch=batch, rounds=rounds or ROUNDS)
 
 
 def judge(curves: list[Curve]) -> Verdict:
@@ -61,7 +71,7 @@ def judge(curves: list[Curve]) -> Verdict:
         for few, many in ((20, 50), (50, 100)):
             if {(few, Q), (many, Q)} <= set(shown):
                 claims.append(_falls(curves, (few, Q), (many, Q), f"n = {many} ends lower than n = {few} at Q = {Q}"))
-    return Verdict(claims, {"After fewer rounds": _by_rounds(curves), "With larger minibatches": _by_batch(curves)})
+    return Verdict(claims, {"How it depends on the rounds and the batch size": _otherwise(curves)})
 
 
 def _lowest(curves: list[Curve], panel: tuple[int, int]) -> Claim:
@@ -80,30 +90,17 @@ def _falls(curves: list[Curve], from_: tuple[int, int], to: tuple[int, int], cla
     return Claim(claim, "improves convergence", measured, compare(a, b) == "lower")
 
 
-def _against(curves: list[Curve], panel: tuple[int, int], batch: int, rounds: float) -> list[str]:
-    ours = finals(_of(curves, "FedNMap", panel, batch), rounds=rounds)
-    others = [finals(_of(curves, method, panel, batch), rounds=rounds) for method in METHODS[1:]]
-    return [f"{compare(ours, v)}, {ratio(ours, v):.2f}" for v in others]
-
-
-def _by_rounds(curves: list[Curve]) -> list[list[str]]:
-    last = max(c["round"][-1] for c in curves)
-    table = [["n, Q", "rounds", "FedNMap against Zhang", "FedNMap against FedCanon"]]
+def _otherwise(curves: list[Curve]) -> list[list[str]]:
+    """FedNMap against the others at other times, with larger minibatches, and in longer runs."""
+    table = [["n, Q", "batch", "rounds", *METHODS, "FedNMap against Zhang", "FedNMap against FedCanon"]]
+    times = {ROUNDS: (ROUNDS // 3, 2 * ROUNDS // 3, ROUNDS), LONG: (LONG // 2, LONG)}
     for panel in _shown(curves):
-        for rounds in (last / 3, 2 * last / 3, last):
-            table.append([f"{panel[0]}, {panel[1]}", f"{rounds:g}", *_against(curves, panel, shallow.BATCH, rounds)])
-    return table
-
-
-def _by_batch(curves: list[Curve]) -> list[list[str]]:
-    table = [["n, Q", "batch", "FedNMap", "Zhang", "FedCanon", "against Zhang", "against FedCanon"]]
-    for panel, batches in BATCHES.items():
-        for batch in batches:
-            if not all(_of(curves, method, panel, batch) for method in METHODS):
-                continue
-            values = [number(finals(_of(curves, method, panel, batch))) for method in METHODS]
-            last = _of(curves, "FedNMap", panel, batch)[0]["round"][-1]
-            table.append([f"{panel[0]}, {panel[1]}", f"{batch}", *values, *_against(curves, panel, batch, last)])
+        for batch, length in _variants(panel):
+            of = {method: _of(curves, method, panel, batch, length) for method in METHODS}
+            for rounds in times[length] if all(of.values()) else ():
+                ours, *others = values = [finals(c, rounds=rounds) for c in of.values()]
+                words = [f"{compare(ours, v)}, ratio {ratio(ours, v):.2f}" for v in others]
+                table.append([f"{panel[0]}, {panel[1]}", f"{batch}", f"{rounds}", *map(number, values), *words])
     return table
 
 
@@ -123,6 +120,6 @@ FIGURE = Figure(
     jobs=jobs,
     judge=judge,
     draw=draw,
-    choices=f"{shallow.CHOICES}\n\neta_a = 1/Q, {ROUNDS} rounds.",
+    choices=f"{shallow.CHOICES}\n\neta_a = 1/Q, {ROUNDS} rounds; n = 20, Q = 10 also {LONG} rounds, and batch {LARGE}.",
     trials={"quick": 2, "paper": 3},
 )

@@ -52,11 +52,12 @@ class Quadratics:
         A, d = self.A[clients], self.d[clients]
 
         def g(x: Tensor, q: int) -> Tensor:
-            exact = torch.matmul(A, (x - self.b).unsqueeze(-1)).squeeze(-1) + d + self._bump(x)
+            exact: Tensor = torch.matmul(A, (x - self.b).unsqueeze(-1)).squeeze(-1) + d + self._bump(x)
             if not self.noise:
                 return exact
             drawn = np.random.default_rng([self.seed, t, q]).standard_normal((self.n, DIM))
-            return exact + self.noise * DIM**-0.5 * torch.from_numpy(drawn)[clients]
+            noisy: Tensor = exact + self.noise * DIM**-0.5 * torch.from_numpy(drawn)[clients]
+            return noisy
 
         return g
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fednmap.files import write_atomically
 from fednmap.paper import verdict
 from fednmap.paper.figure import Figure, save
 from fednmap.paper.trials import by_setting, finished, run, tidy
 from fednmap.paper.verdict import Verdict
-from fednmap.runs import write_atomically
 
 
 def reproduce(

@@ -36,7 +36,8 @@ and gamma = {GAMMA:g} for all methods, every {EVERY} rounds."""
 def algorithm(method: str, Q: int, eta_a: float) -> Algorithm:
     if method == "FedNMap":
         return FedNMap(PHI, eta_a=eta_a, eta_s=1.0, Q=Q, gamma=GAMMA)
-    return {"Zhang": Zhang, "FedCanon": FedCanon}[method](PHI, eta_a=eta_a, eta_s=1.0, Q=Q)
+    kind = Zhang if method == "Zhang" else FedCanon
+    return kind(PHI, eta_a=eta_a, eta_s=1.0, Q=Q)
 
 
 def job(*, method: str = "FedNMap", n: int, Q: int, eta_a: float, batch: int = BATCH, rounds: int, trial: int) -> Job:

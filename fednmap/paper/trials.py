@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fednmap.runs import write_atomically
+from fednmap.files import write_atomically
 from fednmap.simulation import Record
 
 Setting = dict[str, Any]

@@ -1,0 +1,49 @@
+"""One page of all verdicts: claim, figure, verdict, command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fednmap.paper.figure import Figure
+from fednmap.paper.verdict import markdown_table, word
+
+INTRODUCTION = """\
+Every figure of *Achieving Linear Speedup for Composite Federated Learning* (Huang, Pu and Johansson, 2026), and its
+Table 1, run with this library; each claim is judged by a program, from the numbers, by a rule stated on the figure's
+own page. A claim that does not hold here is reported as not holding. The paper leaves some settings open (hidden
+width, batch size, rounds, initialisation, ...): what was chosen is on the figure's page, and how the verdict depends
+on the choice.
+
+This page and everything it shows are written by the command `fednmap reproduce`. A second call continues: trials that
+are finished (`{trials}`) are not run again, and `--trials` adds more. FedCanon is a reconstruction from its
+abstract, so a claim about it is one about that reconstruction."""
+
+
+def page(folder: Path, figures: Iterable[Figure]) -> str:
+    """The page for the figures that have a verdict in `folder`, with links relative to the folder's parent."""
+    found = [(f, json.loads(path.read_text())) for f in figures if (path := folder / f.name / "verdict.json").is_file()]
+    overview = [["figure", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
+    for figure, facts in found:
+        counts = [str(sum(c["holds"] is h for c in facts["claims"])) for h in (True, False, None)]
+        overview.append(
+            [f"[{figure.name}](#{figure.name})", facts["scale"], str(facts["trials"]), *counts, _command(facts)]
+        )
+    parts = ["# The paper, reproduced", INTRODUCTION.format(trials=f"{folder.name}/trials"), markdown_table(overview)]
+    for figure, facts in found:
+        place = f"{folder.name}/{figure.name}"
+        rows = [["claim", "paper", "measured", "verdict"]]
+        rows += [[c["claim"], c["paper"], c["measured"], f"**{word(c['holds'])}**"] for c in facts["claims"]]
+        parts += [f"## {figure.name}", f"{figure.title}.", f"![{figure.title}]({place}/{figure.name}.png)"]
+        parts += [
+            markdown_table(rows),
+            f"Settings, rule, sensitivity: [{place}/verdict.md]({place}/verdict.md). Numbers:",
+        ]
+        parts[-1] += f" [summary]({place}/summary.csv), [all]({place}/results.csv). Redo: {_command(facts)}"
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(facts: dict[str, Any]) -> str:
+    return f"`fednmap reproduce {facts['name']} --scale {facts['scale']} --trials {facts['trials']}`"
