@@ -84,6 +84,8 @@ def test_the_guaranteed_pair_meets_theorem_1():
     found = tune(logistic(), L1(0.01), Q=5, rounds=12)
     assert found.guaranteed_eta_a <= found.steps.largest_eta_a
     assert found.guaranteed_eta_a * 5 <= found.steps.largest_eta_hat
+    fast = tune(logistic(), L1(0.01), Q=5, eta_s=50.0, rounds=1)
+    assert fast.guaranteed_eta_a * 50 * 5 <= fast.steps.largest_eta_hat
     assert found.guaranteed_gamma == pytest.approx(1 / (5 * found.L))
     assert found.guaranteed_eta_a < found.eta_a / 20  # careful indeed
     assert found.lines()[0].startswith("guaranteed  eta_a = ")
@@ -118,8 +120,8 @@ def test_gamma_respects_weak_convexity():
 
 
 def test_eta_hat_never_exceeds_gamma():
-    for given in ({}, dict(gamma=0.3), dict(eta_s=3.0)):
-        found = tune(logistic(), L1(0.01), Q=3, rounds=8, **given)
+    for given in (dict(gamma=0.3), dict(eta_s=3.0), dict(eta_a=0.5)):
+        found = tune(logistic(), L1(0.01), Q=3, rounds=4, **given)
         assert all(p.eta_a * given.get("eta_s", 1.0) * 3 <= p.gamma * (1 + 1e-9) for p in found.pilots)
 
 
