@@ -9,7 +9,7 @@ import click
 import torch
 import typer
 
-from fednmap.commands import export, listing, reproduce, speedup, train, tune
+from fednmap.commands import export, listing, report, reproduce, show, speedup, train, tune
 
 app = typer.Typer(
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
@@ -21,6 +21,8 @@ app.command("train")(train.train)
 app.command("compare")(train.compare)
 app.command("tune")(tune.tune)
 app.command("speedup")(speedup.speedup)
+app.command("show")(show.show)
+app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.command("export")(export.export)
 app.command("reproduce")(reproduce.reproduce)

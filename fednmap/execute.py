@@ -16,7 +16,7 @@ from fednmap.config import Config
 from fednmap.experiment import Experiment, prepare
 from fednmap.files import alone, clear_errors
 from fednmap.problems import Network
-from fednmap.runs import EXTENDABLE, Job, RunFolder
+from fednmap.runs import EXTENDABLE, Job, Model, RunFolder
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, run
 
 
@@ -114,7 +114,7 @@ def _job(
         # a method that diverged soon after it was continued has measured nothing since
         last = result.records[-1] if result.records else folder.records(*job)[-1]
         closing = summary(last) | ({"error": error} if error else {})
-        folder.finish(job, closing, _parameters(experiment, result.x))
+        folder.finish(job, closing, _model(experiment, result.x))
     finally:
         for reporter in reporters:
             reporter.end(closing)
@@ -176,9 +176,10 @@ def summary(record: Record) -> dict[str, Any]:
     }
 
 
-def _parameters(experiment: Experiment, x: Tensor) -> dict[str, Tensor]:
+def _model(experiment: Experiment, x: Tensor) -> Model:
     problem = experiment.problem
-    return problem.parameters(x) if isinstance(problem, Network) else {"x": x}
+    parameters = problem.parameters(x) if isinstance(problem, Network) else {"x": x}
+    return Model(parameters, tuple(experiment.dataset.x_train.shape[1:]))
 
 
 class _Keeper(Callback):

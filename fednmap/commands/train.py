@@ -17,6 +17,7 @@ from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, 
 from fednmap.config import Config
 from fednmap.execute import Interrupted, execute
 from fednmap.experiment import Experiment, prepare
+from fednmap.files import clear_errors
 from fednmap.plots import comparison
 from fednmap.progress import Bar, Lines, Warnings
 from fednmap.runs import RunFolder
@@ -105,7 +106,8 @@ def _run(
         console = Console()
         console.print(closing_table(results))
         console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
-    comparison(folder, folder.path / "plot.png")
+    with clear_errors(folder.path):
+        comparison(folder, folder.path / "plot.png")
     return results
 
 
