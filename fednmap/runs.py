@@ -205,8 +205,8 @@ class RunFolder:
             path = self.model_path(job)
             path.parent.mkdir(exist_ok=True)
             tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
-            about = {"order": json.dumps(list(tensors)), "inputs": json.dumps(model.inputs)}
-            write_atomically(path, save(tensors, metadata=about))
+            about = json.dumps({"order": list(tensors), "inputs": model.inputs})
+            write_atomically(path, save(tensors, metadata={"fednmap": about}))  # several keys would change places
             results = [r for r in self.results() if (r["method"], r["trial"]) != job]
             results.append({"method": job.method, "trial": job.trial, **result})
             write_atomically(self.path / "results.json", to_json(results))
@@ -218,11 +218,10 @@ class RunFolder:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                names = json.loads(about.get("order", "[]")) or list(file.keys())
-                parameters = {name: file.get_tensor(name) for name in names}
-                return Model(parameters, tuple(json.loads(about.get("inputs", "[]"))))
-        except (SafetensorError, ValueError, TypeError, OSError) as error:
+                about = json.loads((file.metadata() or {}).get("fednmap", "{}"))
+                parameters = {name: file.get_tensor(name) for name in about.get("order") or list(file.keys())}
+                return Model(parameters, tuple(about.get("inputs", ())))
+        except (SafetensorError, ValueError, TypeError, AttributeError, OSError) as error:
             raise ValueError(f"{path} was changed or cut short: {error}") from None
 
     def model_path(self, job: Job) -> Path:
