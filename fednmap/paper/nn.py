@@ -20,7 +20,7 @@ PANELS = {
     "paper": ((20, 10), (50, 10), (100, 10), (20, 20), (50, 20), (100, 20)),
 }
 ROUNDS = 300
-# One panel also with larger minibatches and with more rounds, to see what the verdict depends on.
+# At the paper's scale one panel also with larger minibatches and with more rounds: what does the verdict depend on?
 OTHERWISE = (20, 10)
 LARGE, LONG = 32, 1000
 
@@ -31,7 +31,7 @@ def jobs(scale: str, trials: int) -> list[Job]:
         shallow.job(method=method, n=n, Q=Q, eta_a=1 / Q, batch=batch, rounds=rounds, trial=trial)
         for trial in range(trials)
         for n, Q in sorted(PANELS[scale], key=prod)
-        for batch, rounds in _variants((n, Q))
+        for batch, rounds in (_variants((n, Q)) if scale == "paper" else [(shallow.BATCH, ROUNDS)])
         for method in METHODS
     ]
 
