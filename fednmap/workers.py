@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap import distributed
 from fednmap.execute import Interrupted, follow
@@ -39,7 +39,7 @@ def group(workers: int) -> Iterator[None]:
             meeting = f"file://{Path(folder) / 'meeting'}"
             # all of them are on this machine: nobody else can reach them
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            others = mp.start_processes(_run, (meeting, workers), workers - 1, join=False, start_method="spawn")
+            others = start_processes(_run, (meeting, workers), workers - 1, join=False, start_method="spawn")  # type: ignore[no-untyped-call]
             try:
                 _join(meeting, 0, workers)
                 yield
@@ -89,7 +89,7 @@ def _dismiss() -> None:
     dist.destroy_process_group()
 
 
-def _cause(others: mp.ProcessContext) -> str:
+def _cause(others: ProcessContext) -> str:
     """How the first process that is gone has ended."""
     for process in others.processes:
         process.join(timeout=1)
