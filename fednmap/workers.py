@@ -39,7 +39,7 @@ def group(workers: int) -> Iterator[None]:
             meeting = f"file://{Path(folder) / 'meeting'}"
             # all of them are on this machine: nobody else can reach them
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            others = start_processes(_run, (meeting, workers), workers - 1, join=False, start_method="spawn")  # type: ignore[no-untyped-call]
+            others = start_processes(_run, (meeting, workers), workers - 1, join=False, start_method="spawn")
             try:
                 _join(meeting, 0, workers)
                 yield
