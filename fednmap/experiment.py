@@ -85,7 +85,11 @@ def prepare(config: Config) -> Experiment:
     options = {"test": config.test} if config.test else {}
     dataset = _typed(datasets.load(config.data, **options), config)
     data = _divide(dataset, config)
-    problem = _problem(dataset, data, config)
+    return assemble(config, dataset, _problem(dataset, data, config))
+
+
+def assemble(config: Config, dataset: Dataset, problem: FiniteSum) -> Experiment:
+    """The regularizer and the methods that `config` names, on a problem that is there already."""
     module = problem.architecture if isinstance(problem, Network) else None
     phi = parse(config.reg, module)
     if config.reg_only:

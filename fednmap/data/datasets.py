@@ -14,6 +14,7 @@ from fednmap.data.comma import csv
 from fednmap.data.dataset import Dataset, hold_out
 from fednmap.data.heart_disease import heart_disease
 from fednmap.data.idx import fashion_mnist, mnist
+from fednmap.data.own import own
 from fednmap.data.svm import svm
 from fednmap.data.synthetic import sparse_regression, synthetic
 from fednmap.names import choose
@@ -39,6 +40,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "csv": csv,
     "synthetic": synthetic,
     "sparse-regression": sparse_regression,
+    "own": own,
 }
 
 

@@ -33,6 +33,8 @@ class FiniteSum(ABC):
 
     dim: int
     start: Tensor
+    first: int = 0
+    """The number of client 0 in the whole federation; with the seed it decides whose minibatches these are."""
 
     def __init__(
         self,
@@ -64,6 +66,13 @@ class FiniteSum(ABC):
         part._part = (rank, ranks)
         return part
 
+    def alone(self, i: int) -> Self:
+        """Client i by itself: its data, and the minibatches that it has here."""
+        one = copy.copy(self)
+        one.data, one.n, one.weights, one.first = ClientData.of([self.data[i]]), 1, None, self.first + i
+        one._sizes, one._offsets = one.data.sizes, one.data.offsets
+        return one
+
     @abstractmethod
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         """sum_j weight_j loss(x; a_j, b_j) at one point x (p,), for samples a (B, ...) and targets b (B, ...)."""
@@ -79,7 +88,7 @@ class FiniteSum(ABC):
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         if self.batch_size is None:
             return self._exact(clients)
-        rows = minibatches(self.seed, clients, t, self.batch_size, self._sizes, self._offsets)
+        rows = minibatches(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
         weight = 1.0 / self.batch_size
 
         def g(x: Tensor, q: int) -> Tensor:

@@ -49,11 +49,14 @@ def draw(
 
 
 def minibatches(
-    seed: int, clients: Tensor, t: int, batch: int, sizes: Tensor, offsets: Tensor
+    seed: int, clients: Tensor, t: int, batch: int, sizes: Tensor, offsets: Tensor, first: int = 0
 ) -> Callable[[int], Tensor]:
-    """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch)."""
-    ids = clients.cpu().numpy()
-    held, first = sizes[clients].numpy(), offsets[clients].unsqueeze(-1)
+    """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch).
+
+    first: the number that client 0 has in the whole federation, where only some of its clients are here.
+    """
+    ids = np.asarray(clients.cpu().numpy() + first)
+    held, offset = sizes[clients].numpy(), offsets[clients].unsqueeze(-1)
     blocks: dict[int, Tensor] = {}
 
     def rows(q: int) -> Tensor:
@@ -61,7 +64,7 @@ def minibatches(
         if block not in blocks:
             blocks.clear()
             steps = np.arange(block * BLOCK, (block + 1) * BLOCK)
-            blocks[block] = torch.from_numpy(draw(seed, ids, t, steps, batch, held)) + first
+            blocks[block] = torch.from_numpy(draw(seed, ids, t, steps, batch, held)) + offset
         return blocks[block][q % BLOCK]
 
     return rows

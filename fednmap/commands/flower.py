@@ -1,0 +1,189 @@
+"""`fednmap flower`: federations between real machines, and a trial of one on this machine."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fednmap.commands.auto import settle, take_auto
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Set, parse_set, with_config
+from fednmap.config import Config
+from fednmap.experiment import prepare
+from fednmap.plots import comparison
+from fednmap.progress import describe
+from fednmap.runs import RunFolder
+from fednmap.tables import closing_table
+
+if TYPE_CHECKING:
+    from fednmap.flower.launch import Launcher
+
+app = typer.Typer(help="Federations between real machines, on Flower.", no_args_is_help=True)
+
+CLIENTS = "client-0,client-1,client-2"
+TRIAL = {"clients": 3, "rounds": 10}
+LOOK = 0.5  # seconds between looks at the run folder
+
+
+@app.command()
+def new(folder: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")]) -> None:
+    """Write a small Flower app: fill in one function, `load`, and run it."""
+    from fednmap.flower.new import write
+
+    write(folder)
+    print(f"wrote {folder}: fill in `load` in {folder.name.replace('-', '_')}/client_app.py, then follow its README.md")
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Folder for certificates and keys; must not hold any.")],
+    clients: Annotated[str, typer.Option(help="The clients' names, separated by commas.")] = CLIENTS,
+    host: Annotated[str, typer.Option(help="The server's name or address, as the nodes reach it.")] = "127.0.0.1",
+    days: Annotated[int, typer.Option(help="Validity of the certificates.")] = 365,
+) -> None:
+    """Make a certificate authority, the server's certificate and one key a node, for a private federation."""
+    _needs_flower()
+    from fednmap.flower.keys import make
+
+    for path, purpose in make(folder, [name.strip() for name in clients.split(",")], host, days).items():
+        print(f"{path}  {purpose}")
+
+
+@app.command()
+@with_config(hidden=("trials", "loss", "chunk", "checkpoint_every"), **TRIAL)
+def up(
+    values: dict[str, Any],
+    algorithm: Annotated[
+        str | None, typer.Option(help="Method; see `fednmap list algorithms`. [default: fednmap]")
+    ] = None,
+    set: Set = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the trial in this folder.")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a round ends without those who are late.")] = 600,
+    min_clients: Annotated[int, typer.Option(help="Replies that a round needs; with fewer it is repeated.")] = 1,
+    measure_stationarity: Annotated[bool, typer.Option(help="Clients send exact gradients for |F_nat|^2.")] = True,
+    cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try a federation on this machine: a SuperLink and a node for each client, on loopback."""
+    _needs_flower()
+    from fednmap.flower.app import run_settings
+    from fednmap.flower.settings import Federation, read
+
+    if resume is not None:
+        folder = RunFolder.open(resume.resolve())
+        file = resume / "federation.json"
+        if not file.exists():
+            raise ValueError(f"{resume} is no run between machines; continue it with fednmap train --resume {resume}")
+        settings = folder.config()
+        known = jsonlib.loads(file.read_text())
+        known.pop("run")
+        federation = Federation(**known).model_copy(update={"resume": True, "run_folder": folder.path})
+    else:
+        if algorithm:
+            values["algorithms"] = (algorithm,)
+        base = Config.read(config).model_dump(exclude_unset=True) if config else {}
+        values = {k: v for k, v in values.items() if TRIAL.get(k) != v or k not in base}
+        values, auto = take_auto(base | values | {"set": base.get("set", {}) | parse_set(set)})
+        settings = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
+        n = prepare(settings).problem.n  # what can be refused is refused before there is a folder
+        settings = settings.model_copy(update={"clients": n})
+        facts = {
+            "names": tuple(f"client-{i}" for i in range(n)),
+            "run_folder": "",
+            "deadline": deadline,
+            "min_clients": min_clients,
+            "measure_stationarity": measure_stationarity,
+        }
+        _, federation = read(run_settings(settings, Federation.model_validate(facts)) | {"run-folder": "."})
+        folder = RunFolder.create(out, settings, "flower")
+        federation = federation.model_copy(update={"run_folder": folder.path.resolve()})
+    console = Console(stderr=True, quiet=quiet)
+    result = _trial(settings, federation, console, warm=not cold)
+    if json:
+        print(jsonlib.dumps(result, indent=1))
+    else:
+        out_console = Console()
+        out_console.print(closing_table([result]))
+        out_console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    comparison(folder, folder.path / "plot.png")
+
+
+def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
+    """Start everything, watch the run folder, stop everything; the closing numbers."""
+    from fednmap.flower.app import run_settings, write_trial
+    from fednmap.flower.launch import Launcher
+
+    folder = RunFolder.open(federation.run_folder)
+    place = Path(tempfile.mkdtemp(prefix="fednmap-flower-"))
+    former = signal.signal(signal.SIGTERM, _stop)
+    try:
+        with Launcher(place / "flower", warm=warm) as launcher:
+            console.print(f"starting a SuperLink and {len(federation.names)} nodes on 127.0.0.1", highlight=False)
+            launcher.superlink()
+            for name in federation.names:
+                launcher.supernode(name, folder.path / "clients")
+            process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
+            _watch(process, folder, config, console)
+            result = next(iter(folder.results()), None)
+            if result is None:
+                raise OSError(_why(folder, launcher))
+            return result
+    finally:
+        signal.signal(signal.SIGTERM, former)
+        for log in (place / "flower").glob("*.log"):
+            (folder.path / "logs").mkdir(exist_ok=True)
+            shutil.copy(log, folder.path / "logs")
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _watch(process: Any, folder: RunFolder, config: Config, console: Console) -> None:
+    """A line for every round and every measurement, until the run has ended."""
+    method, shown, measured, began = config.algorithms[0], -1, -1, time.monotonic()
+    while True:
+        ended = process.poll() is not None
+        done = _status(folder).get("done", -1)
+        if done > shown:
+            shown = done
+            console.print(f"round {done}/{config.rounds}  {time.monotonic() - began:.0f} s", highlight=False)
+        records = folder.records(method, 0)
+        if records and records[-1]["round"] > measured:
+            measured = int(records[-1]["round"])
+            numbers = {"objective": float("nan"), "stationarity": float("nan"), **records[-1]}
+            console.print(f"after round {measured}: {describe(numbers)}", highlight=False, soft_wrap=True)
+        if ended:
+            return
+        time.sleep(LOOK)
+
+
+def _status(folder: RunFolder) -> dict[str, Any]:
+    path = folder.path / "status.json"
+    return dict(jsonlib.loads(path.read_text())) if path.exists() else {}
+
+
+def _why(folder: RunFolder, launcher: Launcher) -> str:
+    said = _status(folder).get("error") or launcher.log("run")[-1500:]
+    place = folder.path
+    return f"the run did not finish: {said}\nlogs: {place}/logs; continue with fednmap flower up --resume {place}"
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _needs_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise ValueError('Flower is not installed: pip install "fednmap[flower]"') from None

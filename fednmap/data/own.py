@@ -1,0 +1,10 @@
+"""Data that nobody but its owner can load."""
+
+from __future__ import annotations
+
+from fednmap.data.dataset import Dataset
+
+
+def own() -> Dataset:
+    """Data that stays with the clients of a federation; `fednmap flower new` shows how they load it."""
+    raise ValueError("the data of this run stays with its clients; run it with Flower, see `fednmap flower new --help`")

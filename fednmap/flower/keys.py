@@ -1,0 +1,122 @@
+"""Certificates and keys for a private federation: an authority, the server's certificate, a key for every node."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fednmap.flower.settings import client_name
+
+CURVE = ec.SECP384R1()
+
+
+def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[Path, str]:
+    """Write all files into `folder`; each with what it is for. Nothing that exists is overwritten."""
+    if days < 1:
+        raise ValueError(f"days is {days}; certificates must be valid for at least 1")
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; choose another folder, keys are never overwritten")
+    for name in clients:
+        client_name(name)
+    if len(set(clients)) < len(clients):
+        raise ValueError("a client is named twice")
+    subject = _alternative(host)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    authority_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
+    authority = _certificate("fednmap authority", authority_key, authority_key, days, None, None)
+    server = _certificate(host, server_key, authority_key, days, authority, subject)
+    made = {
+        _write(folder / "ca.crt", _pem(authority)): "authority: give it to every node",
+        _write(folder / "ca.key", _private(authority_key), secret=True): "the authority's key: keep it offline",
+        _write(folder / "server.pem", _pem(server)): f"certificate of the server {host}",
+        _write(folder / "server.key", _private(server_key), secret=True): "the server's key: stays on the server",
+    }
+    for name in clients:
+        key = ec.generate_private_key(CURVE)
+        made[_write(folder / name, _ssh(key), secret=True)] = f"key of {name}: give it to that node alone"
+        made[_write(folder / f"{name}.pub", _public(key, name))] = f"public key of {name}: register it with the server"
+    return made
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    issuer: x509.Certificate | None,
+    subject: x509.SubjectAlternativeName | None,
+) -> x509.Certificate:
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now, root = datetime.now(UTC), issuer is None
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(own)
+        .issuer_name(issuer.subject if issuer else own)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=root, path_length=0 if root else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(_usage(authority=root), critical=True)
+    )
+    if subject is not None:
+        builder = builder.add_extension(subject, critical=False)
+    return builder.sign(signer, hashes.SHA384())
+
+
+def _usage(authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.SubjectAlternativeName:
+    """The names under which the server is reached; its own machine reaches it on loopback."""
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    try:
+        given: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        given = x509.DNSName(host)
+    return x509.SubjectAlternativeName([*names, *([] if given in names else [given])])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+def _ssh(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
+
+
+def _public(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return public + f" {name}\n".encode()
+
+
+def _write(path: Path, data: bytes, secret: bool = False) -> Path:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
+        file.write(data)
+    return path

@@ -1,0 +1,220 @@
+"""SuperLink and SuperNodes on this machine, on loopback, in folders of their own; all of them end with the launcher."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tomli_w
+
+HOST = "127.0.0.1"
+NAME = "fednmap"  # of the connection in Flower's configuration
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files that `fednmap flower keys` writes: the authority's certificate, the server's and its key."""
+
+    authority: Path
+    server: Path
+    key: Path
+
+
+class Launcher:
+    """Starts Flower's processes, each in a process group of its own, and stops them all on the way out.
+
+    folder: configuration, logs and Flower's files go there.
+    warm:   nodes that import torch once (fednmap.flower.node), not once a message.
+
+    >>> with Launcher(Path("somewhere")) as launcher:   # doctest: +SKIP
+    ...     launcher.superlink()
+    ...     launcher.supernode("client-0", state_dir=Path("states"))
+    ...     launcher.run(app).wait()
+    """
+
+    def __init__(self, folder: Path, certificates: Certificates | None = None, warm: bool = True) -> None:
+        self.folder, self.certificates, self.warm = folder.resolve(), certificates, warm
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        script = Path(__file__).with_name("watchdog.py")
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", str(script)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in list(self.processes):
+            self.stop(name, wait=False)
+        end = time.monotonic() + 5
+        for process in self.processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, end - time.monotonic()))
+        for name in list(self.processes):
+            self.kill(name)
+        if self._watchdog is not None:
+            self._watchdog.communicate()
+            self._watchdog = None
+
+    def superlink(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        security = ["--insecure"]
+        if self.certificates is not None:
+            c = self.certificates
+            security = ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.server)]
+            security += ["--ssl-keyfile", str(c.key), "--enable-supernode-auth"]
+        options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        self.start("superlink", ["flower-superlink", *security, *options])
+        end = time.monotonic() + 120
+        while not self._healthy():
+            if self.processes["superlink"].poll() is not None or time.monotonic() > end:
+                raise OSError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
+            time.sleep(0.2)
+        connection: dict[str, Any] = {"address": f"{HOST}:{self.port}"}
+        connection |= (
+            {"insecure": True} if not self.certificates else {"root-certificates": str(self.certificates.authority)}
+        )
+        home = self._home("cli")
+        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
+
+    def supernode(self, client: str, state_dir: Path, key: Path | None = None) -> None:
+        """Start the node of `client`."""
+        security = ["--insecure"]
+        if self.certificates is not None:
+            security = ["--root-certificates", str(self.certificates.authority)]
+            security += ["--auth-supernode-private-key", str(key)] if key else []
+        where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
+        about = f"client='{client}' state-dir='{state_dir.resolve()}'"
+        node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else ["flower-supernode"]
+        self.start(client, [*node, *security, *where, "--node-config", about])
+
+    def run(self, app: Path, **settings: Any) -> subprocess.Popen[bytes]:
+        """Submit an app; the process returned lasts as long as the run, its log holds what the server says."""
+        overrides = [
+            part for key, v in settings.items() for part in ("-c", tomli_w.dumps({key.replace("_", "-"): v}).strip())
+        ]
+        return self.start("run", ["flwr", "run", str(app), NAME, "--stream", *overrides])
+
+    def flwr(self, *arguments: str) -> str:
+        """Flower's own command, such as `flwr supernode register KEY fednmap`; what it printed."""
+        done = subprocess.run(
+            [_command("flwr"), *arguments], env=self._environment("cli"), capture_output=True, text=True, timeout=120
+        )
+        if done.returncode:
+            raise OSError(f"flwr {' '.join(arguments)} failed:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+        return done.stdout
+
+    def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        """A process with its own log, group and Flower home; a former one of that name must have ended."""
+        former = self.processes.get(name)
+        if former is not None:
+            self.kill(name)
+        home = "cli" if name == "run" else name
+        with self._log(name).open("ab") as file:
+            process = subprocess.Popen(
+                [_command(command[0]), *command[1:]],
+                env=self._environment(home),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        self._tell(f"+{process.pid}")
+        return process
+
+    def stop(self, name: str, wait: bool = True) -> None:
+        """Ask a process and all it started to end."""
+        self._signal(name, signal.SIGTERM)
+        if wait:
+            with suppress(subprocess.TimeoutExpired):
+                self.processes[name].wait(5)
+            self.kill(name)
+
+    def kill(self, name: str) -> None:
+        """End a process and all it started, at once."""
+        self._signal(name, signal.SIGKILL)
+        process = self.processes.pop(name)
+        process.wait()
+        self._tell(f"-{process.pid}")
+
+    def log(self, name: str) -> str:
+        """What a process has said so far."""
+        path = self._log(name)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.processes[name].pid, number)
+
+    def _tell(self, line: str) -> None:
+        if self._watchdog is None or self._watchdog.stdin is None:
+            raise RuntimeError("use the launcher in a with statement: it ends what it started")
+        self._watchdog.stdin.write(f"{line}\n".encode())
+        self._watchdog.stdin.flush()
+
+    def _log(self, name: str) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"{name}.log"
+
+    def _home(self, name: str) -> Path:
+        """Flower's folder for one process: nodes that share one would unpack the app over each other."""
+        home = self.folder / "home" / name
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def _environment(self, name: str) -> dict[str, str]:
+        return os.environ | {
+            "FLWR_HOME": str(self._home(name)),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "OMP_NUM_THREADS": "1",  # the nodes share this machine's cores
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "NO_COLOR": "1",
+        }
+
+    def _healthy(self) -> bool:
+        connection: http.client.HTTPConnection
+        if self.certificates is None:
+            connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
+        else:
+            context = ssl.create_default_context(cafile=str(self.certificates.authority))
+            connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=context)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        return int(s.getsockname()[1])
+
+
+def _command(name: str) -> str:
+    """Flower's command beside this Python, or on the path."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name

@@ -1,0 +1,58 @@
+"""What a client supplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Oracle
+from fednmap.measure import accuracy
+from fednmap.problems import FiniteSum
+
+
+@dataclass(frozen=True)
+class LocalProblem:
+    """One client's own problem: f_i with its gradient oracle, made from data that stays here.
+
+    problem: a LeastSquares, Logistic or Network (or another FiniteSum) of one client.
+    test:    samples and labels kept back to measure accuracy on, or None.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
+    >>> local.samples, local.loss(torch.zeros(2))
+    (2, tensor(0.5000))
+    """
+
+    problem: FiniteSum
+    test: tuple[Tensor, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.problem.n != 1:
+            raise ValueError(f"a client's problem holds its own data alone, given {self.problem.n} clients")
+
+    @property
+    def samples(self) -> int:
+        return len(self.problem.data.x)
+
+    @property
+    def start(self) -> Tensor:
+        return self.problem.start
+
+    def oracle(self, client: int, t: int) -> Oracle:
+        """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
+        self.problem.first = client
+        return self.problem.oracle(torch.tensor(0), t)
+
+    def loss(self, x: Tensor) -> float:
+        return float(self.problem.loss(x))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.problem.gradient(x)
+
+    def accuracy(self, x: Tensor) -> float | None:
+        if self.test is None:
+            return None
+        inputs, labels = self.test
+        return accuracy(self.problem.predict(x, inputs), labels)

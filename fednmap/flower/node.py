@@ -1,0 +1,91 @@
+"""`flower-supernode` with a warm worker: the same node, without a new Python for every message.
+
+Flower starts a process for each message, and that process imports torch: seconds of work before the first gradient.
+Here one process imports everything once and forks for each message; it speaks Flower's own protocol between node and
+worker (`--isolation process`). An idle node looks for messages every 0.3 s, not every 3 s.
+
+Use `python -m fednmap.flower.node OPTIONS` in place of `flower-supernode OPTIONS`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import sklearn.datasets  # noqa: F401  # slow to import, and many a `load` does
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+import fednmap.flower.client  # noqa: F401  # torch and all of ours
+
+POLL = 0.1  # seconds between looks for a message
+DEFAULT_PORT = "9094"
+
+
+def main(arguments: list[str]) -> int:
+    """Start the node, serve it until it ends; its exit code."""
+    if "--isolation" in arguments or "--ssl-certfile" in arguments:
+        raise ValueError("a warm node talks to its own worker on loopback: leave out --isolation and --ssl-certfile")
+    address = f"127.0.0.1:{_option(arguments, '--port', DEFAULT_PORT)}"
+    command = [sys.executable, "-I", str(Path(__file__).with_name("supernode.py"))]
+    node = subprocess.Popen([*command, *arguments, "--isolation", "process", "--host", "127.0.0.1"])
+    signal.signal(signal.SIGTERM, lambda *_: node.terminate())
+    try:
+        serve(address, node)
+    except KeyboardInterrupt:
+        node.terminate()
+    return node.wait()
+
+
+def serve(address: str, node: subprocess.Popen[bytes]) -> None:
+    """Take messages from the node at `address` and fork for each, until the node ends."""
+    client = RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    children: set[int] = set()
+    while node.poll() is None:
+        token = ""
+        with suppress(httpx.HTTPError):  # the node is not up yet, or about to end
+            token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
+        if token:
+            child = os.fork()
+            if child == 0:
+                _answer(address, token)
+            children.add(child)
+        children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
+        time.sleep(POLL)
+
+
+def _answer(address: str, token: str) -> None:
+    """In the forked process: one message, then the end, without the parent's clean-up."""
+    code = 1
+    try:
+        run_clientapp(address, token, insecure=True, parent_pid=os.getppid())
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _option(arguments: list[str], name: str, default: str) -> str:
+    return arguments[arguments.index(name) + 1] if name in arguments else default
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""What the server must know of a run; nothing of it is data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fednmap.config import Config
+from fednmap.core import Algorithm, Regularizer
+from fednmap.experiment import Experiment, assemble
+from fednmap.problems import FiniteSum, LeastSquares, Network
+
+
+class Model(NamedTuple):
+    """A model, or a gradient, on its way."""
+
+    x: Tensor
+
+
+def named_x(x: Tensor) -> dict[str, Tensor]:
+    return {"x": x}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The method, where it begins, and what is measured on the server's side.
+
+    metrics:    more to measure: name -> function of the model x.
+    parameters: the model x as the named tensors that are saved.
+    """
+
+    algorithm: Algorithm
+    phi: Regularizer
+    start: Tensor
+    measure_gamma: float
+    metrics: Mapping[str, Callable[[Tensor], float]] = field(default_factory=dict)
+    parameters: Callable[[Tensor], dict[str, Tensor]] = named_x
+
+
+def plan_of(experiment: Experiment) -> Plan:
+    """The plan of an experiment whose method is the first that its configuration names."""
+    algorithm = experiment.algorithm(experiment.config.algorithms[0])
+    if algorithm.traits.central:
+        raise ValueError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
+    problem = experiment.problem
+    parameters = problem.parameters if isinstance(problem, Network) else named_x
+    return Plan(algorithm, experiment.phi, experiment.start(algorithm), experiment.measure_gamma, parameters=parameters)
+
+
+def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) -> Plan:
+    """The plan where the server holds no data: only the first model, and the network it belongs to, if there is one."""
+    nothing: FiniteSum
+    if module is None:
+        nothing = LeastSquares([(start.new_zeros(1, len(start)), start.new_zeros(1))])
+    else:
+        nothing = Network(module, nn.functional.mse_loss, [(torch.zeros(1), torch.zeros(1))], batch_size=1)
+        if nothing.dim != len(start):
+            raise ValueError(f"the server's network has {nothing.dim} parameters, the clients' {len(start)}")
+    nothing.start = start
+    return plan_of(assemble(config, None, nothing))  # type: ignore[arg-type]  # no data set is needed for that

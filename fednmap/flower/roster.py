@@ -1,0 +1,116 @@
+"""Which node speaks for which client, and asking several of them at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fednmap.flower import wire
+from fednmap.flower.settings import client_name
+
+POLL = 0.1  # seconds between looks for replies
+
+log = logging.getLogger("flwr")
+
+Content = Callable[[str], RecordDict]
+
+
+def exchange(grid: Grid, nodes: Mapping[str, int], kind: str, content: Content, deadline: float) -> Exchange:
+    """Send content(name) to every client in `nodes`; the replies that arrive within `deadline` seconds."""
+    messages = {name: Message(content(name), node, kind, ttl=deadline) for name, node in nodes.items()}
+    result = Exchange(sum(wire.wire_bytes(m) for m in messages.values()))
+    ids = list(grid.push_messages(list(messages.values()))) if messages else []
+    open_ids = {id: name for id, name in zip(ids, messages, strict=False) if id}
+    end = time.monotonic() + deadline
+    while open_ids and time.monotonic() < end:
+        for reply in grid.pull_messages(list(open_ids)):
+            name = open_ids.pop(reply.metadata.reply_to_message_id, None)
+            if name is not None:  # otherwise a second answer to the same question
+                result.add(name, reply)
+        if open_ids:
+            time.sleep(POLL)
+    for name in open_ids.values():
+        log.warning("%s: no reply within %g s", name, deadline)
+    return result
+
+
+class Exchange:
+    """What came of asking: replies by client, who answered at all, and the bytes of the messages as they travel."""
+
+    def __init__(self, wire_down: int) -> None:
+        self.replies: dict[str, RecordDict] = {}
+        self.heard: set[str] = set()
+        self.wire_down, self.wire_up = wire_down, 0
+
+    def add(self, name: str, reply: Message) -> None:
+        self.heard.add(name)
+        if reply.has_error():
+            log.warning("%s: error %s: %.300s", name, reply.error.code, reply.error.reason)
+        else:
+            self.replies[name] = reply.content
+            self.wire_up += wire.wire_bytes(reply)
+
+
+class Roster:
+    """The connected nodes, each known by the name of its client; strangers and doubles are left out."""
+
+    def __init__(self, grid: Grid, names: tuple[str, ...], patience: float) -> None:
+        self.grid, self.names, self.patience = grid, names, patience
+        self.nodes: dict[str, int] = {}
+        self._asked: set[int] = set()
+
+    def refresh(self) -> dict[str, int]:
+        """Ask those who are new for their name; forget those who are gone. The nodes by name, in the fixed order."""
+        online = set(self.grid.get_node_ids())
+        self._asked &= online
+        self.nodes = {name: node for name, node in self.nodes.items() if node in online}
+        new = {str(node): node for node in sorted(online - self._asked)}
+        if new:
+            ask = ConfigRecord({"start": False})
+            found = exchange(self.grid, new, MessageType.QUERY, lambda _: RecordDict({"ask": ask}), self.patience)
+            self._asked |= {new[label] for label in found.heard}
+            for label, content in found.replies.items():
+                self._enter(new[label], content)
+        self.nodes = {name: self.nodes[name] for name in self.names if name in self.nodes}
+        return self.nodes
+
+    def wait(self, least: int, seconds: float) -> dict[str, int]:
+        """Until everybody is connected, or `seconds` have passed and `least` are."""
+        end = time.monotonic() + seconds
+        while len(self.refresh()) < len(self.names) and (time.monotonic() < end or len(self.nodes) < least):
+            if time.monotonic() > end + seconds:
+                missing = ", ".join(name for name in self.names if name not in self.nodes)
+                raise TimeoutError(
+                    f"{len(self.nodes)} clients connected, at least {least} are needed; missing: {missing}"
+                )
+            time.sleep(0.5)
+        return self.nodes
+
+    def start(self, dtype: str) -> Tensor:
+        """The first model, as the first client that is connected has it."""
+        ask = ConfigRecord({"start": True})
+        name = next(iter(self.nodes))
+        node = {name: self.nodes[name]}
+        found = exchange(self.grid, node, MessageType.QUERY, lambda _: RecordDict({"ask": ask}), self.patience)
+        if name not in found.replies:
+            raise TimeoutError(f"{name} did not send the first model")
+        return wire.first_vector(found.replies[name]["start"], dtype)
+
+    def _enter(self, node: int, content: RecordDict) -> None:
+        """A restarted node takes over its name: the server heard of it last."""
+        try:
+            name = client_name(content["client"]["name"])
+        except (KeyError, ValueError, TypeError) as error:
+            log.warning("node %d left out: %.200s", node, error)
+            return
+        if name not in self.names:
+            log.warning("node %d left out: %s is not a client of this federation", node, name)
+            return
+        if name in self.nodes:
+            log.warning("%s: node %d takes over from node %d", name, node, self.nodes[name])
+        self.nodes[name] = node

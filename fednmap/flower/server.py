@@ -1,0 +1,322 @@
+"""The server's half: a Flower ServerApp that runs any method of the library, round by round.
+
+A round is counted when enough replies have arrived; the server's state and who was counted are then on disk before
+anybody is told. A client's state moves only when a message tells it that its reply was counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from fednmap import checkpoints
+from fednmap.config import Config
+from fednmap.core import State, nbytes
+from fednmap.execute import settings
+from fednmap.files import alone, from_json, to_json, write_atomically
+from fednmap.flower import wire
+from fednmap.flower.plan import Model, Plan, plan_from
+from fednmap.flower.roster import Exchange, Roster, exchange
+from fednmap.flower.settings import Federation, read
+from fednmap.measure import hoyer, zeros
+from fednmap.runs import Job, RunFolder
+from fednmap.simulation import Diverged, Round
+from fednmap.simulation.loop import dry_run
+from fednmap.simulation.participation import draw
+from fednmap.simulation.store import Clients
+
+HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
+
+TOTALS = (
+    "bytes_up",
+    "bytes_down",
+    "wire_up",
+    "wire_down",
+    "eval_wire_up",
+    "eval_wire_down",
+    "train_seconds",
+    "eval_seconds",
+)
+
+log = logging.getLogger("flwr")
+
+MakePlan = Callable[[Config, Callable[[], Tensor]], Plan]
+
+
+def without_data(config: Config, start: Callable[[], Tensor]) -> Plan:
+    """A server that holds nothing: the first model comes from a client."""
+    return plan_from(config, start())
+
+
+def server_app(plan: MakePlan = without_data) -> ServerApp:
+    """The app that the server runs.
+
+    plan: from the settings, and a function that asks a client for the first model, to the Plan of the run. For a
+          network give `lambda config, start: plan_from(config, start(), module)`, so that regularizers know its layers.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        torch.set_num_threads(1)
+        config, federation = read(context.run_config)
+        Coordinator(grid, config, federation, plan).run()
+
+    return app
+
+
+class Coordinator:
+    """One run between machines."""
+
+    def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
+        self.grid, self.config, self.federation = grid, config, federation
+        self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
+        self.folder = self._open()
+        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
+        self.make_plan = make_plan
+        self.totals = dict.fromkeys(TOTALS, 0.0)
+        self.counted = dict.fromkeys(federation.names, "")
+        self.refused = dict.fromkeys(federation.names, "")
+
+    def run(self) -> dict[str, Any]:
+        """All rounds that are not done yet; the closing numbers, also kept in the run folder."""
+        try:
+            with alone(self.folder.path):
+                return self._run()
+        except Exception as error:
+            self._status(error=f"{type(error).__name__}: {error}")
+            raise
+
+    def _run(self) -> dict[str, Any]:
+        self._status(waiting=True)
+        self.roster.wait(self.federation.min_clients, self.federation.deadline)
+        plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
+        if plan.algorithm.traits.full_participation and self.federation.min_clients < self.n:
+            name = type(plan.algorithm).__name__
+            raise ValueError(f"{name} needs every client in every round; set min-clients = {self.n}, or use FedNMap")
+        server, client = plan.algorithm.init(plan.start)
+        self.up_like = dry_run(plan.algorithm, server, client)
+        self.packed_like = plan.algorithm.pack(self.up_like)
+        self.bytes = nbytes(self.packed_like), nbytes(plan.algorithm.broadcast(server))
+        self.nobody = Clients(self.n, client)  # the clients keep their own states
+        done, server = self._restore(server)
+        if done == 0:
+            self._measure(0, server)
+        for t in range(done, self.config.rounds):
+            server = self._round(t, server)
+            done = t + 1
+            if done % self.config.eval_every == 0 or done == self.config.rounds:
+                self._measure(done, server)
+            self._status(done=done)
+        return self._finish(server)
+
+    def _round(self, t: int, server: State) -> State:
+        """Round t, repeated until enough replies are good: the server's new state, on disk."""
+        plan, began = self.plan, time.monotonic()
+        algorithm, down = plan.algorithm, wire.pack(plan.algorithm.broadcast(server))
+        for attempt in range(self.federation.attempts):
+            nodes = self._participants(t, attempt)
+            ticket = f"{t:08d}-{secrets.token_hex(4)}"
+            content = self._order(t, ticket, down)
+            found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
+            ups = self._accept(found, ticket)
+            self._count_bytes(len(nodes), found)
+            if len(ups) >= self.federation.min_clients:
+                break
+            log.warning("round %d: %d good replies, %d needed", t, len(ups), self.federation.min_clients)
+        else:
+            raise TimeoutError(
+                f"round {t} failed {self.federation.attempts} times; its state is saved, continue with resume = true"
+            )
+        order = [name for name in self.federation.names if name in ups]
+        mean = type(ups[order[0]])(*(torch.stack(v).mean(0) for v in zip(*(ups[name] for name in order), strict=True)))
+        server = algorithm.aggregate(server, mean, len(order) / self.n)
+        if not all(bool(torch.isfinite(v).all()) for v in server):
+            raise Diverged(t)
+        self.counted |= dict.fromkeys(order, ticket)
+        self.totals["train_seconds"] += time.monotonic() - began
+        self._save(t, server)
+        seconds = time.monotonic() - began
+        log.info("round %d: %d of %d replies counted, %.1f s", t, len(order), len(nodes), seconds)
+        return server
+
+    def _participants(self, t: int, attempt: int) -> dict[str, int]:
+        """Those of the simulator's draw who are connected; a repeated round draws among whoever is."""
+        config = self.config
+        nodes = self.roster.refresh()
+        if len(nodes) < self.federation.min_clients:
+            nodes = self.roster.wait(self.federation.min_clients, self.federation.deadline)
+        drawn = draw(self.n, t, participation=config.participation, loss=0.0, seed=config.seed).participants.tolist()
+        wanted = [self.federation.names[i] for i in drawn]
+        if attempt and len(drawn) < self.n:
+            order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
+            wanted = [list(nodes)[i] for i in order[: len(drawn)]]
+        return {name: nodes[name] for name in self.federation.names if name in nodes and name in wanted}
+
+    def _order(self, t: int, ticket: str, down: Any) -> Callable[[str], RecordDict]:
+        def content(name: str) -> RecordDict:
+            order = {
+                "run": self.run_id,
+                "t": t,
+                "ticket": ticket,
+                "client": self.federation.names.index(name),
+                "counted": self.counted[name],
+                "refused": self.refused[name],
+            }
+            return RecordDict({"down": down, "round": ConfigRecord(order)})
+
+        return content
+
+    def _accept(self, found: Exchange, ticket: str) -> dict[str, State]:
+        """The uplinks that pass the check; a client whose reply did not is told so with its next message."""
+        ups: dict[str, State] = {}
+        for name, content in found.replies.items():
+            try:
+                if content["round"]["ticket"] != ticket:
+                    raise ValueError("a reply to another round")
+                ups[name] = self._uplink(content.get("up"))
+                self.refused[name] = ""
+            except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
+                self.refused[name] = f"{error}"[:200]
+                log.warning("%s: reply left out: %s", name, self.refused[name])
+        return ups
+
+    def _uplink(self, record: Any) -> State:
+        packed = wire.unpack(record, self.packed_like, self.federation.norm_bound)
+        for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
+            if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
+                raise ValueError(f"{name} is {v.item()}, due was {due.item()}")
+        up = self.plan.algorithm.unpack(packed)
+        if [v.shape for v in up] != [v.shape for v in self.up_like]:
+            raise ValueError("it unpacks to other shapes than due")
+        return up
+
+    def _measure(self, done: int, server: State) -> None:
+        """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
+        plan, began = self.plan, time.monotonic()
+        x = plan.algorithm.model(server)
+        message = RecordDict({"model": wire.pack(Model(x))})
+        nodes = self.roster.refresh()
+        found = exchange(self.grid, nodes, MessageType.EVALUATE, lambda _: message, self.federation.deadline)
+        numbers: dict[str, dict[str, float]] = {}
+        gradients: list[Tensor] = []
+        for name, content in found.replies.items():
+            try:
+                numbers[name] = _numbers(content["about"])
+                if self.federation.measure_stationarity:
+                    gradients.append(wire.unpack(content.get("gradient"), Model(x)).x)
+            except (ValueError, KeyError, TypeError) as error:
+                log.warning("%s: measurement left out: %.200s", name, error)
+        self.totals["eval_wire_up"] += found.wire_up
+        self.totals["eval_wire_down"] += found.wire_down
+        loss = sum(v["loss"] for v in numbers.values()) / len(numbers) if numbers else math.nan
+        record = {"round": done, "objective": loss + float(plan.phi.value(x)), "loss": loss}
+        if self.federation.measure_stationarity:
+            step, mean = (
+                plan.measure_gamma,
+                torch.stack(gradients).mean(0) if gradients else torch.full_like(x, math.nan),
+            )
+            record["stationarity"] = float(((x - plan.phi.prox(x - step * mean, step)) / step).square().sum())
+        record |= {"zeros": float(zeros(x)), "hoyer": float(hoyer(x)), "clients_measured": len(numbers)}
+        record |= {name: f(x) for name, f in plan.metrics.items()}
+        self.totals["eval_seconds"] += time.monotonic() - began
+        self.folder.append(self.job, record | self.totals)
+        with (self.folder.path / "clients.jsonl").open("a") as file:
+            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in numbers.items())
+
+    def _count_bytes(self, asked: int, found: Exchange) -> None:
+        up, down = self.bytes
+        self.totals["bytes_up"] += up * len(found.replies)
+        self.totals["bytes_down"] += down * asked
+        self.totals["wire_up"] += found.wire_up
+        self.totals["wire_down"] += found.wire_down
+
+    def _open(self) -> RunFolder:
+        """The run folder, and the number under which the clients keep their states."""
+        path = self.federation.run_folder
+        facts = path / "federation.json"
+        if self.federation.resume:
+            folder = RunFolder.open(path)
+            folder.repair()
+            known = from_json(facts, dict) if facts.exists() else {}
+            if tuple(known.get("names", self.federation.names)) != self.federation.names:
+                raise ValueError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
+        elif (path / "run.toml").exists() and not facts.exists():
+            folder, known = RunFolder.open(path), {}
+        else:
+            folder, known = RunFolder.create(path, self.config, "flower"), {}
+        self.run_id = known.get("run") or secrets.token_hex(8)
+        write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
+        return folder
+
+    def _restore(self, server: State) -> tuple[int, State]:
+        """After the newest intact checkpoint, or at the beginning."""
+        if not self.federation.resume:
+            return 0, server
+        known: Any = _Count(self.n)
+        folder = self.folder.checkpoints(self.job)
+        after, record, refused = checkpoints.newest(
+            folder, self.plan.algorithm, known, self.plan.start, settings(self.config)
+        )
+        for line in refused:
+            log.warning(line)
+        if after is None or record is None:
+            return 0, server
+        about: dict[str, Any] = dict(record)
+        self.totals = {name: about[name] for name in TOTALS}
+        self.counted = about["counted"]
+        self.folder.forget_after(self.job, after.t + 1)
+        log.info("continuing after round %d", after.t)
+        return after.t + 1, after.server
+
+    def _save(self, t: int, server: State) -> None:
+        nobody = torch.arange(0)
+        about: Any = {**self.totals, "counted": self.counted}
+        round = Round(t, server, self.nobody, nobody, nobody, 0, 0)
+        self.folder.flush()
+        checkpoints.write(self.folder.checkpoints(self.job), round, about, settings(self.config))
+
+    def _status(self, **facts: Any) -> None:
+        """Where the run is, for whoever watches the folder."""
+        write_atomically(self.folder.path / "status.json", to_json({"pid": os.getpid(), **facts}))
+
+    def _finish(self, server: State) -> dict[str, Any]:
+        last = self.folder.records(*self.job)[-1]
+        closing: dict[str, Any] = {
+            "rounds": int(last["round"]),
+            **{k: last.get(k) for k in ("objective", "loss", "stationarity", "zeros", "hoyer", "test_accuracy")},
+            **{k: int(self.totals[k]) for k in TOTALS if not k.endswith("seconds")},
+            "seconds": self.totals["train_seconds"] + self.totals["eval_seconds"],
+            **{k: self.totals[k] for k in TOTALS if k.endswith("seconds")},
+        }
+        self.folder.finish(self.job, closing, self.plan.parameters(self.plan.algorithm.model(server)))
+        self._status(done=self.config.rounds, finished=True)
+        return closing
+
+
+class _Count:
+    """A problem of which only the number of clients is known."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+def _numbers(record: Any) -> dict[str, float]:
+    if not isinstance(record, MetricRecord):
+        raise ValueError("no numbers where a measurement was due")
+    values = {key: float(record[key]) for key in ("loss", "samples", "accuracy") if key in record}  # type: ignore[arg-type]
+    if "loss" not in values or not all(abs(v) < float("inf") for v in values.values()):
+        raise ValueError(f"numbers {values}; due were a finite loss and a sample count")
+    return values

@@ -1,0 +1,95 @@
+"""What a federation agrees on, read from the run configuration of a Flower app."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fednmap.commands.options import parse_set
+from fednmap.config import Config
+from fednmap.names import unknown
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def client_name(text: object) -> str:
+    """A client's name, refused unless it is safe as the name of a folder.
+
+    >>> client_name("hospital-a")
+    'hospital-a'
+    """
+    if not isinstance(text, str) or not NAME.fullmatch(text):
+        raise ValueError(
+            f"the client's name is {text!r}; use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit"
+        )
+    return text
+
+
+class Federation(BaseModel):
+    """Who takes part, and how patient the server is; the description of each field is its help text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: tuple[str, ...] = Field(
+        min_length=1, description="The clients' names, separated by commas; their order numbers the clients."
+    )
+    run_folder: Path = Field(description="Run folder, on the server's machine.")
+    resume: bool = Field(False, description="Go on from the last checkpoint in the run folder.")
+    deadline: float = Field(600.0, gt=0, description="Seconds after which a round ends without those who are late.")
+    min_clients: int = Field(1, ge=1, description="Replies that a round needs; with fewer it is repeated.")
+    attempts: int = Field(10, ge=1, description="Times that a round is tried before the run stops, ready to resume.")
+    measure_stationarity: bool = Field(
+        False, description="Clients also send their exact gradient when the model is measured."
+    )
+    norm_bound: float | None = Field(None, gt=0, description="Longest vector that is accepted from a client.")
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        for name in names:
+            client_name(name)
+        if len(set(names)) < len(names):
+            raise ValueError("a client is named twice")
+        return names
+
+
+def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
+    """The settings of the run and of the federation, from kebab-case keys; "" stands for a default.
+
+    >>> config, federation = read({"names": "a, b", "run-folder": "runs/x", "eta-a": 0.05, "gamma": ""})
+    >>> config.clients, config.eta_a, federation.names
+    (2, 0.05, ('a', 'b'))
+    """
+    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
+    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
+    try:
+        federation = Federation(**own)
+    except ValidationError as error:
+        mistakes = (f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors())
+        raise ValueError("\n".join(mistakes)) from None
+    if "algorithm" in given:
+        given["algorithms"] = (given.pop("algorithm"),)
+    if "set" in given:
+        given["set"] = parse_set(str(given["set"]).split())
+    for key in given:
+        if key not in Config.model_fields:
+            raise unknown("setting", key, ["algorithm", *Config.model_fields, *Federation.model_fields])
+    config = Config.make(**{**given, "clients": len(federation.names)})
+    _agree(config, federation)
+    return config, federation
+
+
+def _agree(config: Config, federation: Federation) -> None:
+    n = len(federation.names)
+    drawn = max(1, round(config.participation * n))
+    if federation.min_clients > drawn:
+        raise ValueError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
+    if len(config.algorithms) != 1:
+        raise ValueError(f"a federation runs one method, given {', '.join(config.algorithms)}")
+    if config.loss:
+        raise ValueError(f"loss is {config.loss}; between machines replies get lost by themselves, leave it out")

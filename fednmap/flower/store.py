@@ -1,0 +1,84 @@
+"""A client's state on its own disk, one file for each round it has computed.
+
+The server decides which of them is the client's state: its next message names the round of this client that was
+counted last. What was computed since is only pending, so a reply that got lost leaves no trace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fednmap.core import State
+from fednmap.files import write_atomically
+from fednmap.flower.settings import client_name
+
+TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")
+RUN = re.compile(r"[0-9a-f]{16}")
+KEEP = 2  # a server whose last checkpoint is damaged falls back to the one before, and asks for an older state
+
+
+class Store:
+    """The states of client `client` in run `run`, in folder root/run/client.
+
+    A ticket names one attempt at one round: eight digits of the round and eight random hexadecimal digits.
+    """
+
+    def __init__(self, root: Path, run: object, client: str) -> None:
+        if not isinstance(run, str) or not RUN.fullmatch(run):
+            raise ValueError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
+        self.folder = root / run / client_name(client)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time: an old node of the same name may not have noticed that it was replaced."""
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def current(self, counted: object, initial: State) -> State:
+        """The state after the round that was counted last, "" for none."""
+        if counted == "":
+            self._clear("")
+            return initial
+        path = self._path(counted)
+        try:
+            digest, data = path.read_bytes().split(b"\n", 1)
+        except (FileNotFoundError, ValueError):
+            digest, data = b"", b""
+        if not data or hashlib.sha256(data).hexdigest().encode() != digest:
+            raise RuntimeError(
+                f"the state after round {counted} is not intact in {self.folder}: "
+                "bring that folder back from a backup, or begin a new run"
+            )
+        try:
+            tensors = load(data)
+        except SafetensorError as error:
+            raise RuntimeError(f"the state in {path} cannot be read: {error}") from None
+        self._clear(path.name)
+        return type(initial)(**{name: tensors[name].to(v) for name, v in initial._asdict().items()})
+
+    def keep(self, ticket: object, state: State) -> None:
+        """The state that will be current if the reply of this ticket is counted."""
+        data = save({name: v.detach().cpu().contiguous() for name, v in state._asdict().items()})
+        write_atomically(self._path(ticket), hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+
+    def _clear(self, current: str) -> None:
+        """Keep the current state and the nearest few on either side of it."""
+        files = sorted(self.folder.glob("*.state"))
+        before, after = [f for f in files if f.name < current], [f for f in files if f.name > current]
+        for old in [*before[:-KEEP], *after[:-KEEP]]:
+            old.unlink()
+
+    def _path(self, ticket: object) -> Path:
+        if not isinstance(ticket, str) or not TICKET.fullmatch(ticket):
+            raise ValueError(f"the ticket is {ticket!r:.40}; due were 8 digits, '-' and 8 hexadecimal digits")
+        return self.folder / f"{ticket}.state"

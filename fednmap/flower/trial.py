@@ -1,0 +1,39 @@
+"""The app that `fednmap flower up` runs: every node takes its part of a data set that all of them can load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from flwr.app import Context
+from torch import Tensor
+
+from fednmap.config import Config
+from fednmap.experiment import prepare
+from fednmap.flower.client import client_app
+from fednmap.flower.local import LocalProblem
+from fednmap.flower.plan import Plan, plan_of
+from fednmap.flower.server import server_app
+from fednmap.flower.settings import read
+
+
+def load(context: Context) -> LocalProblem:
+    """The part of the data that this node's name stands for."""
+    config, federation = read(context.run_config)
+    experiment, i = prepare(config), federation.names.index(str(context.node_config["client"]))
+    data, test = experiment.dataset, None
+    if data.classes is not None and data.test_clients is not None and config.partition in ("auto", "natural"):
+        mine = data.test_clients == torch.unique(data.test_clients)[i]
+        test = data.x_test[mine], data.y_test[mine]
+    return LocalProblem(experiment.problem.alone(i), test)
+
+
+def plan(config: Config, start: Callable[[], Tensor]) -> Plan:
+    """In a trial the server has the data too: it begins where `train` does, and measures what `train` measures."""
+    experiment = prepare(config)
+    return replace(plan_of(experiment), metrics=experiment.metrics())
+
+
+client = client_app(load)
+server = server_app(plan)

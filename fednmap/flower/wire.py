@@ -1,0 +1,70 @@
+"""Messages between server and clients: NamedTuples of tensors as named arrays, never pickled, checked on arrival."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from torch import Tensor
+
+from fednmap.core import State
+
+HEADER = 1024  # numpy's own header of an array is far below this
+
+
+def pack(message: State) -> ArrayRecord:
+    """A NamedTuple of tensors as named arrays."""
+    return ArrayRecord({name: Array(v.detach().cpu().numpy().copy()) for name, v in message._asdict().items()})
+
+
+def unpack(record: Any, like: State, norm_bound: float | None = None) -> State:
+    """The NamedTuple in `record`, refused unless it has the names, shapes and types of `like` and is finite.
+
+    norm_bound: the longest vector that is accepted.
+    """
+    if not isinstance(record, ArrayRecord):
+        raise ValueError("no arrays where arrays were due")
+    if sorted(record) != sorted(like._fields):
+        raise ValueError(f"arrays named {_few(record)}, due were {', '.join(like._fields)}")
+    return type(like)(*(_tensor(name, record[name], v, norm_bound) for name, v in like._asdict().items()))
+
+
+def _tensor(name: str, array: Array, like: Tensor, norm_bound: float | None) -> Tensor:
+    due = like.detach().cpu().numpy()
+    if tuple(array.shape) != due.shape or array.dtype != str(due.dtype):
+        raise ValueError(f"{name} is {array.dtype} {tuple(array.shape)}, due was {due.dtype} {due.shape}")
+    if len(array.data) > due.nbytes + HEADER:  # before anything is decoded
+        raise ValueError(f"{name} has {len(array.data)} bytes, due were {due.nbytes}")
+    try:
+        values = array.numpy()
+    except Exception as error:  # whatever a stranger's bytes provoke
+        raise ValueError(f"{name} cannot be decoded ({type(error).__name__})") from None
+    if values.shape != due.shape or values.dtype != due.dtype:
+        raise ValueError(f"{name} decodes to {values.dtype} {values.shape}, due was {due.dtype} {due.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} holds NaN or infinity")
+    if norm_bound is not None and values.ndim and np.linalg.norm(values) > norm_bound:
+        raise ValueError(f"{name} has norm {np.linalg.norm(values):.3g}, above the bound {norm_bound:g}")
+    return torch.from_numpy(np.array(values)).to(like.device)
+
+
+def wire_bytes(message: Message) -> int:
+    """Size of the message as Flower sends it: its arrays, records and metadata, serialised."""
+    return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+
+
+def _few(names: Any) -> str:
+    shown = ", ".join(repr(str(name)[:20]) for name in list(names)[:4])
+    return shown + (", ..." if len(names) > 4 else "") if names else "nothing"
+
+
+def first_vector(record: Any, dtype: str) -> Tensor:
+    """The one finite vector in `record`, of a length that the sender knows."""
+    array = record["x"] if isinstance(record, ArrayRecord) and list(record) == ["x"] else None
+    if array is None or len(array.shape) != 1 or array.shape[0] > len(array.data):
+        raise ValueError("no vector x where the first model was due")
+    like = torch.zeros(array.shape, dtype=getattr(torch, dtype))
+    return _tensor("x", array, like, None)

@@ -1,0 +1,364 @@
+"""The adapter between methods and Flower, with nodes inside this process: every method, and every fault on demand."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flower_grid import NAMES, Federation, make_problem
+from flwr.app import Array, ArrayRecord, Message, MessageType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fednmap.algorithms import ALGORITHMS, FedNMap
+from fednmap.flower import wire
+from fednmap.flower.settings import client_name, read
+from fednmap.flower.store import Store
+from fednmap.regularizers import L1
+from fednmap.testing import optimum
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
+
+
+def settings_for(method):
+    kind = ALGORITHMS[method]
+    own = {"fast-fedda": "fast-fedda.mu=0.1 fast-fedda.gamma=20", "econtrolda": "econtrolda.K=3 econtrolda.gamma=20"}
+    return {
+        "algorithm": method,
+        "reg": "l1:0.5" if kind.traits.composite else "none",
+        "set": own.get(method, ""),
+        "min-clients": 4 if kind.traits.full_participation else 1,
+    }
+
+
+def assert_same(federation):
+    """The server's state is the simulator's, up to the order of sums."""
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [m for m, kind in ALGORITHMS.items() if not kind.traits.central])
+def test_every_method_follows_the_simulator(tmp_path, method):
+    share = 1.0 if ALGORITHMS[method].traits.full_participation else 0.5
+    federation = Federation(
+        tmp_path, make_problem(batch_size=4), batch_size=4, participation=share, seed=3, **settings_for(method)
+    )
+    federation.start()
+    assert_same(federation)
+
+
+def test_measurements_are_those_of_the_simulator(tmp_path):
+    federation = Federation(tmp_path)
+    closing = federation.start()
+    plan, problem = federation.plan(), federation.problem
+    from fednmap.measure import evaluate
+
+    due = evaluate(problem, plan.phi, plan.algorithm.model(federation.simulated()), plan.measure_gamma)
+    assert {k: closing[k] for k in due} == pytest.approx(due, rel=1e-9)
+
+
+def test_gradients_are_sent_only_where_the_federation_allows_it(tmp_path):
+    federation = Federation(tmp_path, measure_stationarity=False)
+    sent = []
+
+    def watch(name, message, answer):
+        reply = answer()
+        if message.metadata.message_type == MessageType.EVALUATE:
+            sent.append(sorted(reply.content))
+        return [reply]
+
+    assert federation.start(fault=watch)["stationarity"] is None
+    assert sent
+    assert all(records == ["about"] for records in sent)
+
+
+def residual(federation):
+    """Distance to the optimum, and of the server's h to the mean of the clients'."""
+    (z, h), _ = federation.server()
+    algorithm = federation.coordinator.plan.algorithm
+    best = optimum(federation.problem, L1(0.5))
+    states = torch.stack([state.h for state in federation.client_states()])
+    return float((algorithm.model(algorithm.Server(z, h)) - best).norm()), float((h - states.mean(0)).norm())
+
+
+def unreliable(seed):
+    """Replies lost after the client worked, sent twice, or arriving a round late."""
+    rng = np.random.default_rng(seed)
+    kept = []
+
+    def fault(name, message, answer):
+        if message.metadata.message_type != MessageType.TRAIN:
+            return [answer()]
+        reply, late = answer(), list(kept)
+        kept.clear()
+        chance = rng.random()
+        if chance < 0.2:
+            return late
+        if chance < 0.3:
+            kept.append(reply)
+            return late
+        return [reply, reply, *late] if chance < 0.5 else [reply, *late]
+
+    return fault
+
+
+def test_lost_late_and_double_replies_leave_the_method_exact(tmp_path):
+    federation = Federation(tmp_path, fault=unreliable(5), rounds=50, eval_every=50, deadline=0.02)
+    federation.start()
+    error, drift = residual(federation)
+    assert error < 1e-9
+    assert drift < 1e-12
+
+
+def test_the_same_run_stalls_if_a_lost_reply_moves_the_client(tmp_path, monkeypatch):
+    monkeypatch.setattr(Store, "current", always_the_newest)
+    federation = Federation(tmp_path, fault=unreliable(5), rounds=50, eval_every=50, deadline=0.02)
+    federation.start()
+    assert residual(federation)[0] > 1e-3
+
+
+def always_the_newest(store, counted, initial):
+    from safetensors.torch import load
+
+    files = sorted(store.folder.glob("*.state"))
+    return type(initial)(**load(files[-1].read_bytes().split(b"\n", 1)[1])) if files else initial
+
+
+def spoiled(how):
+    """The reply of cleo, changed on the way by how(array)."""
+
+    def fault(name, message, answer):
+        reply = answer()
+        if name == "cleo" and message.metadata.message_type == MessageType.TRAIN:
+            content = reply.content
+            content["up"] = ArrayRecord(how(content["up"]["y"].numpy().copy()))
+            reply = Message(content, reply_to=message)
+        return [reply]
+
+    return fault
+
+
+def with_nan(y):
+    y[0] = np.nan
+    return {"y": Array(y)}
+
+
+def lying(y):
+    honest = Array(y)
+    return {"y": Array(dtype=honest.dtype, shape=honest.shape, stype=honest.stype, data=Array(y[:2]).data)}
+
+
+BAD = {
+    "NaN": (with_nan, "y holds NaN or infinity"),
+    "shape": (lambda y: {"y": Array(y[:-1].copy())}, "y is float64 (5,), due was float64 (6,)"),
+    "dtype": (lambda y: {"y": Array(y.astype(np.float32))}, "y is float32"),
+    "names": (lambda y: {"z": Array(y)}, "arrays named 'z', due were y"),
+    "more": (lambda y: {"y": Array(y), "z": Array(y)}, "arrays named 'y', 'z', due were y"),
+    "nothing": (lambda y: {}, "arrays named nothing"),
+    "long": (lambda y: {"y": Array(1e6 * y)}, "above the bound"),
+    "lying": (lying, "y decodes to float64 (2,)"),
+    "garbage": (lambda y: {"y": Array("float64", (6,), "numpy.ndarray", b"\x80\x04pickled")}, "cannot be decoded"),
+    "fat": (lambda y: {"y": Array("float64", (6,), "numpy.ndarray", b"0" * 9999)}, "y has 9999 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_is_named_left_out_and_answered(tmp_path, caplog, kind):
+    how, why = BAD[kind]
+    federation = Federation(tmp_path, fault=spoiled(how), rounds=2, norm_bound=1e4)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        logging.getLogger("flwr").propagate = True
+        federation.start()
+    _, counted = federation.server()
+    assert counted["cleo"] == ""
+    assert all(counted[name].startswith("00000001-") for name in NAMES if name != "cleo")
+    assert "cleo: reply left out: " in caplog.text
+    assert why in caplog.text
+    told = [
+        m.content["round"]["refused"] for name, m in federation.grid.asked if name == "cleo" and "round" in m.content
+    ]
+    assert told[0] == ""
+    assert why in told[1]
+
+
+def test_a_client_that_comes_back_to_its_senses_goes_on_exactly(tmp_path):
+    """Left out for ten rounds, then counted again: the method still ends at the optimum."""
+    wrong = spoiled(with_nan)
+
+    def fault(name, message, answer):
+        early = message.metadata.message_type == MessageType.TRAIN and message.content["round"]["t"] < 10
+        return wrong(name, message, answer) if early else [answer()]
+
+    federation = Federation(tmp_path, fault=fault, rounds=50, eval_every=50)
+    federation.start()
+    error, drift = residual(federation)
+    assert error < 1e-9
+    assert drift < 1e-12
+
+
+def test_a_round_below_min_clients_is_repeated_not_counted(tmp_path):
+    silent = {"left": 3}
+
+    def fault(name, message, answer):
+        if message.metadata.message_type == MessageType.TRAIN and name in ("anna", "bert") and silent["left"]:
+            silent["left"] -= 1
+            return []
+        return [answer()]
+
+    federation = Federation(tmp_path, fault=fault, deadline=0.3, min_clients=4)
+    federation.start()
+    tickets = {m.content["round"]["ticket"] for _, m in federation.grid.asked if "round" in m.content}
+    assert len(tickets) == 6 + 2
+    assert_same(federation)
+
+
+def test_a_round_that_never_succeeds_stops_with_its_state_saved(tmp_path):
+    def deaf(name, message, answer):
+        late = message.metadata.message_type == MessageType.TRAIN and message.content["round"]["t"] >= 2
+        return [] if late else [answer()]
+
+    federation = Federation(tmp_path, deadline=0.1, attempts=3)
+    with pytest.raises(TimeoutError, match="round 2 failed 3 times"):
+        federation.start(fault=deaf)
+    assert "round 2 failed" in json.loads((tmp_path / "run" / "status.json").read_text())["error"]
+    federation.start(resume=True)
+    assert_same(federation)
+
+
+def test_a_dead_node_does_not_hold_up_the_others(tmp_path):
+    federation = Federation(tmp_path, deadline=30.0)
+    federation.start(nodes={101: "anna", 102: "bert", 103: "cleo"}, deadline=0.5)
+    assert federation.server()[1]["dora"] == ""
+
+
+class Killed(Exception):
+    """The server dies here."""
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("when", ["before the replies", "after the replies"])
+def test_a_killed_server_continues_the_same_trajectory(tmp_path, when, damaged):
+    def fault(name, message, answer):
+        if message.metadata.message_type == MessageType.TRAIN and message.content["round"]["t"] == 4 and name == "dora":
+            if when == "after the replies":
+                answer()
+            raise Killed
+        return [answer()]
+
+    federation = Federation(tmp_path, rounds=8)
+    with pytest.raises(Killed):
+        federation.start(fault=fault)
+    if damaged:  # the newest checkpoint: the one before is used, and the clients still have the states it needs
+        newest = sorted((tmp_path / "run" / "checkpoints" / "fednmap-0").glob("*.safetensors"))[-1]
+        newest.write_bytes(newest.read_bytes()[:-8])
+    federation.start(resume=True, nodes={201 + i: name for i, name in enumerate(NAMES)})
+    assert_same(federation)
+    assert [r["round"] for r in federation.coordinator.folder.records("fednmap", 0)] == [0, 3, 6, 8]
+    assert residual(federation)[1] < 1e-12
+
+
+def test_a_client_without_its_state_says_so_and_is_left_out(tmp_path):
+    federation = Federation(tmp_path, rounds=2)
+    federation.start()
+    for file in (tmp_path / "states").glob("*/bert/*.state"):
+        file.write_bytes(b"broken")
+    with pytest.raises(RuntimeError, match="is not intact"):
+        federation.client_states()
+
+
+def test_strangers_and_impostors_are_left_out(tmp_path):
+    federation = Federation(tmp_path)
+    nodes = {101 + i: name for i, name in enumerate(NAMES)}
+    federation.start(nodes=nodes | {301: "mallory", 302: "../../etc", 303: "anna/../bert"})
+    assert {name for name, m in federation.grid.asked if m.metadata.message_type == MessageType.TRAIN} == set(NAMES)
+    assert sorted(p.name for p in (tmp_path / "states").glob("*/*")) == sorted(NAMES)
+
+
+def test_a_restarted_node_takes_over_its_name(tmp_path):
+    federation = Federation(tmp_path)
+    federation.start(nodes={101 + i: name for i, name in enumerate(NAMES)} | {205: "bert"})
+    assert {m.metadata.dst_node_id for name, m in federation.grid.asked if name == "bert" and "round" in m.content} == {
+        205
+    }
+
+
+def test_uplink_is_half_of_scaffolds_and_the_rest_on_the_wire_is_a_fixed_header(tmp_path):
+    totals = {}
+    for method in ("fednmap", "scaffold"):
+        for dim in (50, 400):
+            folder = tmp_path / f"{method}-{dim}"
+            folder.mkdir()
+            problem = make_problem(n=2, dim=dim, rows=dim)
+            totals[method, dim] = Federation(
+                folder, problem, names=("anna", "bert"), rounds=2, eval_every=2, algorithm=method, reg="none"
+            ).start()
+    for dim in (50, 400):
+        assert 2 * totals["fednmap", dim]["bytes_up"] == totals["scaffold", dim]["bytes_up"] == 2 * 2 * 2 * 8 * dim
+    for method, vectors in (("fednmap", 1), ("scaffold", 2)):
+        headers = [(totals[method, d]["wire_up"] - totals[method, d]["bytes_up"]) / 4 for d in (50, 400)]
+        assert max(headers) < 1200 + 500 * vectors
+        assert abs(headers[0] - headers[1]) < 10
+
+
+@given(st.text())
+def test_a_name_that_is_accepted_is_safe_as_a_folder(text):
+    try:
+        name = client_name(text)
+    except ValueError:
+        return
+    assert "/" not in name
+    assert "\\" not in name
+    assert name.isascii()
+    assert not name.startswith(".")
+
+
+@pytest.mark.parametrize("run", ["../../x", "", "0" * 15, 7, None, "0123456789abcdeg"])
+def test_a_run_from_a_message_never_becomes_a_path_unchecked(tmp_path, run):
+    with pytest.raises(ValueError, match="16 hexadecimal digits"):
+        Store(tmp_path, run, "anna")
+
+
+@pytest.mark.parametrize("ticket", ["../../x", "00000001-0000000g", "1-00000000", 3, "00000001-00000000/.."])
+def test_a_ticket_from_a_message_never_becomes_a_path_unchecked(tmp_path, ticket):
+    store = Store(tmp_path, "0123456789abcdef", "anna")
+    state = FedNMap.Client(torch.zeros(2))
+    with pytest.raises(ValueError, match="ticket"):
+        store.keep(ticket, state)
+    with pytest.raises(ValueError, match="ticket"):
+        store.current(ticket, state)
+
+
+def test_old_states_are_cleared_away(tmp_path):
+    store = Store(tmp_path, "0123456789abcdef", "anna")
+    initial = FedNMap.Client(torch.zeros(2))
+    for t in range(20):
+        store.current(f"{t - 1:08d}-00000000" if t else "", initial)
+        store.keep(f"{t:08d}-00000000", FedNMap.Client(torch.full((2,), float(t))))
+    assert float(store.current("00000019-00000000", initial).h[0]) == 19
+    assert len(list(store.folder.glob("*.state"))) <= 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"names": "a,a"}, "named twice"),
+        ({"names": "a,../b"}, "client's name"),
+        ({"min-clients": 3}, "min-clients is 3, and 2 of 2"),
+        ({"loss": 0.1}, "leave it out"),
+        ({"deadline": -1}, "deadline"),
+        ({"ronds": 3}, "ronds"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, why):
+    with pytest.raises(ValueError, match=why):
+        read({"names": "a,b", "run-folder": "x"} | settings)
+
+
+def test_a_vector_that_claims_to_be_long_is_refused_before_memory_is_taken():
+    record = ArrayRecord({"x": Array("float64", (10**12,), "numpy.ndarray", b"short")})
+    with pytest.raises(ValueError, match="no vector"):
+        wire.first_vector(record, "float64")
