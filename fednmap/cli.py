@@ -9,7 +9,8 @@ import click
 import torch
 import typer
 
-from fednmap.commands import export, flower, listing, reproduce, speedup, train, tune
+from fednmap.commands import export, flower, listing, report, reproduce, show, speedup, train, tune
+from fednmap.workers import follow_torchrun
 
 app = typer.Typer(
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
@@ -21,6 +22,8 @@ app.command("train")(train.train)
 app.command("compare")(train.compare)
 app.command("tune")(tune.tune)
 app.command("speedup")(speedup.speedup)
+app.command("show")(show.show)
+app.command("report")(report.report)
 app.command("list")(listing.listing)
 app.command("export")(export.export)
 app.command("reproduce")(reproduce.reproduce)
@@ -31,7 +34,7 @@ def main() -> NoReturn:
     """Run the command; bad input is one clear line and exit code 2."""
     torch.set_num_threads(1)  # small products: a second thread costs more than it brings
     try:
-        code = app(standalone_mode=False)
+        code = None if follow_torchrun() else app(standalone_mode=False)
     except click.ClickException as error:
         fail(f"{error.format_message()} See --help.", 2)
     except (click.Abort, KeyboardInterrupt):

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class WorkerLost(ConnectionError):
     """Another process of the group is gone."""
 
-    def __init__(self) -> None:
-        super().__init__("another worker was lost, so this one stops")
+    def __init__(self, cause: str = "a worker process was lost") -> None:
+        super().__init__(cause)
 
 
 def size() -> int:

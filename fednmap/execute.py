@@ -6,17 +6,18 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fednmap import checkpoints
+from fednmap import checkpoints, distributed
 from fednmap.config import Config
 from fednmap.experiment import Experiment, prepare
 from fednmap.files import alone, clear_errors
 from fednmap.problems import Network
-from fednmap.runs import EXTENDABLE, Job, RunFolder
+from fednmap.runs import EXTENDABLE, Job, Model, RunFolder
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, run
 
 
@@ -107,31 +108,58 @@ def _job(
     for reporter in reporters:
         reporter.begin(job.method, job.trial, done, config)
     closing = None
+    distributed.same(lambda: _Task(job.method, config, folder.checkpoints(job), done))
+    keeper = _Keeper(job, folder, config, asked)
     try:
-        result, error = _rounds(job, experiment, folder, after, before, callbacks, asked)
+        result, error = _rounds(job.method, experiment, after, before, (keeper, *callbacks))
         if error:
             tell(f"{job.method}: {error}")
         # a method that diverged soon after it was continued has measured nothing since
         last = result.records[-1] if result.records else folder.records(*job)[-1]
         closing = summary(last) | ({"error": error} if error else {})
-        folder.finish(job, closing, _parameters(experiment, result.x))
+        folder.finish(job, closing, _model(experiment, result.x))
     finally:
         for reporter in reporters:
             reporter.end(closing)
     return {"method": job.method, "trial": job.trial, **closing}
 
 
+class _Task(NamedTuple):
+    """What the other processes of a group must know of a job."""
+
+    method: str
+    config: Config
+    checkpoints: Path
+    done: int
+
+
+def follow() -> None:
+    """Compute what process 0 announces, until it announces nothing more."""
+    experiment: Experiment | None = None
+    while task := distributed.same(_nothing):
+        if experiment is None or experiment.config != task.config:
+            experiment = prepare(task.config)
+        algorithm = experiment.algorithm(task.method)
+        problem, start = experiment.problem_for(algorithm), experiment.start(algorithm)
+        after, before, _ = checkpoints.newest(task.checkpoints, algorithm, problem, start, settings(task.config))
+        if task.done != (0 if after is None else after.t + 1):
+            raise ValueError(f"{task.checkpoints} is not what process 0 sees; give all machines the same folder")
+        _rounds(task.method, experiment, after, before, (_Companion(task.config),))
+
+
+def _nothing() -> _Task | None:
+    return None
+
+
 def _rounds(
-    job: Job,
+    method: str,
     experiment: Experiment,
-    folder: RunFolder,
     after: Round | None,
     before: Record | None,
     callbacks: tuple[Callback, ...],
-    asked: threading.Event,
 ) -> tuple[Result, str | None]:
     """The rounds that are still to run, and what went wrong in them."""
-    config, algorithm = experiment.config, experiment.algorithm(job.method)
+    config, algorithm = experiment.config, experiment.algorithm(method)
     try:
         result = run(
             algorithm,
@@ -141,7 +169,7 @@ def _rounds(
             phi=experiment.phi,
             measure_gamma=experiment.measure_gamma,
             metrics=experiment.metrics(),
-            callbacks=(_Keeper(job, folder, config, asked), *callbacks),
+            callbacks=callbacks,
             history=False,
             start=experiment.start(algorithm),
             after=after,
@@ -176,9 +204,10 @@ def summary(record: Record) -> dict[str, Any]:
     }
 
 
-def _parameters(experiment: Experiment, x: Tensor) -> dict[str, Tensor]:
+def _model(experiment: Experiment, x: Tensor) -> Model:
     problem = experiment.problem
-    return problem.parameters(x) if isinstance(problem, Network) else {"x": x}
+    parameters = problem.parameters(x) if isinstance(problem, Network) else {"x": x}
+    return Model(parameters, tuple(experiment.dataset.x_train.shape[1:]))
 
 
 class _Keeper(Callback):
@@ -191,15 +220,36 @@ class _Keeper(Callback):
         self.folder.append(self.job, record)
 
     def on_round(self, round: Round, totals: Record) -> None:
-        done = round.t + 1
-        if done == self.config.rounds:  # what comes next is the result itself
-            return
-        if self.asked.is_set() or done % self.config.checkpoint_every == 0:
+        save, stop = _due(round, self.config, self.asked.is_set())
+        if save:
             self.folder.flush()
             with clear_errors(self.folder.path):
                 checkpoints.write(self.folder.checkpoints(self.job), round, totals, settings(self.config))
-        if self.asked.is_set():
+        if stop:
             raise Interrupted
+
+
+class _Companion(Callback):
+    """The keeper's part in the other processes of a group: their clients' states go to process 0."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def on_round(self, round: Round, totals: Record) -> None:
+        save, stop = _due(round, self.config, False)
+        if save:
+            round.clients.tensors()
+        if stop:
+            raise Interrupted
+
+
+def _due(round: Round, config: Config, asked: bool) -> tuple[bool, bool]:
+    """Whether to write a checkpoint after this round, and whether to stop; the same in all processes."""
+    done = round.t + 1
+    if done == config.rounds:  # what comes next is the result itself
+        return False, False
+    stop = distributed.anywhere(asked)
+    return stop or done % config.checkpoint_every == 0, stop
 
 
 @contextmanager

@@ -25,18 +25,18 @@ def comparison(folder: RunFolder, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     config = folder.config()
-    runs = {m: [folder.records(m, k) for k in range(config.trials)] for m in config.algorithms}
-    panels = [p for p in PANELS if any(p[0] in records[0] for trials in runs.values() for records in trials if records)]
+    measured = folder.curves()
+    runs = {m: [c for job, c in measured.items() if job.method == m] for m in config.algorithms}
+    panels = [p for p in PANELS if any(p[0] in curves for trials in runs.values() for curves in trials)]
     figure, axes = plt.subplots(2, len(panels), figsize=(3.6 * len(panels), 6), squeeze=False, layout="constrained")
     for row, (key_x, label_x, scale_x) in zip(axes, AXES, strict=True):
         for axis, (key, label, scale, log) in zip(row, panels, strict=True):
             for k, (method, trials) in enumerate(runs.items()):
-                trials = [records for records in trials if records]
                 if not trials:
                     continue
-                length = min(len(records) for records in trials)
-                x = scale_x * np.array([r[key_x] for r in trials[0][:length]])
-                y = scale * np.array([[r[key] for r in records[:length]] for records in trials])
+                length = min(len(curves["round"]) for curves in trials)
+                x = scale_x * np.array(trials[0][key_x][:length])
+                y = scale * np.array([curves[key][:length] for curves in trials])
                 style = ("-", "--", "-.", ":")[k % 4]
                 axis.plot(x, y.mean(0), style, color=f"C{k}", label=method, linewidth=1.6)
                 if len(trials) > 1:

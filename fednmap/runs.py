@@ -48,6 +48,15 @@ class Job(NamedTuple):
         return f"{self.method}-{self.trial}"
 
 
+class Model(NamedTuple):
+    """What a method has trained."""
+
+    parameters: dict[str, Tensor]
+    """In the network's order."""
+    inputs: tuple[int, ...]
+    """The shape of one sample, (channels, height, width) for pictures; () where it is not known."""
+
+
 class RunFolder:
     """The folder of one run."""
 
@@ -190,27 +199,29 @@ class RunFolder:
             raise ValueError(f"{path} was changed: each entry needs method, trial and rounds")
         return list(results)
 
-    def finish(self, job: Job, result: dict[str, Any], parameters: dict[str, Tensor]) -> None:
+    def finish(self, job: Job, result: dict[str, Any], model: Model) -> None:
         """Keep the model, then the closing numbers."""
         with clear_errors(self.path):
-            model = self.model_path(job)
-            model.parent.mkdir(exist_ok=True)
-            tensors = {k: v.detach().cpu().contiguous() for k, v in parameters.items()}
-            write_atomically(model, save(tensors, metadata={"order": json.dumps(list(tensors))}))
+            path = self.model_path(job)
+            path.parent.mkdir(exist_ok=True)
+            tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
+            about = json.dumps({"order": list(tensors), "inputs": model.inputs})
+            write_atomically(path, save(tensors, metadata={"fednmap": about}))  # several keys would change places
             results = [r for r in self.results() if (r["method"], r["trial"]) != job]
             results.append({"method": job.method, "trial": job.trial, **result})
             write_atomically(self.path / "results.json", to_json(results))
 
-    def model(self, job: Job) -> dict[str, Tensor] | None:
-        """The trained parameters in the network's order; None before the end."""
+    def model(self, job: Job) -> Model | None:
+        """What was trained; None before the end."""
         path = self.model_path(job)
         if not path.exists():
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                names = json.loads((file.metadata() or {}).get("order", "null")) or list(file.keys())
-                return {name: file.get_tensor(name) for name in names}
-        except (SafetensorError, ValueError, OSError) as error:
+                about = json.loads((file.metadata() or {}).get("fednmap", "{}"))
+                parameters = {name: file.get_tensor(name) for name in about.get("order") or list(file.keys())}
+                return Model(parameters, tuple(about.get("inputs", ())))
+        except (SafetensorError, ValueError, TypeError, AttributeError, OSError) as error:
             raise ValueError(f"{path} was changed or cut short: {error}") from None
 
     def model_path(self, job: Job) -> Path:

@@ -1,9 +1,13 @@
 """Every way of running follows the same trajectory: chunks, a store on disk, layouts, processes."""
 
 import itertools
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from fednmap.problems.dense import Dense
 from fednmap.regularizers import L1
 from fednmap.simulation.loop import side_by_side
 from fednmap.simulation.store import Clients
+from fednmap.workers import group
 
 CROSS_ENTROPY = nn.functional.cross_entropy
 
@@ -252,3 +257,69 @@ def test_two_processes_agree_with_one(tmp_path):
         shared = slice(0, 2)
         for a, b in zip(both[0][name][shared], both[1][name][shared], strict=True):
             assert torch.equal(a, b), f"{name}: the processes' servers differ"
+
+
+TRAIN = ["train", "--model", "mlp:8", "--dtype", "float64", "--participation", "0.6", "--loss", "0.1", "--quiet"]
+TRAIN += ["--checkpoint-every", "5", "--eval-every", "1000", "--json"]
+
+
+def command(*arguments, launcher=()):
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    launcher = launcher or (sys.executable,)
+    return subprocess.Popen(
+        [*launcher, "-m", "fednmap", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def closing(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.slow
+def test_the_command_with_workers_and_under_torchrun(tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    rounds = ("--rounds", "12")
+    one = closing(command(*TRAIN, *rounds, "--out", str(tmp_path / "one")))
+    for name, more in {"workers": {"arguments": ("--workers", "2")}, "torchrun": {"launcher": torchrun}}.items():
+        arguments = more.get("arguments", ())
+        both = closing(
+            command(*TRAIN, *rounds, *arguments, "--out", str(tmp_path / name), launcher=more.get("launcher", ()))
+        )
+        for key in ("objective", "stationarity", "hoyer"):
+            assert both[key] == pytest.approx(one[key], rel=1e-10), (name, key)
+        assert both["bytes_up"] == one["bytes_up"]
+
+
+@pytest.mark.slow
+def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
+    folder, rounds = tmp_path / "run", ("--rounds", "400")
+    process = command(*TRAIN, *rounds, "--workers", "2", "--out", str(folder))
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoints/*/*.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    worker = next(pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text())
+    os.kill(int(worker), signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert out == ""
+    assert "SIGKILL" in err
+    assert f"--resume {folder}" in err
+    assert "Traceback" not in err
+    resumed = closing(command("train", "--resume", str(folder), "--workers", "2", "--json", "--quiet"))
+    alone = closing(command(*TRAIN, *rounds, "--out", str(tmp_path / "alone")))
+    for key in ("objective", "stationarity"):
+        assert resumed[key] == pytest.approx(alone[key], rel=1e-10)
+
+
+def test_workers_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="workers is 0"), group(0):
+        pass

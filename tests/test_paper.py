@@ -11,12 +11,14 @@ import torch
 from fednmap.algorithms import FedNMap
 from fednmap.commands.reproduce import NAMES
 from fednmap.data import Dataset
+from fednmap.measure import stationarity
 from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, shallow, speedup, table
 from fednmap.paper.page import page
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
 from fednmap.paper.trials import Curve, Job, run, select, summary, tidy
 from fednmap.paper.verdict import compare, ratio, slope
+from fednmap.simulation import simulate
 
 ROUNDS = np.arange(0.0, 310.0, 10.0)
 
@@ -233,6 +235,22 @@ def test_table_compares_exponents_with_the_stated_ones() -> None:
     assert slow["FedNMap, nonconvex: rate in n, Q, T"] is True
     assert slow["FedNMap, PL: rate in n, Q, T"] is False
     assert slow["Zhang, PL: rate in n, Q, T"] is None
+
+
+def test_table_takes_the_best_step() -> None:
+    for row in table.ROWS:
+        _, errors, steps = table.best(table_curves(-1.0), row, "n")
+        assert steps == [0.25] * 3
+        assert errors[0] > errors[1] > errors[2]
+
+
+def test_nonconvex_error_is_the_mean_over_all_rounds() -> None:
+    row, T = table.ROWS[6], 70
+    assert row.problem == "nonconvex"
+    phi, f = table.PHI["nonconvex"], table.PROBLEMS["nonconvex"](2, noise=table.NOISE, seed=1)
+    kind = table.algorithm("FedNMap", phi, 0.5, 2)
+    each = [float(stationarity(f, phi, kind.model(r.server), 1.0)) for r in simulate(kind, f, rounds=T)]
+    assert table._error(row, 2, 2, T, 0.5, 1) == pytest.approx(np.mean(each))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def test_a_folder_holds_what_its_description_says(tmp_path):
     states = sorted(p.name for p in folder.checkpoints(FEDNMAP).iterdir())
     assert states == [f"round-{t:08d}.{end}" for t in (15, 19) for end in ("json", "safetensors")]
     assert [r["round"] for r in folder.records(*FEDNMAP)] == list(range(0, 25, 3))
-    assert folder.model(FEDNMAP)["x"].shape == (640,)
+    assert folder.model(FEDNMAP).parameters["x"].shape == (640,)
+    assert folder.model(FEDNMAP).inputs == (1, 8, 8)
     assert not [p for p in folder.path.rglob("*") if p.suffix in (".pkl", ".pt", ".part")]
 
 

@@ -90,4 +90,7 @@ ConfigFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the closing numbers as JSON and nothing else on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Track = Annotated[list[str] | None, typer.Option("--track", help="Also send the metrics to tensorboard or mlflow.")]
+Workers = Annotated[
+    int, typer.Option("--workers", help="Processes that share the clients, on this machine; for several use torchrun.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]

@@ -13,16 +13,19 @@ import typer
 from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, parse_set, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, Workers, parse_set, with_config
 from fednmap.config import Config
+from fednmap.distributed import WorkerLost
 from fednmap.execute import Interrupted, execute
 from fednmap.experiment import Experiment, prepare
+from fednmap.files import clear_errors
 from fednmap.plots import comparison
 from fednmap.progress import Bar, Lines, Warnings
 from fednmap.runs import RunFolder
 from fednmap.simulation import Callback
 from fednmap.tables import closing_table
 from fednmap.tracking import check_trackers, trackers
+from fednmap.workers import group
 
 
 @with_config(hidden=("trials",))
@@ -36,13 +39,14 @@ def train(
     out: Out = None,
     resume: Resume = None,
     track: Track = None,
+    workers: Workers = 1,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one model across clients."""
     if algorithm:
         values["algorithms"] = (algorithm,)
-    results = _run("train", values, set, config, out, resume, track, json, quiet)
+    results = _run("train", values, set, config, out, resume, track, workers, json, quiet)
     if json:
         only = results[0] if len(results) == 1 else {"results": results}
         print(_dump(only))
@@ -61,6 +65,7 @@ def compare(
     out: Out = None,
     resume: Resume = None,
     track: Track = None,
+    workers: Workers = 1,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -69,7 +74,7 @@ def compare(
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
     elif config is None:
         values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
-    results = _run("compare", values, set, config, out, resume, track, json, quiet)
+    results = _run("compare", values, set, config, out, resume, track, workers, json, quiet)
     if json:
         print(_dump({"results": results}))
 
@@ -82,6 +87,7 @@ def _run(
     out: Path | None,
     resume: Path | None,
     track: list[str] | None,
+    workers: int,
     as_json: bool,
     quiet: bool,
 ) -> list[dict[str, Any]]:
@@ -100,12 +106,18 @@ def _run(
         experiment = prepare(config)  # what can be refused is refused before there is a folder
         folder = RunFolder.create(out, config, command)
     callbacks = trackers(track, folder)
-    results = _show(config, folder, experiment, callbacks, quiet, command)
+    try:
+        with group(workers):
+            results = _show(config, folder, experiment, callbacks, quiet, command)
+    except WorkerLost as error:
+        again = f"fednmap {command} --resume {shlex.quote(str(folder.path))} --workers {workers}"
+        raise WorkerLost(f"{error}; continue from the last checkpoint with\n  {again}") from None
     if not as_json:
         console = Console()
         console.print(closing_table(results))
         console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
-    comparison(folder, folder.path / "plot.png")
+    with clear_errors(folder.path):
+        comparison(folder, folder.path / "plot.png")
     return results
 
 

@@ -20,18 +20,21 @@ PANELS = {
     "paper": ((20, 10), (50, 10), (100, 10), (20, 20), (50, 20), (100, 20)),
 }
 ROUNDS = 300
-# One panel also with larger minibatches and with more rounds, to see what the verdict depends on.
+# At the paper's scale one panel also with larger minibatches and with more rounds: what does the verdict depend on?
 OTHERWISE = (20, 10)
 LARGE, LONG = 32, 1000
 
 
 def jobs(scale: str, trials: int) -> list[Job]:
     """Trial after trial, small panels first: an interrupted run has something of every panel."""
+    wanted = [
+        (panel, shallow.BATCH, ROUNDS, trial) for trial in range(trials) for panel in sorted(PANELS[scale], key=prod)
+    ]
+    if scale == "paper":
+        wanted += [(OTHERWISE, *variant, trial) for trial in range(trials) for variant in _variants(OTHERWISE)[1:]]
     return [
         shallow.job(method=method, n=n, Q=Q, eta_a=1 / Q, batch=batch, rounds=rounds, trial=trial)
-        for trial in range(trials)
-        for n, Q in sorted(PANELS[scale], key=prod)
-        for batch, rounds in _variants((n, Q))
+        for (n, Q), batch, rounds, trial in wanted
         for method in METHODS
     ]
 
@@ -92,15 +95,19 @@ def _falls(curves: list[Curve], from_: tuple[int, int], to: tuple[int, int], cla
 
 def _otherwise(curves: list[Curve]) -> list[list[str]]:
     """FedNMap against the others at other times, with larger minibatches, and in longer runs."""
-    table = [["n, Q", "batch", "rounds", *METHODS, "FedNMap against Zhang", "FedNMap against FedCanon"]]
+    head = ["n, Q", "batch", "rounds", *METHODS, "trials"]
+    table = [[*head, *(f"{share}, against {m}" for share in ("last tenth", "last third") for m in METHODS[1:])]]
     times = {ROUNDS: (ROUNDS // 3, 2 * ROUNDS // 3, ROUNDS), LONG: (LONG // 2, LONG)}
     for panel in _shown(curves):
         for batch, length in _variants(panel):
             of = {method: _of(curves, method, panel, batch, length) for method in METHODS}
             for rounds in times[length] if all(of.values()) else ():
-                ours, *others = values = [finals(c, rounds=rounds) for c in of.values()]
-                words = [f"{compare(ours, v)}, ratio {ratio(ours, v):.2f}" for v in others]
-                table.append([f"{panel[0]}, {panel[1]}", f"{batch}", f"{rounds}", *map(number, values), *words])
+                row = [f"{panel[0]}, {panel[1]}", f"{batch}", f"{rounds}"]
+                row += [number(finals(c, rounds=rounds)) for c in of.values()] + [f"{min(map(len, of.values()))}"]
+                for share in (0.1, 1 / 3):
+                    ours, *others = [finals(c, rounds=rounds, share=share) for c in of.values()]
+                    row += [f"{compare(ours, v)}, {ratio(ours, v):.2f}" for v in others]
+                table.append(row)
     return table
 
 

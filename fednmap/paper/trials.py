@@ -47,11 +47,11 @@ class Curve:
     def __getitem__(self, column: str) -> Array:
         return self.columns[column]
 
-    def final(self, metric: str, rounds: float | None = None) -> float:
-        """The mean over the last tenth of the first `rounds` rounds, at least of one measurement; default: of all."""
+    def final(self, metric: str, rounds: float | None = None, share: float = 0.1) -> float:
+        """The mean over the last tenth (`share`) of the first `rounds` rounds (default: all), at least of one value."""
         t, y = self["round"], self[metric]
         last = t[t <= (t[-1] if rounds is None else rounds)][-1]
-        return float(y[((t > 0.9 * last) & (t <= last)) | (t == last)].mean())
+        return float(y[((t > (1 - share) * last) & (t <= last)) | (t == last)].mean())
 
 
 def finished(jobs: Sequence[Job], folder: Path) -> list[Curve]:

@@ -58,8 +58,10 @@ def _logs(a: Values, b: Values) -> list[float]:
     return [log(a[k] / b[k]) for k in sorted(a.keys() & b.keys())]
 
 
-def finals(curves: Sequence[Curve], metric: str = "stationarity", rounds: float | None = None) -> dict[int, float]:
-    return {int(curve.setting["trial"]): curve.final(metric, rounds) for curve in curves}
+def finals(
+    curves: Sequence[Curve], metric: str = "stationarity", rounds: float | None = None, share: float = 0.1
+) -> dict[int, float]:
+    return {int(curve.setting["trial"]): curve.final(metric, rounds, share) for curve in curves}
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

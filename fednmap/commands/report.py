@@ -1,0 +1,22 @@
+"""`fednmap report`: a page to look at in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fednmap.report import report as write
+from fednmap.runs import RunFolder
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown together.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
+    write([RunFolder.open(run) for run in runs], out)
+    print(out)

@@ -1,0 +1,114 @@
+"""`fednmap show`: a run, or the runs of a folder, in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import ArrayLike
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fednmap.report.series import collect
+from fednmap.runs import RunFolder
+from fednmap.tables import closing_table
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKS = (("stationarity", "|F_nat|^2", True), ("objective", "psi", False), ("zeros", "zeros", False))
+WIDTH = 18
+
+
+def show(
+    run: Annotated[Path | None, typer.Argument(help="Run folder; default the newest in runs.")] = None,
+    list: Annotated[bool, typer.Option("--list", help="List the runs in a folder, default runs.")] = False,
+) -> None:
+    """Show a run in the terminal, or list the runs of a folder."""
+    if list:
+        _list(run or Path("runs"))
+    else:
+        _show(RunFolder.open(run) if run else _newest(Path("runs")))
+
+
+def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False) -> str:
+    """A curve in one line of text, as high as its largest value.
+
+    >>> sparkline([0, 1, 2, 3, 2, 1, 0])
+    '▁▃▆█▆▃▁'
+    """
+    y = np.asarray(values, dtype=float)
+    if log:
+        y = np.log10(np.where(y > 0, y, np.nan))
+    if len(y) > width:
+        y = y[np.linspace(0, len(y) - 1, width).round().astype(int)]
+    finite = y[np.isfinite(y)]
+    if not len(finite):
+        return ""
+    low, span = finite.min(), np.ptp(finite) or 1.0
+    return "".join(BLOCKS[round(7 * (v - low) / span)] if np.isfinite(v) else " " for v in y)
+
+
+def _show(folder: RunFolder) -> None:
+    console, config, began = Console(), folder.config(), folder.environment()
+    about = f"{config.data}, {config.model}, {config.reg}, {config.clients} clients, {config.rounds} rounds"
+    lines = [str(folder.path), about, f"state: {state(folder)}"]
+    if began.get("command"):
+        lines.append("made by: " + shlex.join(str(word) for word in began["command"]))
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if results := folder.results():
+        console.print(closing_table(results))
+    curves = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=0, collapse_padding=True)
+    curves.add_column("along the rounds", no_wrap=True)
+    for _, title, log in SPARKS:
+        curves.add_column(f"{title} (log)" if log else title, no_wrap=True)
+    for one in (measured := collect([folder])):
+        curves.add_row(one.label, *(sparkline(one.values(name).mean(0), log=log) for name, _, log in SPARKS))
+    if measured:
+        console.print(curves)
+
+
+def state(folder: RunFolder) -> str:
+    """Finished, running, or how far it came."""
+    config, results = folder.config(), folder.results()
+    jobs = config.trials * len(config.algorithms)
+    if folder.running():
+        return f"running, {len(results)} of {jobs} methods done" if jobs > 1 else "running"
+    if len(results) >= jobs:
+        return "finished" if not any("error" in r for r in results) else "finished, with methods that diverged"
+    done = max((int(max(c["round"])) for c in folder.curves().values()), default=0)
+    return f"stopped, {len(results)} of {jobs} methods done, last measured at round {done} of {config.rounds}"
+
+
+def _list(path: Path) -> None:
+    found = _runs(path)
+    if not found:
+        raise ValueError(f"{path} holds no run folders; `fednmap train` makes them")
+    table = Table("run", "data", "methods", "state", "psi", box=box.SIMPLE_HEAD, header_style="bold")
+    for folder in found:
+        try:
+            config, results = folder.config(), folder.results()
+            psi = ", ".join(f"{r['objective']:.4g}" for r in results[:3]) + (" ..." if len(results) > 3 else "")
+            methods = ", ".join(config.algorithms[:3]) + (" ..." if len(config.algorithms) > 3 else "")
+            table.add_row(folder.path.name, config.data, methods, state(folder), psi)
+        except (ValueError, KeyError) as error:
+            table.add_row(folder.path.name, "", "", f"damaged: {str(error).splitlines()[0]}", "")
+    Console().print(table)
+
+
+def _newest(path: Path) -> RunFolder:
+    found = _runs(path)
+    if not found:
+        raise ValueError(f"{path} holds no run folders; name one, or make one with `fednmap train`")
+    return found[-1]
+
+
+def _runs(path: Path) -> list[RunFolder]:
+    """The run folders directly in `path`, oldest first."""
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder")
+    files = sorted(path.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime, file.parent.name))
+    return [RunFolder(file.parent) for file in files]

@@ -1,0 +1,169 @@
+"""The page itself: HTML around the figures, with everything it needs inside."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fednmap.files import clear_errors, write_atomically
+from fednmap.report import figures
+from fednmap.report.series import Series, collect
+from fednmap.runs import RunFolder
+from fednmap.tables import COLUMNS, Row, rows
+
+
+def report(folders: Sequence[RunFolder], path: Path) -> None:
+    """Write the page about these runs."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise ValueError("the report needs plotly; pip install 'fednmap[report]'") from None
+    series = collect(folders)
+    if not series:
+        raise ValueError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
+    curves, left_out = figures.curves(series)
+    page = Template(_PAGE).substitute(
+        title=escape(", ".join(folder.path.resolve().name for folder in folders)),
+        subtitle="<br>".join(escape(_subtitle(folder)) for folder in folders),
+        plotly=get_plotlyjs(),
+        notes="".join(f"<p class=note>{escape(note)}</p>" for note in _notes(folders, left_out)),
+        table=_table(series),
+        curves=_figure(curves, "curves"),
+        weights=_weights(series),
+        runs="".join(_run(folder) for folder in folders),
+        sort=_SORT,
+    )
+    with clear_errors(path.parent):
+        write_atomically(path, page.encode())
+
+
+def _subtitle(folder: RunFolder) -> str:
+    config = folder.config()
+    return f"{config.data}, {config.model}, {config.reg}, {config.clients} clients, {config.rounds} rounds"
+
+
+def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
+    """What a reader must know in order not to be misled."""
+    notes = []
+    for folder in folders:
+        done, config = folder.results(), folder.config()
+        if len(done) < config.trials * len(config.algorithms):
+            notes.append(f"{folder.path.resolve().name} is not finished; unfinished methods are missing in the table.")
+        notes += [f"{r['method']}: {r['error']}" for r in done if "error" in r]
+    settings = [folder.config().model_dump(mode="json", exclude={"algorithms"}) for folder in folders]
+    differ = [name for name in settings[0] if any(s[name] != settings[0][name] for s in settings)]
+    if differ:
+        words = (f"{name} ({', '.join(str(s[name]) for s in settings)})" for name in differ)
+        notes.append(f"The runs differ in {'; '.join(words)}.")
+    if {"measure_gamma", "gamma", "eta_a", "eta_s", "local_steps"} & set(differ) and not settings[0]["measure_gamma"]:
+        notes.append("|F_nat|² is measured with each run's own gamma; set measure_gamma to compare it between runs.")
+    if left_out:
+        notes.append("Long curves are drawn with fewer points; metrics.csv has them all.")
+    return notes
+
+
+def _table(series: Sequence[Series]) -> str:
+    head = "".join(f"<th>{escape(column.title)}</th>" for column in COLUMNS)
+    body = "".join(_row(row) for row in rows({s.label: s.results for s in series if s.results}))
+    return f"<table id=numbers><thead><tr><th>method</th>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _row(row: Row) -> str:
+    cells = "".join(
+        f"<td data-value={'' if cell.value is None else repr(cell.value)!s}{' class=best' if cell.best else ''}>"
+        f"{escape(cell.text)}</td>"
+        for cell in row.cells
+    )
+    return f"<tr><td>{escape(row.title)}</td>{cells}</tr>"
+
+
+def _weights(series: Sequence[Series]) -> str:
+    parts = []
+    zeros, first = figures.layers(series), figures.first_layer(series)
+    if zeros is not None:
+        parts.append("<h2>Which weights survived</h2><p>Zeros of each layer.</p>" + _figure(zeros, "layers"))
+    if first is not None:
+        explained = "First layer: the norm of the weights at each pixel, or of a filter's entries. White is zero."
+        parts.append(f"<p>{explained}</p>" + _figure(first, "first-layer"))
+    return "".join(parts)
+
+
+def _run(folder: RunFolder) -> str:
+    began = folder.environment()
+    versions = ", ".join(f"{name} {began[name]}" for name in ("fednmap", "torch", "numpy", "python") if name in began)
+    command = shlex.join(str(word) for word in began.get("command", []))
+    toml = (folder.path / "run.toml").read_text(encoding="utf-8")
+    return (
+        f"<h2>{escape(folder.path.resolve().name)}</h2><p>Made by</p><pre class=command>{escape(command)}</pre>"
+        f"<p>{escape(versions)}; began {escape(str(began.get('began', '?')))}</p>"
+        f"<details><summary>configuration (run.toml)</summary><pre>{escape(toml)}</pre></details>"
+    )
+
+
+def _figure(figure: Any, name: str) -> str:
+    # Plotly offers to upload the chart unless told not to
+    options = {"displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": ""}
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=options))
+
+
+# The policy forbids the page every connection, so that what it shows can only come from this file.
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
+style-src 'unsafe-inline'; img-src data: blob:; font-src data:; form-action 'none'; base-uri 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>$title - fednmap</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2rem auto; padding: 0 1rem }
+h1 { margin-bottom: 0 } h2 { margin-top: 2.5rem }
+.subtitle { color: #666; margin-top: .2rem }
+.note { background: #fff6dd; border-left: 4px solid #e0b000; padding: .4rem .8rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .3rem .8rem; text-align: right; white-space: nowrap }
+td:first-child, th:first-child { text-align: left }
+thead { border-bottom: 2px solid #444 }
+tbody tr { border-bottom: 1px solid #ddd } tbody tr:hover { background: #f5f8fc }
+th { cursor: pointer; user-select: none } th[aria-sort=ascending]::after { content: " ▲" }
+th[aria-sort=descending]::after { content: " ▼" }
+.best { font-weight: 700; color: #05603a }
+.wide { overflow-x: auto }
+pre { background: #f6f6f6; padding: .8rem; overflow-x: auto }
+</style>
+<script>$plotly</script>
+</head>
+<body>
+<h1>$title</h1>
+<p class=subtitle>$subtitle</p>
+$notes
+<h2>Closing numbers</h2>
+<div class=wide>$table</div>
+<p>The best of each column is bold. A click on a heading sorts.</p>
+<h2>Curves</h2>
+<p>A click on a name hides or shows a method, a double click shows it alone; drag to zoom, double click to go back.</p>
+$curves
+$weights
+$runs
+<script>$sort</script>
+</body>
+</html>
+"""
+
+_SORT = """
+for (const [k, head] of document.querySelectorAll("#numbers th").entries())
+  head.onclick = () => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const body = document.querySelector("#numbers tbody");
+    const key = row => k ? parseFloat(row.cells[k].dataset.value) : row.cells[0].textContent;
+    const order = (a, b) => k ? (isNaN(a) - isNaN(b)) || (down ? b - a : a - b) : (down ? -1 : 1) * a.localeCompare(b);
+    body.append(...[...body.rows].sort((r, s) => order(key(r), key(s))));
+  };
+"""

@@ -1,0 +1,100 @@
+"""Several processes for one command: `--workers 2` on one machine, torchrun between machines.
+
+Process 0 runs the command as if it were alone. The others wait for the job that it announces, compute the clients
+that are theirs, and write nothing. Process i of n computes the clients i, i + n, i + 2n, ...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+from fednmap import distributed
+from fednmap.execute import Interrupted, follow
+
+
+@contextmanager
+def group(workers: int) -> Iterator[None]:
+    """This process with `workers` - 1 more beside it, or with those that torchrun has started; their process 0."""
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; at least one process must do the work")
+    if under_torchrun():
+        if workers > 1:
+            raise ValueError("torchrun has started the processes already; leave --workers out")
+        _join("env://", 0, int(os.environ["WORLD_SIZE"]))
+        yield
+        _dismiss()
+    elif workers == 1:
+        yield
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = f"file://{Path(folder) / 'meeting'}"
+            # all of them are on this machine: nobody else can reach them
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            others = start_processes(_run, (meeting, workers), workers - 1, join=False, start_method="spawn")
+            try:
+                _join(meeting, 0, workers)
+                yield
+                _dismiss()
+            except distributed.WorkerLost:
+                raise distributed.WorkerLost(_cause(others)) from None
+            finally:
+                for process in others.processes:
+                    process.terminate()
+                    process.join()
+
+
+def under_torchrun() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def follow_torchrun() -> bool:
+    """Work for process 0, if torchrun has made this one of the others; whether it has."""
+    if not under_torchrun() or os.environ["RANK"] == "0":
+        return False
+    _work("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return True
+
+
+def _run(index: int, meeting: str, workers: int) -> None:
+    _work(meeting, index + 1, workers)
+
+
+def _work(meeting: str, rank: int, workers: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 hears it, and says when to stop
+    torch.set_num_threads(1)
+    _join(meeting, rank, workers)
+    try:
+        follow()
+    except (Interrupted, distributed.WorkerLost):
+        return  # process 0 tells the user
+    dist.destroy_process_group()
+
+
+def _join(meeting: str, rank: int, workers: int) -> None:
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=workers)
+
+
+def _dismiss() -> None:
+    distributed.same(lambda: None)
+    dist.destroy_process_group()
+
+
+def _cause(others: ProcessContext) -> str:
+    """How the first process that is gone has ended."""
+    for process in others.processes:
+        process.join(timeout=1)
+        if process.exitcode not in (None, 0):
+            code = process.exitcode
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+            return f"worker process {process.pid} {how}"
+    return "a worker process was lost"

@@ -1,0 +1,261 @@
+"""Pages and summaries of runs: right numbers, nothing from outside, and usable in a real browser."""
+
+import json
+import math
+import re
+import shutil
+import sys
+import time
+
+import pytest
+import torch
+from small import begin, small
+
+from fednmap.commands.show import sparkline, state
+from fednmap.report import report
+from fednmap.report.series import collect
+from fednmap.runs import Job, Model, RunFolder
+from fednmap.tables import COLUMNS, rows
+
+METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
+
+
+def made_up(path, methods=METHODS, rounds=1000, trials=1):
+    """A run folder as a comparison leaves it, with curves from a formula instead of an hour's computation."""
+    config = small(algorithms=methods, rounds=rounds, eval_every=1, trials=trials)
+    folder = RunFolder.create(path, config, "compare")
+    torch.manual_seed(0)
+    for k, job in ((k, Job(method, trial)) for k, method in enumerate(methods) for trial in range(trials)):
+        lines = []
+        for t in range(rounds + 1):
+            decay = math.exp(-(k + 1) * t / 900) * (1 + 0.05 * math.sin(t + job.trial))
+            record = {
+                "objective": 1.0 + decay,
+                "loss": 0.8 + decay,
+                "stationarity": 0.1 * decay**2 + 1e-6,
+                "zeros": 0.7 * (1 - decay / 2),
+                "hoyer": 0.5,
+                "test_accuracy": 0.9 - 0.5 * decay,
+                "train_seconds": 0.01 * t * (1 + k),
+                "eval_seconds": 0.001 * t,
+                "bytes_up": 4e4 * t,
+                "bytes_down": 8e4 * t,
+            }
+            lines += [f"{job.method},{job.trial},{t},{name},{value!r}\n" for name, value in record.items()]
+        with (folder.path / "metrics.csv").open("a") as file:
+            file.writelines(lines)
+        weight = torch.randn(32, 64) * (torch.rand(32, 64) > 0.1 * k) * (torch.arange(64) % 8 > 1)
+        parameters = {"1.weight": weight, "1.bias": torch.randn(32), "3.weight": torch.randn(10, 32)}
+        result = {**record, "rounds": rounds, "seconds": record["train_seconds"] + record["eval_seconds"]}
+        folder.finish(job, result, Model(parameters, (1, 8, 8)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """The page about ten methods and a thousand rounds."""
+    path = tmp_path_factory.mktemp("report")
+    report([made_up(path / "run")], path / "report.html")
+    return path / "report.html"
+
+
+def test_a_large_comparison_stays_below_ten_megabytes(large):
+    print(f"{large.stat().st_size / 1e6:.2f} MB")
+    assert large.stat().st_size < 10e6
+
+
+def test_twenty_thousand_rounds_do_not_make_a_larger_page(tmp_path, large):
+    report([made_up(tmp_path / "run", METHODS[:3], 20_000)], tmp_path / "long.html")
+    assert (tmp_path / "long.html").stat().st_size < 10e6
+    assert "fewer points" in (tmp_path / "long.html").read_text()
+    assert "fewer points" not in large.read_text()
+
+
+def test_the_page_tells_how_it_was_made_and_fetches_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fednmap", "train", "--out", "a <b> & c"])
+    folder = begin(tmp_path / "a <b> & c", rounds=6)
+    report([folder], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "fednmap train --out &#x27;a &lt;b&gt; &amp; c&#x27;" in page
+    assert "participation = 0.5" in page
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(?!data:)[a-z]*:", own)
+    assert "default-src 'none'" in page
+    assert "<b> & c" not in own
+
+
+def test_several_runs_are_told_apart_and_their_differences_named(tmp_path):
+    folders = [made_up(tmp_path / name / "run", METHODS[:2], 20, trials) for name, trials in (("a", 1), ("b", 2))]
+    assert [s.label for s in collect(folders)] == ["a/run: fednmap", "a/run: zhang", "b/run: fednmap", "b/run: zhang"]
+    report(folders, tmp_path / "page.html")
+    assert "The runs differ in trials (1, 2)." in (tmp_path / "page.html").read_text()
+
+
+def test_an_unfinished_run_can_be_looked_at(tmp_path):
+    folder = made_up(tmp_path / "run", METHODS[:2], 20)
+    results = folder.results()
+    (folder.path / "results.json").write_text(json.dumps(results[:1]))
+    folder.model_path(Job("zhang", 0)).unlink()
+    report([folder], tmp_path / "page.html")
+    assert "run is not finished" in (tmp_path / "page.html").read_text()
+    assert state(folder) == "stopped, 1 of 2 methods done, last measured at round 20 of 20"
+
+
+def test_nothing_measured_and_nothing_installed_are_said(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", small(), "train")
+    with pytest.raises(ValueError, match="nothing was measured yet"):
+        report([folder], tmp_path / "page.html")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ValueError, match=r"needs plotly; pip install 'fednmap\[report\]'"):
+        report([folder], tmp_path / "page.html")
+
+
+def test_the_best_is_marked_but_no_diverged_method_and_nobody_where_all_are_alike():
+    common = dict.fromkeys((c.key for c in COLUMNS), 1.0)
+    one, two = common | {"objective": 2.0}, common | {"objective": 3.0, "hoyer": None}
+    bad = common | {"objective": 1.0, "error": "diverged"}
+    table = rows({"one": [one, two], "two": [two], "bad": [bad]})
+    assert [row.title for row in table] == ["one", "two", "bad (diverged)"]
+    assert [[cell.best for cell in row.cells].count(True) for row in table] == [1, 0, 0]
+    assert table[0].cells[0].text == "2.5000 ± 0.7071"
+    assert table[1].cells[3].text == "-"
+
+
+def test_sparklines():
+    assert sparkline([1, 10, 100, 1000], log=True) == "▁▃▆█"
+    assert sparkline([5, 5]) == "▁▁"
+    assert sparkline([math.nan, 1, math.inf, 2]) == " ▁ █"
+    assert sparkline([]) == ""
+    assert len(sparkline(range(1000))) == 18
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium without a window and without a network."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+        "--window-size=1280,1700",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    found.set_network_conditions(offline=True, latency=0, throughput=0)
+    found.set_page_load_timeout(120)
+    yield found
+    found.quit()
+
+
+def drawn(browser):
+    """The curves that are visible, by name."""
+    script = "return [...document.querySelectorAll('#curves .scatterlayer .trace path.js-line')].length"
+    return browser.execute_script(script)
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def requests(browser):
+    """What the page asked for."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+
+def test_in_a_browser(browser, large, tmp_path):
+    began = time.monotonic()
+    browser.get(large.as_uri())
+    until(lambda: drawn(browser) == 50)
+    print(f"ten methods drawn after {time.monotonic() - began:.1f} s")
+    until(lambda: browser.execute_script("return document.querySelectorAll('#first-layer .hm').length") == 10)
+
+    find = browser.find_element
+    toggle = browser.find_elements("css selector", "#curves .legend .legendtoggle")[1]
+    began = time.monotonic()
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", toggle)
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).move_to_element(toggle).click().perform()
+    until(lambda: drawn(browser) == 45)
+    print(f"a method hidden after {time.monotonic() - began:.1f} s")
+
+    def titles():
+        return {e.text for e in browser.find_elements("css selector", "#curves .xtitle")}
+
+    def press(label):
+        buttons = browser.find_elements("css selector", "#curves .updatemenu-button")
+        (button,) = (b for b in buttons if b.text == label)
+        ActionChains(browser).move_to_element(button).click().perform()
+
+    assert titles() == {"communication rounds"}
+    press("seconds")
+    until(lambda: titles() == {"seconds"})
+    press("megabytes")
+    until(lambda: titles() == {"megabytes sent by the clients"})
+    assert drawn(browser) == 45  # what was hidden stays hidden
+    last = browser.execute_script("const x = document.getElementById('curves').data[0].x; return x[x.length - 1]")
+    assert last == pytest.approx(40)
+    press("ψ, |F|² linear")
+    kinds = (
+        "const l = document.getElementById('curves')._fullLayout; return [l.yaxis.type, l.yaxis2.type, l.yaxis3.type]"
+    )
+    until(lambda: browser.execute_script(kinds) == ["linear", "linear", "linear"])
+    press("ψ, |F|² log")
+    until(lambda: browser.execute_script(kinds) == ["log", "log", "linear"])
+
+    def column(k):
+        cells = browser.find_elements("css selector", f"#numbers tbody td:nth-child({k})")
+        return [cell.text for cell in cells]
+
+    head = find("css selector", "#numbers th:nth-child(2)")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", head)
+    head.click()
+    assert column(2) == sorted(column(2), key=float)
+    head.click()
+    assert column(2) == sorted(column(2), key=float, reverse=True)
+    find("css selector", "#numbers th:first-child").click()
+    assert column(1) == sorted(METHODS)
+    buttons = [e.get_attribute("data-title") for e in browser.find_elements("css selector", ".modebar-btn")]
+    assert buttons
+    assert not [title for title in buttons if "Share" in title or "cloud" in title.lower()]
+    best = [e.text for e in browser.find_elements("css selector", "#numbers td.best")]
+    assert "1.0000" in best  # psi of the fastest
+
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert not {url.partition(":")[0] for url in requests(browser)} & {"http", "https", "ws", "wss"}
+    browser.save_screenshot(str(tmp_path / "report.png"))
+    assert (tmp_path / "report.png").stat().st_size > 50_000
+
+
+def test_hovering_shows_the_numbers(browser, large):
+    from selenium.webdriver import ActionChains
+
+    browser.get(large.as_uri())
+    until(lambda: drawn(browser) == 50)
+    plot = browser.find_element("css selector", "#curves .xy .nsewdrag, #curves .nsewdrag")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    moves = ActionChains(browser).move_to_element(plot)
+    for k in range(-60, 60, 6):  # somewhere on the way up there is a curve
+        moves.move_to_element_with_offset(plot, 0, k)
+    moves.perform()
+    hover = "return document.querySelectorAll('#curves .hoverlayer .hovertext').length"
+    for k in range(-80, 80, 4):
+        ActionChains(browser).move_to_element_with_offset(plot, 0, k).perform()
+        if browser.execute_script(hover):
+            break
+    assert browser.execute_script(hover) == 1
