@@ -180,12 +180,15 @@ def test_speedup_throughout_fails_where_curves_cross() -> None:
     assert speedup.judge(curves, "n", "").claims[0].holds is False
 
 
-@pytest.mark.parametrize(("growth", "comparable"), [(1.2, True), (4.0, False)])
-def test_local_stepsize(growth: float, comparable: bool) -> None:
+@pytest.mark.parametrize(
+    ("growth", "end", "comparable"), [(1.2, 1.0, True), (5.0, 1.0, False), (0.1, 1.0, False), (5.0, 0.5, None)]
+)
+def test_local_stepsize(growth: float, end: float, comparable: bool | None) -> None:
+    """Values 0.01 and `growth` times that; in the last third of the rounds `end` times as large."""
     curves = []
     for rule, step in local_stepsize.RULES.items():
         for Q in (5, 10):
-            level = 1 / Q if rule == "1/Q" else 0.01 * (growth if Q == 10 else 1)
+            level = 1 / Q if rule == "1/Q" else 0.01 * (growth if Q == 10 else 1) * np.where(ROUNDS > 200, end, 1)
             setting = {"Q": Q, "eta_a": round(step(Q), 6)}
             y = level + np.exp(-ROUNDS * Q / 100)
             curves += [Curve({**setting, "trial": k}, {"round": ROUNDS, "stationarity": y}) for k in range(2)]
