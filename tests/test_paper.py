@@ -12,7 +12,7 @@ from fednmap.algorithms import FedNMap
 from fednmap.commands.reproduce import NAMES
 from fednmap.data import Dataset
 from fednmap.measure import stationarity
-from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, shallow, speedup, table
+from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, shallow, speedup, table, table_trials
 from fednmap.paper.page import page
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
@@ -84,7 +84,8 @@ def test_workers_are_at_least_one(workers: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
     jobs = [
-        Job({"method": m, "trial": 0}, partial(table.limit, m, "strongly convex", 50)) for m in ("FedNMap", "Zhang")
+        Job({"method": m, "trial": 0}, partial(table_trials.limit, m, "strongly convex", 50))
+        for m in ("FedNMap", "Zhang")
     ]
     here, there = (run(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
     for a, b in zip(here, there, strict=True):
@@ -219,12 +220,12 @@ def table_curves(power: float) -> list[Curve]:
     """Errors (n Q T)^power at the best step, and limits that are all reached."""
     curves = []
     for row in table.ROWS:
-        points = [(n, Q, T, s) for n, Q, T in table._cross(row) for s in table.STEPS]
+        points = [(n, Q, T, s) for n, Q, T in table_trials.cross(row.method) for s in table_trials.STEPS]
         n, Q, T, step = (np.array(v, dtype=float) for v in zip(*points, strict=True))
         value = (n * Q * T) ** power * np.where(step == 0.25, 1.0, 2.0)
         setting = table._setting("rate", row.method, row.problem, 0)
         curves.append(Curve(setting, {"round": T, "n": n, "Q": Q, "step": step, "value": value}))
-    for problem in table.PROBLEMS:
+    for problem in table_trials.PROBLEMS:
         for method in table.METHODS:
             setting = table._setting("limit", method, problem, 0)
             curves.append(Curve(setting, {"round": ROUNDS, "value": 10 ** (-ROUNDS / 10)}))
@@ -248,12 +249,11 @@ def test_table_takes_the_best_step() -> None:
 
 
 def test_nonconvex_error_is_the_mean_over_all_rounds() -> None:
-    row, T = table.ROWS[6], 70
-    assert row.problem == "nonconvex"
-    phi, f = table.PHI["nonconvex"], table.PROBLEMS["nonconvex"](2, noise=table.NOISE, seed=1)
-    kind = table.algorithm("FedNMap", phi, 0.5, 2)
+    T = 70
+    phi, f = table_trials.PHI["nonconvex"], table_trials.PROBLEMS["nonconvex"](2, noise=table_trials.NOISE, seed=1)
+    kind = table_trials.algorithm("FedNMap", phi, 0.5, 2)
     each = [float(stationarity(f, phi, kind.model(r.server), 1.0)) for r in simulate(kind, f, rounds=T)]
-    assert table._error(row, 2, 2, T, 0.5, 1) == pytest.approx(np.mean(each))
+    assert table_trials.error("FedNMap", "nonconvex", 2, 2, T, 0.5, 1) == pytest.approx(np.mean(each))
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_outcomes(y: np.ndarray, word: str) -> None:
     assert table.outcome(Curve({}, {"round": ROUNDS, "value": y})).startswith(word)
 
 
-@pytest.mark.parametrize("problem", table.PROBLEMS)
+@pytest.mark.parametrize("problem", table_trials.PROBLEMS)
 def test_the_function_does_not_depend_on_the_number_of_clients(problem: str) -> None:
     x = torch.linspace(-1, 1, 20, dtype=torch.float64)
-    two, many = (table.PROBLEMS[problem](n) for n in (2, 32))
+    two, many = (table_trials.PROBLEMS[problem](n) for n in (2, 32))
     torch.testing.assert_close(two.gradient(x), many.gradient(x))
     clients = many.oracle(torch.arange(32), 0)(x, 0)
     torch.testing.assert_close(clients.mean(0), many.gradient(x))
@@ -295,9 +295,9 @@ def test_clients_come_in_pairs() -> None:
 
 
 def test_fednmap_reaches_the_optimum_the_table_measures_from() -> None:
-    records = table.limit("FedNMap", "strongly convex", 200)
+    records = table_trials.limit("FedNMap", "strongly convex", 200)
     assert records[-1]["value"] < 1e-12 * records[0]["value"]
-    biased = table.limit("FedCanon", "strongly convex", 200)
+    biased = table_trials.limit("FedCanon", "strongly convex", 200)
     assert biased[-1]["value"] > 1e-6
 
 

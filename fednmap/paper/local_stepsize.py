@@ -30,7 +30,8 @@ STEP_RULE = f"""{RULE}
 
 Faster: the larger Q is lower over the first third of the rounds, by the same rule on the geometric mean of a trial's
 measurements there. Comparable: the largest Q ends within a factor of {COMPARABLE:g} of the smallest; if it does not,
-but the higher of the two still falls (last third of the rounds below {SETTLED:g} of the second), it is not judged."""
+but the higher of the two still falls (last third of the rounds below {SETTLED:g} of the second), it is not judged. This
+part of the rule was settled after a first look at results; before, only a largest Q that ends higher counted."""
 
 
 def jobs(scale: str, trials: int) -> list[Job]:
