@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from fednmap.algorithms import ALGORITHMS
@@ -106,6 +106,16 @@ class Config(BaseModel):
             raise ValueError("\n".join(mistakes))
         return values
 
+    @model_validator(mode="after")
+    def _everybody(self) -> Config:
+        need = [name for name in self.algorithms if ALGORITHMS[name].traits.full_participation]
+        if need and (self.participation < 1 or self.loss > 0):
+            raise ValueError(
+                f"{', '.join(need)} needs every client in every round, given participation = {self.participation} "
+                f"and loss = {self.loss}; use participation = 1 and loss = 0, or fednmap"
+            )
+        return self
+
     @classmethod
     def make(cls, **values: Any) -> Config:
         """Validated as a whole: one ValueError with a line for each mistake."""
@@ -154,6 +164,8 @@ def _parameter_mistake(key: str) -> ValueError | None:
 
 def _lines(mistake: Any) -> list[str]:
     """A mistake in a line, or several of one setting in as many: what was given, what is allowed, what it means."""
+    if not mistake["loc"]:  # settings that do not go together
+        return [str(mistake["ctx"]["error"])]
     name = str(mistake["loc"][0])
     if mistake["type"] == "extra_forbidden":
         return [str(unknown("setting", name, Config.model_fields))]
@@ -184,10 +196,9 @@ def _words(kind: Any, range: str) -> list[str]:
 
 
 def _range(field: FieldInfo) -> str:
-    bounds = {name: getattr(m, name, None) for m in field.metadata for name in ("gt", "ge", "lt", "le")}
-    bounds = {name: limit for name, limit in bounds.items() if limit is not None}
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    parts = [f"{words[name]} {limit}" for name, limit in bounds.items()]
+    limits = ((word, getattr(m, name, None)) for m in field.metadata for name, word in words.items())
+    parts = [f"{word} {limit}" for word, limit in limits if limit is not None]
     return ", " + " and ".join(parts) if parts else ""
 
 

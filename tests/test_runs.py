@@ -398,7 +398,8 @@ class Memory(Callback):
 @pytest.mark.slow
 def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
     memory = Memory(1000, 9999)
-    given = {"rounds": 10_000, "eval_every": 1, "checkpoint_every": 500, "data": "heart-disease", "local_steps": 1}
+    given = {"rounds": 10_000, "eval_every": 1, "checkpoint_every": 500, "data": "sparse-regression", "local_steps": 1}
+    given |= {"model": "least-squares", "clients": 5}
     folder = begin(tmp_path / "run", memory, **given)
     first, last = memory.megabytes
     print(f"{first:.1f} MB after 1,000 rounds, {last:.1f} MB after 9,999")

@@ -29,7 +29,7 @@ def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Comm
             if name in hidden or name in ("algorithms", "set"):
                 continue
             default = defaults.get(name, field.default)
-            shown = f"[default: {default}]" if default is not None else None
+            shown = f"(default {default})" if default is not None else None
             word = "Or auto: found by short pilot runs." if name in AUTO else None
             help = " ".join(part for part in (field.description, word, shown) if part)
             option = typer.Option("--" + name.replace("_", "-"), help=help, show_default=False)

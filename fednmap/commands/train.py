@@ -32,7 +32,7 @@ from fednmap.workers import group
 def train(
     values: dict[str, Any],
     algorithm: Annotated[
-        str | None, typer.Option(help="Method; see `fednmap list algorithms`. [default: fednmap]")
+        str | None, typer.Option(help="Method; see `fednmap list algorithms`. (default fednmap)")
     ] = None,
     set: Set = None,
     config: ConfigFile = None,
@@ -58,7 +58,7 @@ def train(
 def compare(
     values: dict[str, Any],
     algorithms: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas. [default: fednmap,zhang,fedcanon,fedda,fedavg]")
+        str | None, typer.Option(help="Methods, separated by commas. (default fednmap,zhang,fedcanon,fedda,fedavg)")
     ] = None,
     set: Set = None,
     config: ConfigFile = None,
@@ -72,7 +72,7 @@ def compare(
     """Run several methods from the same start with the same minibatches, and compare them."""
     if algorithms:
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
-    elif config is None:
+    elif config is None and resume is None:
         values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
     results = _run("compare", values, set, config, out, resume, track, workers, json, quiet)
     if json:

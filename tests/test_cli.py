@@ -1,0 +1,224 @@
+"""The command: exit codes, one line for each mistake, JSON that is JSON, help one can read."""
+
+import json
+import signal
+import sys
+
+import pytest
+from small import SMALL
+
+from fednmap import cli
+from fednmap.progress import Bar, Lines
+
+KEYS = (
+    *("rounds", "objective", "loss", "stationarity", "zeros", "hoyer", "test_accuracy", "bytes_up", "bytes_down"),
+    *("seconds", "train_seconds", "eval_seconds"),
+)
+QUICK = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """The command in this process: what it returns, and what it writes on stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fednmap", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        written = capsys.readouterr()
+        assert "Traceback" not in written.err
+        return end.value.code, written.out, written.err
+
+    return run
+
+
+def test_json_is_one_object_and_nothing_else(command):
+    code, out, err = command("train", *QUICK, "--out", "run", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert all(key in found for key in KEYS)
+    assert found["rounds"] == 24
+    assert found["seconds"] == pytest.approx(found["train_seconds"] + found["eval_seconds"])
+    assert found["bytes_up"] == 24 * 5 * 640 * 8
+    assert "round 24/24" in err
+    code, out, err = command("train", "--resume", "run", "--json", "--quiet")
+    assert (code, json.loads(out), err) == (0, found, "")
+
+
+def test_json_is_strict_where_a_constraint_is_violated(command):
+    code, out, _ = command(
+        "compare", *QUICK, "--algorithms", "fednmap,fedavg", "--reg", "box:0,0.001", "--json", "--quiet"
+    )
+    first, second = json.loads(out, parse_constant=pytest.fail)["results"]
+    assert code == 0
+    assert first["objective"] > 0
+    assert second["objective"] is None
+
+
+def test_a_table_a_picture_and_the_folder(command, tmp_path):
+    code, out, err = command("compare", *QUICK, "--algorithms", "fednmap,fedavg", "--trials", 2, "--quiet")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (code, err) == (0, "")
+    assert "|F_nat|^2" in out
+    assert "±" in out
+    assert str(folder.relative_to(tmp_path)) in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert command("compare", "--resume", folder.relative_to(tmp_path), "--quiet")[:2] == (0, out)
+    assert command("train", "--config", folder / "run.toml", "--out", "again", "--quiet")[0] == 0
+    assert (tmp_path / "again" / "run.toml").read_text() == (folder / "run.toml").read_text()
+
+    code, out, _ = command("show")
+    assert code == 0
+    assert "state: finished" in out
+    assert "█" in out
+    code, out, _ = command("show", "--list")
+    assert folder.name[:8] in out
+    code, out, _ = command("report", folder, "-o", "page.html")
+    assert (code, out) == (0, "page.html\n")
+
+
+BAD = {
+    "unknown algorithm": (
+        ["--algorithm", "fednmpa"],
+        "algorithms: unknown algorithm 'fednmpa'; did you mean 'fednmap'?",
+    ),
+    "unknown data": (["--data", "digit"], "data: unknown data set 'digit'; did you mean 'digits'?"),
+    "unknown regularizer": (["--reg", "l11:1"], "reg: unknown regularizer 'l11'; did you mean 'l1'?"),
+    "unknown partition": (["--partition", "iidd"], "partition: unknown partition 'iidd'; did you mean 'iid'?"),
+    "unknown model": (["--model", "mpl"], "model: unknown model 'mpl'; did you mean 'mlp'?"),
+    "unknown option": (["--roundz", "3"], "No such option"),
+    "gamma rho": (
+        ["--reg", "mcp:0.1,2", "--gamma", "3"],
+        "gamma * rho must stay below 1",
+    ),
+    "Q": (["--local-steps", "0"], "local_steps is 0; it must be a whole number, at least 1"),
+    "rounds": (["--rounds", "-1"], "rounds is -1; it must be a whole number, at least 0"),
+    "no number": (["--rounds", "x"], "Invalid value for '--rounds': 'x' is not a valid integer"),
+    "clients": (["--clients", "5000"], "5000"),
+    "participation": (["--participation", "0"], "participation is 0.0; it must be a number, above 0 and at most 1"),
+    "participation above": (["--participation", "1.5"], "participation is 1.5; it must be"),
+    "everybody": (["--algorithm", "scaffnew"], "needs every client"),
+    "loss": (["--loss", "1"], "loss is 1.0; it must be a number, at least 0 and below 1"),
+    "device": (["--device", "gpu"], "device is 'gpu'"),
+    "set": (["--set", "fednmap.Q"], "--set takes METHOD.PARAMETER=VALUE"),
+    "set value": (["--set", "fednmap.Q=0"], "Q is 0"),
+    "config": (["--config", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
+    "resume": (["--resume", "nowhere"], "nowhere is not a run folder: it has no run.toml"),
+    "tracker": (["--track", "tensorbord"], "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
+    "numbers": (["--reg", "l1:x"], "'x' in 'l1:x' is not a number"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_two(command, tmp_path, case):
+    words, message = BAD[case]
+    code, out, err = command("train", *([] if "--resume" in words else QUICK), *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("fednmap: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_several_mistakes_are_several_lines(command):
+    code, _, err = command("train", "--rounds", "-1", "--loss", "2", "--data", "x")
+    assert code == 2
+    assert [line[:15] for line in err.splitlines()] == ["fednmap: data: ", "fednmap: rounds", "fednmap: loss i"]
+
+
+def test_data_with_holes_is_refused(command, tmp_path):
+    (tmp_path / "data.csv").write_text("a,b,label\n" + "1,2,0\nnan,1,1\n" * 10)
+    code, _, err = command("train", "--data", "csv:data.csv", "--clients", "2")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_folders_that_hold_something_or_cannot_be_written(command, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("")
+    code, _, err = command("train", *QUICK, "--out", "full")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "full is not empty; choose another folder" in err
+    code, _, err = command("train", *QUICK, "--out", "full/letter.txt/run")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "cannot write to full/letter.txt/run: Not a directory" in err
+    for words in (["report", "full"], ["show", "full"], ["show"], ["show", "--list", "full"], ["report"], ["lists"]):
+        code, out, err = command(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_ctrl_c_saves_and_prints_the_command_that_goes_on(command, tmp_path, monkeypatch):
+    whole = json.loads(command("train", *QUICK, "--json", "--out", "whole")[1])
+
+    def stop(self, record):
+        if record["round"] == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "on_record", stop)
+        code, out, err = command("train", *QUICK, "--json", "--out", "my run")
+    assert (code, out) == (130, "")
+    assert err == "stopped and saved; continue with\n  fednmap train --resume 'my run'\n"
+    code, out, _ = command("train", "--resume", "my run", "--json")
+    found = json.loads(out)
+    assert all(found[key] == whole[key] for key in KEYS if "seconds" not in key)
+
+
+def test_a_run_that_diverges_says_so_and_keeps_what_it_has(command):
+    code, out, err = command("train", *QUICK, "--eta-a", "1e200", "--reg", "none", "--model", "mlp:3:relu", "--json")
+    assert code == 1
+    assert json.loads(out)["rounds"] == 0
+    assert "smaller eta_a" in err.splitlines()[-1]
+
+
+def test_too_large_for_the_memory(command):
+    code, _, err = command("train", "--model", "mlp:9000000000000")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "out of memory" in err
+
+
+def test_a_bar_shows_rounds_and_numbers():
+    from rich.console import Console
+
+    from fednmap.config import Config
+
+    console = Console(force_terminal=True, width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    bar = Bar(console)
+    with bar.progress:
+        bar.begin("fednmap", 0, 0, Config(rounds=40))
+        bar.on_record({"round": 10, "objective": 1.25, "stationarity": 3e-4, "zeros": 0.5, "bytes_up": 2.5e6})
+    console.file.close()
+    text = console.export_text()
+    for word in ("fednmap", "10/40", "psi 1.25", "|F_nat|^2 3.00e-04", "zeros 50.0 %", "2.5 MB up"):
+        assert word in text
+
+
+def test_tensorboard_and_mlflow_get_every_measurement(command, tmp_path, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    code, out, _ = command("train", *QUICK, "--track", "tensorboard", "--track", "mlflow", "--out", "run", "--json")
+    assert code == 0
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard" / "fednmap-0")).Reload()
+    assert [e.step for e in events.Scalars("objective")] == list(range(0, 25, 3))
+    assert events.Scalars("objective")[-1].value == pytest.approx(json.loads(out)["objective"])
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((tmp_path / "run" / "mlflow").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("fednmap").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["objective"] == pytest.approx(json.loads(out)["objective"])
+    assert run.data.params["participation"] == "0.5"
+    assert len(client.get_metric_history(run.info.run_id, "zeros")) == 9
+
+
+def test_help_is_readable(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    assert all(name in out for name in ("train", "compare", "show", "report", "list"))
+    code, out, _ = command("train", "--help")
+    assert code == 0
+    assert "Communication rounds T. (default 300)" in " ".join(out.replace("│", " ").split())

@@ -1,0 +1,239 @@
+"""Configurations: what is written is what is read, and every mistake is told, in words, at once."""
+
+import random
+import re
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import small
+
+from fednmap import data
+from fednmap.algorithms import ALGORITHMS
+from fednmap.config import Config
+from fednmap.experiment import prepare
+
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+counts = st.integers(1, 2**40)
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+values = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | words
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "data": st.sampled_from(["digits", "mnist"]) | words.map("svm:{}".format),
+        "test": st.none() | words,
+        "model": st.just("auto") | words.map("mlp:{}".format),
+        "clients": counts,
+        "partition": words.map("dirichlet:{}".format),
+        "algorithms": st.lists(st.sampled_from(sorted(ALGORITHMS)), min_size=1, unique=True).map(tuple),
+        "reg": words.map("l1:{}".format),
+        "reg_only": st.none() | words,
+        "gamma": st.none() | positive,
+        "eta_a": positive,
+        "eta_s": positive,
+        "local_steps": counts,
+        "rounds": st.integers(0, 2**40),
+        "batch_size": st.integers(0, 2**40),
+        "participation": st.floats(0, 1, exclude_min=True),
+        "loss": st.floats(0, 1, exclude_max=True),
+        "seed": st.integers(0, 2**32 - 1),
+        "trials": counts,
+        "dtype": st.sampled_from(["float32", "float64"]),
+        "device": words,
+        "eval_every": counts,
+        "measure_gamma": st.none() | positive,
+        "checkpoint_every": counts,
+        "chunk": st.none() | counts,
+        "set": st.dictionaries(st.sampled_from(["fedda.eta_s", "fednmap.Q", "zhang.eta_a"]), values),
+    },
+)
+
+
+@given(configs)
+@settings(max_examples=200, deadline=None)
+def test_a_configuration_written_and_read_is_the_same(given):
+    config = Config.make(**given)
+    again = Config.make(**tomllib.loads(config.toml()))
+    assert again == config
+    assert again.toml() == config.toml()
+    assert Config.make(**config.model_dump(mode="json")) == config
+    kinds = {k: type(v) for k, v in config.set.items()}
+    assert {k: type(v) for k, v in again.set.items()} == kinds
+
+
+def lines(**values):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        Config.make(**values)
+    return str(caught.value).splitlines()
+
+
+def test_all_mistakes_are_told_at_once():
+    found = lines(rounds=-1, loss=1.5, gama=1, algorithms=("fedmap", "fedavg", "fedavg"), set={"fedda.eta": 1, "x": 2})
+    assert [re.split(r"[ :]", line)[0] for line in found] == ["algorithms"] * 2 + [
+        "rounds",
+        "loss",
+        "set",
+        "set",
+        "unknown",
+    ]
+    assert "did you mean 'fedmid'" in found[0] or "did you mean 'fednmap'" in found[0]
+    assert "'fedavg' is named 2 times" in found[1]
+    assert found[-1].startswith("unknown setting 'gama'; did you mean 'gamma'?")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("rounds", -1, "rounds is -1; it must be a whole number, at least 0 (Communication rounds T)"),
+        ("rounds", 2.5, "rounds is 2.5; it must be a whole number, at least 0"),
+        ("rounds", "many", "rounds is 'many'; it must be a whole number, at least 0"),
+        ("rounds", True, "rounds is True; it must be a whole number, at least 0"),
+        ("local_steps", 0, "local_steps is 0; it must be a whole number, at least 1 (Local steps Q of a round)"),
+        ("participation", 0, "participation is 0; it must be a number, above 0 and at most 1 (Share of the clients"),
+        ("participation", 1.1, "participation is 1.1; it must be a number, above 0 and at most 1"),
+        ("loss", 1, "loss is 1; it must be a number, at least 0 and below 1 (Probability that a reply is lost)"),
+        ("gamma", float("inf"), "gamma is inf; it must be a number, above 0"),
+        ("eta_a", float("nan"), "eta_a is nan; it must be a number, above 0 (Local step size)"),
+        ("seed", 2**32, "seed is 4294967296; it must be a whole number, at least 0 and below 4294967296"),
+        ("dtype", "float16", "dtype is 'float16'; it must be 'float32' or 'float64'"),
+        ("batch_size", [4], "batch_size is [4]; it must be a whole number, at least 0 (Samples of a local step"),
+        ("data", 3, "data is 3; it must be text"),
+        ("data", "digit", "data: unknown data set 'digit'; did you mean 'digits'?"),
+        ("model", "mlpp:3", "model: unknown model 'mlpp'; did you mean 'mlp'?"),
+        ("partition", "sortd", "partition: unknown partition 'sortd'; did you mean 'sorted'?"),
+        ("reg", "elasticnet:1", "reg: unknown regularizer 'elasticnet'; did you mean 'elastic-net'?"),
+        ("algorithms", (), "algorithms is (); it must be a list of one name or more"),
+        ("algorithms", "fednmap", "algorithms is 'fednmap'; it must be a list of one name or more"),
+        ("set", {"fednmap.q": 3}, "set: unknown parameter of fednmap 'q'"),
+        ("set", {"fednmp.Q": 3}, "set: unknown algorithm 'fednmp'; did you mean 'fednmap'?"),
+        ("set", {"fednmap.Q": [3]}, "set is [3]; it must be a table of METHOD.PARAMETER = number, text, true or false"),
+    ],
+)
+def test_a_mistake_says_what_was_given_what_is_allowed_and_what_it_means(setting, value, message):
+    (line,) = lines(**{setting: value})
+    assert line.startswith(message)
+
+
+def test_long_and_strange_values_stay_on_one_line():
+    (line,) = lines(rounds="x" * 500 + "\n\x1b[31m")
+    assert len(line) < 200
+    (line,) = lines(dtype="a\nb\x1b[2J")
+    assert "\x1b" not in line
+
+
+@pytest.mark.parametrize("content", ["rounds = ", "[[[", "a = 1\na = 2", "rounds = 1e", "= 3", '"""', "a.b.c = {"])
+def test_what_is_no_toml_is_said_to_be(tmp_path, content):
+    (tmp_path / "run.toml").write_text(content)
+    with pytest.raises(ValueError, match=r"run\.toml is not valid TOML"):
+        Config.read(tmp_path / "run.toml")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match="cannot read .*nowhere.toml: No such file or directory"):  # noqa: RUF043
+        Config.read(tmp_path / "nowhere.toml")
+
+
+STRANGE = [
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "inf",
+    "true",
+    "false",
+    '""',
+    '"auto"',
+    "'x'",
+    "[]",
+    "{}",
+    "[1,2]",
+    "1979-05-27",
+    "99999999999999999999",
+    "0x10",
+    "1_000",
+    "0.5",
+    "3",
+    '"fednmap"',
+    '["fednmap",3]',
+    '"l1:"',
+    '"mcp:1,1,1"',
+    "'é\\'",
+    '"digits:3"',
+    '"csv:/nowhere"',
+    '"svm:"',
+    '"synthetic:1"',
+    '"shards:0"',
+    '"dirichlet:-1"',
+    '"mlp:0"',
+    '"mlp:a"',
+    '"box:1,0"',
+    '"l1:nan"',
+    '"elastic-net:1,2,3"',
+    '"l0:1"',
+    '"cuda:99"',
+    '"natural"',
+    '"least-squares"',
+    '"topk:0"',
+    '{"fednmap.Q"=2.5}',
+    '{"fednmap.gamma"=-1}',
+    '{"fednmap.eta_a"="x"}',
+    '{"zhang.Q"=true}',
+]
+
+
+def mutated(text, rng):
+    """A configuration as it looks after a slip of the hand, or of the disk."""
+    at, to = sorted(rng.randrange(len(text)) for _ in range(2))
+    rows = text.splitlines()
+    k = rng.choice([i for i, row in enumerate(rows) if "=" in row])
+    name, _, value = rows[k].partition("=")
+    kind = rng.randrange(9)
+    if kind < 4:
+        rows[k] = f"{name}= {rng.choice(STRANGE)}"
+    elif kind == 4:
+        rows.insert(rng.randrange(len(rows)), rows[k])
+    elif kind == 5:
+        rows[k] = f"{name[:-2]}x ={value}"
+    elif kind == 6:
+        return text[:at] + text[min(to, at + rng.randrange(30)) :]
+    elif kind == 7:
+        return text[:at] + "".join(chr(rng.randrange(1, 300)) for _ in range(3)) + text[at:]
+    else:
+        return text[:at] + chr(ord(text[at]) ^ (1 << rng.randrange(5))) + text[at + 1 :]
+    return "\n".join(rows)
+
+
+def test_a_thousand_mutated_files(tmp_path, monkeypatch):
+    """Each is refused in words, or is run as it says: no other kind of error, no setting passed over."""
+    digits, load = data.load("digits"), data.load
+    monkeypatch.setattr(data, "load", lambda name, **options: digits if name == "digits" else load(name, **options))
+    text, rng, path = small().toml(), random.Random(0), tmp_path / "run.toml"
+    read, prepared = [], {}
+    for _ in range(1000):
+        mutant = mutated(text, rng)
+        path.write_text(mutant, encoding="utf-8")
+        config = told(Config.read, path)
+        read.append(config)
+        if config is None:
+            continue
+        for name, value in tomllib.loads(mutant).items():
+            found = getattr(config, name)
+            assert found == type(found)(value)
+        if config.toml() not in prepared:
+            prepared[config.toml()] = told(prepare, config)
+    print(
+        f"{read.count(None)} refused when read, {list(prepared.values()).count(None)} of {len(prepared)} when prepared"
+    )
+    assert read.count(None) > 300
+
+
+def told(make, source):
+    """What it makes, or None where a ValueError or an OSError has said in plain lines why not."""
+    try:
+        return make(source)
+    except (ValueError, OSError) as error:
+        lines = str(error).splitlines()
+    assert lines
+    assert all(line.isprintable() for line in lines)
+    return None
