@@ -14,7 +14,7 @@ import torch
 from small import FEDNMAP, Heard, begin, damage, outcome, resume, small
 
 from fednmap import Callback, checkpoints, files
-from fednmap.execute import Interrupted, execute, settings
+from fednmap.execute import Interrupted, Reporter, execute, settings
 from fednmap.experiment import prepare
 from fednmap.files import FolderError, alone
 from fednmap.runs import RunFolder
@@ -397,10 +397,10 @@ class Memory(Callback):
 
 @pytest.mark.slow
 def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
-    memory = Memory(1000, 9999)
-    given = {"rounds": 10_000, "eval_every": 1, "checkpoint_every": 500, "data": "sparse-regression", "local_steps": 1}
-    given |= {"model": "least-squares", "clients": 5}
-    folder = begin(tmp_path / "run", memory, **given)
+    (tmp_path / "data.csv").write_text("a,b,label\n" + "1,2,0\n2,1,1\n3,1,0\n" * 20)
+    config = small(data=f"csv:{tmp_path / 'data.csv'}", clients=4, rounds=10_000, eval_every=1, checkpoint_every=500)
+    folder, memory = RunFolder.create(tmp_path / "run", config, "train"), Memory(1000, 9999)
+    execute(config, folder, Reporter(), (memory,))
     first, last = memory.megabytes
     print(f"{first:.1f} MB after 1,000 rounds, {last:.1f} MB after 9,999")
     assert last - first < 3
