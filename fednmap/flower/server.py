@@ -31,7 +31,7 @@ from fednmap.flower.plan import Model, Plan, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.settings import Federation, read
 from fednmap.measure import hoyer, zeros
-from fednmap.runs import Job, RunFolder
+from fednmap.runs import Job, Model, RunFolder
 from fednmap.simulation import Diverged, Round
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import draw
@@ -301,7 +301,8 @@ class Coordinator:
             "seconds": self.totals["train_seconds"] + self.totals["eval_seconds"],
             **{k: self.totals[k] for k in TOTALS if k.endswith("seconds")},
         }
-        self.folder.finish(self.job, closing, self.plan.parameters(self.plan.algorithm.model(server)))
+        parameters = self.plan.parameters(self.plan.algorithm.model(server))
+        self.folder.finish(self.job, closing, Model(parameters, ()))
         self._status(done=self.config.rounds, finished=True)
         return closing
 
