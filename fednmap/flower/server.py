@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDic
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap import checkpoints
+from fednmap import checkpoints, runs
 from fednmap.config import Config
 from fednmap.core import State, nbytes
 from fednmap.execute import settings
@@ -31,7 +31,7 @@ from fednmap.flower.plan import Model, Plan, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.settings import Federation, read
 from fednmap.measure import hoyer, zeros
-from fednmap.runs import Job, Model, RunFolder
+from fednmap.runs import Job, RunFolder
 from fednmap.simulation import Diverged, Round
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import draw
@@ -302,7 +302,7 @@ class Coordinator:
             **{k: self.totals[k] for k in TOTALS if k.endswith("seconds")},
         }
         parameters = self.plan.parameters(self.plan.algorithm.model(server))
-        self.folder.finish(self.job, closing, Model(parameters, ()))
+        self.folder.finish(self.job, closing, runs.Model(parameters, ()))
         self._status(done=self.config.rounds, finished=True)
         return closing
 
