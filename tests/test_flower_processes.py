@@ -1,6 +1,12 @@
 """Federations of real processes on loopback: the trajectory of the simulator, faults, keys, and nothing left behind."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +15,19 @@ pytest.importorskip("flwr")
 
 from safetensors.torch import load_file
 
-from fednmap import simulate
+from fednmap import checkpoints, simulate
 from fednmap.config import Config
-from fednmap.experiment import prepare
+from fednmap.execute import settings as settings_of
+from fednmap.experiment import assemble, prepare
 from fednmap.flower.app import run_settings, write_trial
-from fednmap.flower.launch import Launcher
+from fednmap.flower.keys import make
+from fednmap.flower.launch import Certificates, Launcher
+from fednmap.flower.new import write
+from fednmap.flower.plan import plan_of
 from fednmap.flower.settings import Federation
+from fednmap.flower.store import Store
+from fednmap.runs import Job, RunFolder
+from fednmap.testing import optimum
 
 NAMES = ("client-0", "client-1", "client-2")
 PATIENCE = 900  # seconds; generous, because the machine may be busy
@@ -43,7 +56,8 @@ def run(launcher, folder, **settings):
     config = Config.make(**(given | settings))
     federation = Federation(names=NAMES, run_folder=folder / "run", measure_stationarity=True)
     process = launcher.run(write_trial(folder / "app", run_settings(config, federation)))
-    assert process.wait(PATIENCE) == 0, launcher.log("run")
+    process.wait(PATIENCE)
+    assert status(folder / "run").get("finished"), launcher.log("run")
     results = json.loads((folder / "run" / "results.json").read_text())
     experiment = prepare(config)
     algorithm = experiment.algorithm(config.algorithms[0])
@@ -79,3 +93,217 @@ def test_float32_trajectory_is_the_simulators(running, tmp_path, method):
     settings |= {"model": "mlp:16", "reg": "none" if method == "scaffold" else "l1:0.001"}
     x, simulated, _ = run(running, tmp_path, **settings)
     assert float((x - simulated).abs().max()) < 1e-4
+
+
+CLIENT = '''
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+from fednmap.flower.client import client_app
+from fednmap.flower.local import LocalProblem
+from fednmap.flower.settings import read
+from test_flower_quadratic import problem
+
+
+class Faulty(LocalProblem):
+    """Sends NaN, is late or hangs in certain rounds; each fault leaves a file, and hanging happens once."""
+
+    def oracle(self, client, t):
+        flags = Path(self.flags)
+        g = super().oracle(client, t)
+        if client == 2 and t in (1, 2):
+            (flags / "nan").touch()
+            return lambda x, q: g(x, q) * torch.nan
+        if client == 3 and t == 1 and not (flags / "late").exists():
+            (flags / "late").touch()
+            time.sleep(LATE)
+        if client == 1 and t == 2 and not (flags / "hanging").exists():
+            (flags / "hanging").touch()
+            time.sleep(600)
+        return g
+
+
+def load(context: Context) -> LocalProblem:
+    _, federation = read(context.run_config)
+    local = Faulty(problem().alone(federation.names.index(context.node_config["client"])))
+    object.__setattr__(local, "flags", FLAGS)
+    return local
+
+
+app = client_app(load)
+'''
+
+SERVER = """
+from fednmap.flower.server import server_app
+
+app = server_app()
+"""
+
+QUADRATIC = '''
+"""Four clients with nearly equal curvature and very different minimisers."""
+
+import torch
+
+from fednmap.problems import LeastSquares
+
+
+def problem():
+    rng = torch.Generator().manual_seed(1)
+    data = []
+    for i in range(4):
+        a = torch.linalg.qr(torch.randn(9, 6, generator=rng, dtype=torch.float64))[0] * 3 * (1 + 0.02 * i)
+        data.append((a, a @ (torch.randn(6, generator=rng, dtype=torch.float64) + i)))
+    return LeastSquares(data)
+'''
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.2)
+
+
+def status(folder):
+    path = folder / "status.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_after_all_faults_the_optimum_is_reached_and_the_states_agree(tmp_path, monkeypatch):
+    """A node killed in the middle of a round and restarted, one that sends NaN, one that is late, the server killed."""
+    names, deadline = ("client-0", "client-1", "client-2", "client-3"), 12.0
+    folder, flags, library = tmp_path / "run", tmp_path / "flags", tmp_path / "library"
+    flags.mkdir()
+    library.mkdir()
+    (library / "test_flower_quadratic.py").write_text(QUADRATIC)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")]))
+    settings = {"data": "own", "model": "least-squares", "batch_size": 0, "reg": "l1:0.3", "dtype": "float64"}
+    settings |= {"eta_a": 0.5, "local_steps": 2, "gamma": 1.0, "clients": 4, "rounds": 22, "eval_every": 22}
+    config = Config.make(**settings)
+    federation = Federation(names=names, run_folder=folder, deadline=deadline, min_clients=2)
+    app = write_trial(tmp_path / "app", run_settings(config, federation))
+    client = CLIENT.replace("FLAGS", repr(str(flags))).replace("LATE", str(deadline + 4))
+    (app / "fednmap_trial" / "client_app.py").write_text(client)
+    (app / "fednmap_trial" / "server_app.py").write_text(SERVER)
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        for name in names:
+            launcher.supernode(name, tmp_path / "states")
+        launcher.run(app)
+        wait_for((flags / "hanging").exists, "client-1 to be in the middle of its round")
+        launcher.kill("client-1")
+        launcher.supernode("client-1", tmp_path / "states")
+        wait_for(lambda: status(folder).get("done", 0) >= 4, "round 4")
+        os.kill(status(folder)["pid"], signal.SIGKILL)
+        launcher.kill("run")
+        launcher.run(app, resume=True).wait(PATIENCE)
+        assert status(folder).get("finished"), launcher.log("run")
+    said = (folder / "server.log").read_text()
+    assert "client-2: reply left out: y holds NaN or infinity" in said
+    assert f"client-3: no reply within {deadline:g} s" in said
+    assert f"client-1: no reply within {deadline:g} s" in said
+    assert "continuing after round" in said
+    assert_optimal(tmp_path, config, names)
+
+
+def assert_optimal(tmp_path, config, names):
+    """The model is the optimum, and the server's h the mean of what the clients have on their disks."""
+    space = {}
+    exec(QUADRATIC, space)
+    problem = space["problem"]()
+    plan = plan_of(assemble(config, None, problem))
+    algorithm, folder = plan.algorithm, RunFolder.open(tmp_path / "run")
+    after, record, _ = checkpoints.newest(
+        folder.checkpoints(Job("fednmap", 0)), algorithm, problem, plan.start, settings_of(config)
+    )
+    assert float((algorithm.model(after.server) - optimum(problem, plan.phi)).norm()) < 1e-8
+    assert all(ticket.startswith(f"{config.rounds - 1:08d}-") for ticket in record["counted"].values())
+    run_id = json.loads((folder.path / "federation.json").read_text())["run"]
+    initial = algorithm.init(plan.start)[1]
+    states = [Store(tmp_path / "states", run_id, n).current(record["counted"][n], initial).h for n in names]
+    assert float((after.server.h - torch.stack(states).mean(0)).norm()) < 1e-12
+
+
+def test_over_tls_registered_nodes_work_and_an_unregistered_key_is_refused(tmp_path):
+    make(tmp_path / "keys", ["client-0", "client-1", "stranger"], "127.0.0.1")
+    keys = tmp_path / "keys"
+    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
+    config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2, dtype="float64")
+    federation = Federation(names=("client-0", "client-1"), run_folder=tmp_path / "run")
+    with Launcher(tmp_path / "flower", certificates) as launcher:
+        launcher.superlink()
+        for name in ("client-0", "client-1"):
+            launcher.flwr("supernode", "register", str(keys / f"{name}.pub"), "fednmap")
+            launcher.supernode(name, tmp_path / "states", keys / name)
+        launcher.supernode("stranger", tmp_path / "states", keys / "stranger")
+        process = launcher.run(write_trial(tmp_path / "app", run_settings(config, federation)))
+        process.wait(PATIENCE)
+        assert status(tmp_path / "run").get("finished"), launcher.log("run")
+        assert launcher.processes["stranger"].wait(60) != 0
+        listed = launcher.flwr("supernode", "list", "fednmap", "--format", "json")
+        assert "No SuperNode found with the given public key" in launcher.log("superlink")
+        assert "Failed to initialize the connection" in launcher.log("stranger")
+    assert listed.count('"online"') == 2
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results[0]["rounds"] == 2
+    for secret in ("ca.key", "server.key", "client-0"):
+        assert (keys / secret).stat().st_mode & 0o077 == 0
+
+
+def test_everything_ends_even_if_the_launcher_is_killed(tmp_path):
+    script = f"""
+import time
+from pathlib import Path
+from fednmap.flower.launch import Launcher
+with Launcher(Path({str(tmp_path)!r})) as launcher:
+    for name in ("one", "two"):
+        print(launcher.start(name, ["sleep", "600"]).pid, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() and not zombie(pid) for pid in pids), "the end of all")
+
+
+def zombie(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.slow
+def test_the_template_runs_as_it_is(running, tmp_path):
+    """Three made-up clients; the server holds no data and finds the three features that matter."""
+    write(tmp_path / "my-federation")
+    process = running.run(tmp_path / "my-federation", run_folder=str(tmp_path / "run"), rounds=5, reg="l1:0.05")
+    process.wait(PATIENCE)
+    assert status(tmp_path / "run").get("finished"), running.log("run")
+    x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]
+    assert x.nonzero().squeeze(1).tolist() == [0, 1, 2]
+    clients = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
+    assert min(c["accuracy"] for c in clients if c["round"] == 5) > 0.8
+
+
+@pytest.mark.slow
+def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
+    command = [sys.executable, "-m", "fednmap", "flower", "up"]
+    options = ["--clients", "2", "--rounds", "3", "--model", "logistic", "--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 3
+    assert "round 3/3" in done.stderr
+    with subprocess.Popen([*command, *options[:-2], str(tmp_path / "b")], stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "round 1/3" in line:
+                break
+        process.terminate()
+        process.stderr.read()
+        assert process.wait(60) == 130
+    again = subprocess.run([*command, "--resume", str(tmp_path / "b"), "--json"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["objective"] == pytest.approx(json.loads(done.stdout)["objective"], rel=1e-5)

@@ -15,7 +15,7 @@ from fednmap.core import State
 from fednmap.experiment import assemble
 from fednmap.flower import wire
 from fednmap.flower.local import LocalProblem
-from fednmap.flower.plan import Model, Plan, plan_of
+from fednmap.flower.plan import Plan, Point, plan_of
 from fednmap.flower.settings import client_name, read
 from fednmap.flower.store import Store
 
@@ -39,7 +39,7 @@ def client_app(load: Load) -> ClientApp:
         """Who this is; the model's size and first values if asked for."""
         content = RecordDict({"client": ConfigRecord({"name": _name(context)})})
         if message.content["ask"]["start"]:
-            content["start"] = wire.pack(Model(load(context).start))
+            content["start"] = wire.pack(Point(load(context).start))
         return Message(content, reply_to=message)
 
     @app.train()
@@ -67,14 +67,14 @@ def client_app(load: Load) -> ClientApp:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local = load(context)
         _, federation = read(context.run_config)
-        x = wire.unpack(message.content["model"], Model(local.start)).x
+        x = wire.unpack(message.content["model"], Point(local.start)).x
         numbers: dict[str, Any] = {"samples": local.samples, "loss": local.loss(x)}
         accuracy = local.accuracy(x)
         if accuracy is not None:
             numbers["accuracy"] = accuracy
         content = RecordDict({"about": MetricRecord(numbers)})
         if federation.measure_stationarity:
-            content["gradient"] = wire.pack(Model(local.gradient(x)))
+            content["gradient"] = wire.pack(Point(local.gradient(x)))
         return Message(content, reply_to=message)
 
     return app

@@ -105,9 +105,8 @@ class Launcher:
 
     def run(self, app: Path, **settings: Any) -> subprocess.Popen[bytes]:
         """Submit an app; the process returned lasts as long as the run, its log holds what the server says."""
-        overrides = [
-            part for key, v in settings.items() for part in ("-c", tomli_w.dumps({key.replace("_", "-"): v}).strip())
-        ]
+        given = [tomli_w.dumps({key.replace("_", "-"): v}).strip() for key, v in settings.items()]
+        overrides = [part for line in given for part in ("-c", line.replace(" = ", "=", 1))]
         return self.start("run", ["flwr", "run", str(app), NAME, "--stream", *overrides])
 
     def flwr(self, *arguments: str) -> str:

@@ -49,12 +49,14 @@ def main(arguments: list[str]) -> int:
 
 def serve(address: str, node: subprocess.Popen[bytes]) -> None:
     """Take messages from the node at `address` and fork for each, until the node ends."""
+    once = make_simple_http_retry_invoker()
+    once.max_tries = 1  # the loop below tries again, for as long as the node lives
     client = RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,
         root_certificates=None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
-        retry_invoker=make_simple_http_retry_invoker(),
+        retry_invoker=once,
     )
     children: set[int] = set()
     while node.poll() is None:

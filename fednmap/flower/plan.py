@@ -13,16 +13,17 @@ from fednmap.config import Config
 from fednmap.core import Algorithm, Regularizer
 from fednmap.experiment import Experiment, assemble
 from fednmap.problems import FiniteSum, LeastSquares, Network
+from fednmap.runs import Model
 
 
-class Model(NamedTuple):
+class Point(NamedTuple):
     """A model, or a gradient, on its way."""
 
     x: Tensor
 
 
-def named_x(x: Tensor) -> dict[str, Tensor]:
-    return {"x": x}
+def plain(x: Tensor) -> Model:
+    return Model({"x": x}, ())
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Plan:
     """The method, where it begins, and what is measured on the server's side.
 
     metrics:    more to measure: name -> function of the model x.
-    parameters: the model x as the named tensors that are saved.
+    saved:      the model x as it is saved.
     """
 
     algorithm: Algorithm
@@ -38,7 +39,7 @@ class Plan:
     start: Tensor
     measure_gamma: float
     metrics: Mapping[str, Callable[[Tensor], float]] = field(default_factory=dict)
-    parameters: Callable[[Tensor], dict[str, Tensor]] = named_x
+    saved: Callable[[Tensor], Model] = plain
 
 
 def plan_of(experiment: Experiment) -> Plan:
@@ -46,9 +47,12 @@ def plan_of(experiment: Experiment) -> Plan:
     algorithm = experiment.algorithm(experiment.config.algorithms[0])
     if algorithm.traits.central:
         raise ValueError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
-    problem = experiment.problem
-    parameters = problem.parameters if isinstance(problem, Network) else named_x
-    return Plan(algorithm, experiment.phi, experiment.start(algorithm), experiment.measure_gamma, parameters=parameters)
+    problem, inputs = experiment.problem, () if experiment.dataset is None else experiment.dataset.x_train.shape[1:]
+
+    def saved(x: Tensor) -> Model:
+        return Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, tuple(inputs))
+
+    return Plan(algorithm, experiment.phi, experiment.start(algorithm), experiment.measure_gamma, saved=saved)
 
 
 def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) -> Plan:

@@ -14,6 +14,7 @@ from fednmap.flower import wire
 from fednmap.flower.settings import client_name
 
 POLL = 0.1  # seconds between looks for replies
+GRACE = 2.0  # seconds that Flower keeps a message beyond our deadline, so that the deadline is ours to judge
 
 log = logging.getLogger("flwr")
 
@@ -22,7 +23,7 @@ Content = Callable[[str], RecordDict]
 
 def exchange(grid: Grid, nodes: Mapping[str, int], kind: str, content: Content, deadline: float) -> Exchange:
     """Send content(name) to every client in `nodes`; the replies that arrive within `deadline` seconds."""
-    messages = {name: Message(content(name), node, kind, ttl=deadline) for name, node in nodes.items()}
+    messages = {name: Message(content(name), node, kind, ttl=deadline + GRACE) for name, node in nodes.items()}
     result = Exchange(sum(wire.wire_bytes(m) for m in messages.values()))
     ids = list(grid.push_messages(list(messages.values()))) if messages else []
     open_ids = {id: name for id, name in zip(ids, messages, strict=False) if id}

@@ -21,13 +21,13 @@ from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDic
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap import checkpoints, runs
+from fednmap import checkpoints
 from fednmap.config import Config
 from fednmap.core import State, nbytes
 from fednmap.execute import settings
 from fednmap.files import alone, from_json, to_json, write_atomically
 from fednmap.flower import wire
-from fednmap.flower.plan import Model, Plan, plan_from
+from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.settings import Federation, read
 from fednmap.measure import hoyer, zeros
@@ -92,12 +92,18 @@ class Coordinator:
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder."""
+        file = logging.FileHandler(self.folder.path / "server.log", delay=True)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(file)
         try:
             with alone(self.folder.path):
                 return self._run()
         except Exception as error:
             self._status(error=f"{type(error).__name__}: {error}")
             raise
+        finally:
+            log.removeHandler(file)
+            file.close()
 
     def _run(self) -> dict[str, Any]:
         self._status(waiting=True)
@@ -207,7 +213,7 @@ class Coordinator:
         """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
         plan, began = self.plan, time.monotonic()
         x = plan.algorithm.model(server)
-        message = RecordDict({"model": wire.pack(Model(x))})
+        message = RecordDict({"model": wire.pack(Point(x))})
         nodes = self.roster.refresh()
         found = exchange(self.grid, nodes, MessageType.EVALUATE, lambda _: message, self.federation.deadline)
         numbers: dict[str, dict[str, float]] = {}
@@ -216,7 +222,7 @@ class Coordinator:
             try:
                 numbers[name] = _numbers(content["about"])
                 if self.federation.measure_stationarity:
-                    gradients.append(wire.unpack(content.get("gradient"), Model(x)).x)
+                    gradients.append(wire.unpack(content.get("gradient"), Point(x)).x)
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("%s: measurement left out: %.200s", name, error)
         self.totals["eval_wire_up"] += found.wire_up
@@ -301,8 +307,7 @@ class Coordinator:
             "seconds": self.totals["train_seconds"] + self.totals["eval_seconds"],
             **{k: self.totals[k] for k in TOTALS if k.endswith("seconds")},
         }
-        parameters = self.plan.parameters(self.plan.algorithm.model(server))
-        self.folder.finish(self.job, closing, runs.Model(parameters, ()))
+        self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=self.config.rounds, finished=True)
         return closing
 
