@@ -72,6 +72,15 @@ def test_written_out_gradients_are_autograds(hidden, activation):
     torch.testing.assert_close(problem.batch_gradient(x[0], a[0], b[0], 0.25), expected[0], rtol=1e-12, atol=1e-14)
 
 
+def test_a_label_that_is_to_be_ignored_is_ignored():
+    data = pictures(n=2)
+    data[0][1][3] = -100
+    problem = Network(mlp(5, 3).double(), CROSS_ENTROPY, data, batch_size=4)
+    a, b = torch.rand(1, 4, 5, dtype=torch.float64), torch.tensor([[0, -100, 2, 0]])
+    expected = plain_gradient(mlp(5, 3).double(), problem.start, a[0], b[0])
+    torch.testing.assert_close(problem.batch_gradient(problem.start, a, b, 0.25)[0], expected)
+
+
 def test_written_out_gradients_leave_the_point_alone():
     problem = network()
     x = problem.start.clone().expand(6, -1).contiguous()

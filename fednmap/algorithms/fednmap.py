@@ -90,7 +90,10 @@ class FedNMap(Algorithm):
         d = self._pull(z) + c
         z_i = z
         for q in range(self.Q):
-            z_i = torch.sub(z_i, g(self._prox(z_i), q) + d, alpha=self.eta_a)
+            step = g(self._prox(z_i), q) + d
+            z_i = torch.sub(
+                z_i, step, alpha=self.eta_a, out=step
+            )  # written over step: memory is what a round waits for
         y = (z - z_i) / (self.eta_a * self.Q)
         return self.Up(y), self.Client(y - d)
 

@@ -30,6 +30,7 @@ class Dense:
     def __init__(self, layers: list[nn.Module]) -> None:
         self._kinds = [type(layer) for layer in layers]
         self._shapes = [[p.shape for p in layer.parameters()] for layer in layers]
+        self._numels = [shape.numel() for shapes in self._shapes for shape in shapes]
 
     @classmethod
     def of(cls, module: nn.Module, sample: Tensor) -> Dense | None:
@@ -63,14 +64,8 @@ class Dense:
 
     def _pieces(self, x: Tensor) -> list[list[Tensor]]:
         """The parameters of each layer, as views of x."""
-        pieces: list[list[Tensor]] = []
-        at = 0
-        for shapes in self._shapes:
-            pieces.append([])
-            for shape in shapes:
-                pieces[-1].append(x.narrow(-1, at, shape.numel()).view(*x.shape[:-1], *shape))
-                at += shape.numel()
-        return pieces
+        flat = iter(x.split(self._numels, -1))
+        return [[next(flat).view(*x.shape[:-1], *shape) for shape in shapes] for shapes in self._shapes]
 
 
 def _linear(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -59,6 +59,8 @@ class Network(FiniteSum):
         self.start = parameters_to_vector(module.parameters()).detach().clone()
         self.dim = self.start.numel()
         self._dense = Dense.of(module, self.data.x[0])
+        labels = not self.data.y.is_floating_point() and int(self.data.y.min()) >= 0
+        self._classifies = loss is nn.functional.cross_entropy and labels
         self._leaves = list(self._module.requires_grad_().parameters())
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
 
@@ -158,9 +160,16 @@ class Network(FiniteSum):
         each = vmap(lambda x, a, b, weight: self._weighted(self.outputs(x, a), b, weight), axes)(x, a, b, weight)
         return torch.autograd.grad(each.sum(), x)[0]
 
-    @torch.enable_grad()
     def _slope(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """Gradient with respect to the outputs; samples of all clients in one batch, since each counts by itself."""
+        """Gradient with respect to the outputs."""
+        if self._classifies and not isinstance(weight, Tensor):  # written out: autograd would cost more than this
+            minus = torch.full((), -1.0, dtype=out.dtype, device=out.device).expand(*b.shape, 1)
+            return torch.softmax(out, -1).scatter_add_(-1, b.unsqueeze(-1), minus).mul_(weight)
+        return self._differentiated(out, b, weight)
+
+    @torch.enable_grad()
+    def _differentiated(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """The samples of all clients in one batch, since each counts by itself."""
         out = out.requires_grad_()
         batch = b.shape[: out.ndim - 1]
         joined, targets = out.flatten(0, -2), b.reshape(-1, *b.shape[len(batch) :])
