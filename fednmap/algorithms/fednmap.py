@@ -93,7 +93,7 @@ class FedNMap(Algorithm):
             step = g(self._prox(z_i), q) + d
             z_i = torch.sub(
                 z_i, step, alpha=self.eta_a, out=step
-            )  # written over step: memory is what a round waits for
+            )  # over step: a round waits for memory
         y = (z - z_i) / (self.eta_a * self.Q)
         return self.Up(y), self.Client(y - d)
 

@@ -27,6 +27,10 @@ class Clients:
         self._used = 1
         self._tables: list[Tensor] = [self._table(k, v.unsqueeze(0), 1) for k, v in enumerate(initial)]
 
+    def __len__(self) -> int:
+        """How many clients have a state of their own."""
+        return self._used - 1
+
     def __getitem__(self, ids: Tensor) -> State:
         rows = self._row[ids]
         return self._make(*(table[rows] for table in self._tables))
