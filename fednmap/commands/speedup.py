@@ -14,7 +14,7 @@ from fednmap.commands.options import ConfigFile, Json, Out, with_config
 from fednmap.config import Config
 from fednmap.experiment import Experiment, prepare
 from fednmap.measure import objective, stationarity
-from fednmap.runs import RunFolder
+from fednmap.runs import Job, RunFolder
 from fednmap.simulation import simulate
 from fednmap.speedup import Over, plot
 from fednmap.speedup import speedup as sweep
@@ -47,7 +47,10 @@ def speedup(
     measure_gamma = first.measure_gamma
 
     def run(value: int, trial: int) -> float:
-        return reached(prepare(_varied(settings, kind, value, trial)), measure_gamma)
+        found = reached(prepare(_varied(settings, kind, value, trial)), measure_gamma)
+        folder.append(Job(f"fednmap {kind}={value}", trial), {"round": settings.rounds, "stationarity": found})
+        folder.flush()
+        return found
 
     found = sweep(run, kind, numbers, settings.trials)
     eps2 = float(found.reached.mean(1).min())
