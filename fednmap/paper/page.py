@@ -24,6 +24,7 @@ abstract, so a claim about it is one about that reconstruction."""
 
 def page(folder: Path, figures: Iterable[Figure]) -> str:
     """The page for the figures that have a verdict in `folder`, with links relative to the folder's parent."""
+    figures = list(figures)
     found = [(f, json.loads(path.read_text())) for f in figures if (path := folder / f.name / "verdict.json").is_file()]
     overview = [["figure", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
     for figure, facts in found:
@@ -31,6 +32,8 @@ def page(folder: Path, figures: Iterable[Figure]) -> str:
         overview.append(
             [f"[{figure.name}](#{figure.name})", facts["scale"], str(facts["trials"]), *counts, _command(facts)]
         )
+    missing = [f for f in figures if f.name not in {figure.name for figure, _ in found}]
+    overview += [[f.name, "not run", *["-"] * 4, f"`fednmap reproduce {f.name}`"] for f in missing]
     parts = ["# The paper, reproduced", INTRODUCTION.format(trials=f"{folder.name}/trials"), markdown_table(overview)]
     for figure, facts in found:
         place = f"{folder.name}/{figure.name}"
