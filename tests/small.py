@@ -1,7 +1,11 @@
 """A run that takes a moment, and ways to do it."""
 
+import resource
 from pathlib import Path
 
+import torch
+
+from fednmap import Callback
 from fednmap.config import Config
 from fednmap.execute import Reporter, execute
 from fednmap.runs import Job, RunFolder
@@ -72,3 +76,18 @@ def damage(path: Path) -> None:
 
 
 FEDNMAP = Job("fednmap", 0)
+
+
+def megabytes(config, folder, *at):
+    """Resident memory of this process after some rounds of a run."""
+    torch.set_num_threads(1)
+    found = []
+
+    class Memory(Callback):
+        def on_round(self, round, totals):
+            if round.t + 1 in at:
+                with open("/proc/self/statm") as file:
+                    found.append(int(file.read().split()[1]) * resource.getpagesize() / 1e6)
+
+    execute(config, folder, Reporter(), (Memory(),))
+    return found

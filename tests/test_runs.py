@@ -8,13 +8,14 @@ import resource
 import signal
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-from small import FEDNMAP, Heard, begin, damage, outcome, resume, small
+from small import FEDNMAP, Heard, begin, damage, megabytes, outcome, resume, small
 
 from fednmap import Callback, checkpoints, files
-from fednmap.execute import Interrupted, Reporter, execute, settings
+from fednmap.execute import Interrupted, execute, settings
 from fednmap.experiment import prepare
 from fednmap.files import FolderError, alone
 from fednmap.runs import RunFolder
@@ -383,25 +384,15 @@ def test_a_method_that_diverges_keeps_what_was_measured(tmp_path):
     assert resume(folder).done == []
 
 
-class Memory(Callback):
-    """Resident megabytes at some rounds."""
-
-    def __init__(self, *at):
-        self.at, self.megabytes = at, []
-
-    def on_round(self, round, totals):
-        if round.t + 1 in self.at:
-            with open("/proc/self/statm") as file:
-                self.megabytes.append(int(file.read().split()[1]) * resource.getpagesize() / 1e6)
-
-
 @pytest.mark.slow
 def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
     (tmp_path / "data.csv").write_text("a,b,label\n" + "1,2,0\n2,1,1\n3,1,0\n" * 20)
     config = small(data=f"csv:{tmp_path / 'data.csv'}", clients=4, rounds=10_000, eval_every=1, checkpoint_every=500)
-    folder, memory = RunFolder.create(tmp_path / "run", config, "train"), Memory(1000, 9999)
-    execute(config, folder, Reporter(), (memory,))
-    first, last = memory.megabytes
+    folder = RunFolder.create(tmp_path / "run", config, "train")
+    with ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn")
+    ) as fresh:  # other tests leave holes in this process's memory
+        first, last = fresh.submit(megabytes, config, folder, 1000, 9999).result()
     print(f"{first:.1f} MB after 1,000 rounds, {last:.1f} MB after 9,999")
     assert last - first < 3
     assert len(folder.records(*FEDNMAP)) == 10_001
