@@ -46,7 +46,7 @@ def comparison(folder: RunFolder, path: Path) -> None:
             axis.grid(alpha=0.3)
             if log and any(line.get_ydata().max() > 0 for line in axis.get_lines()):
                 axis.set_yscale("log")
-    axes[0][0].legend(fontsize="small")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(runs), 8))
     figure.suptitle(f"{config.data}, {config.model}, {config.reg}, {config.clients} clients", fontsize="medium")
     figure.savefig(path, dpi=130)
     plt.close(figure)
