@@ -82,7 +82,7 @@ class FedCanon(Algorithm):
         x, c = down.x, down.h - client.h
         z_i = x
         for q in range(self.Q):
-            z_i = z_i - self.eta_a * (g(z_i, q) + c)
+            z_i = torch.sub(z_i, g(z_i, q) + c, alpha=self.eta_a)
         y = (x - z_i) / (self.eta_a * self.Q)
         return self.Up(y), self.Client(y - c)
 

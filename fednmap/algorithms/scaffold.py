@@ -75,7 +75,7 @@ class SCAFFOLD(Algorithm):
         x, d = down.x, down.c - client.c
         y = x
         for q in range(self.Q):
-            y = y - self.eta_a * (g(y, q) + d)
+            y = torch.sub(y, g(y, q) + d, alpha=self.eta_a)
         c = (x - y) / (self.eta_a * self.Q) - d
         return self.Up(y - x, c - client.c), self.Client(c)
 

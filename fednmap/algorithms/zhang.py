@@ -80,7 +80,7 @@ class Zhang(Algorithm):
         x, c = down.x, down.h - client.h
         z_i = x
         for q in range(self.Q):
-            z_i = z_i - self.eta_a * (g(self.phi.prox(z_i, q * self.eta_a), q) + c)
+            z_i = torch.sub(z_i, g(self.phi.prox(z_i, q * self.eta_a), q) + c, alpha=self.eta_a)
         y = (x - z_i) / (self.eta_a * self.Q)
         return self.Up(y), self.Client(y - c)
 

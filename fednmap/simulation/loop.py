@@ -14,7 +14,7 @@ from fednmap.core import Algorithm, Problem, State, nbytes
 from fednmap.simulation.participation import draw
 from fednmap.simulation.store import Clients
 
-CACHE_BYTES = 3 << 20  # of one vector a client: a round keeps some six of them, and these are faster in cache
+CACHE_BYTES = 4 << 20  # of one vector a client: a round keeps some six of them, and these are faster in cache
 
 
 class Round(NamedTuple):
