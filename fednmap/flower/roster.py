@@ -15,6 +15,7 @@ from fednmap.flower.settings import client_name
 
 POLL = 0.1  # seconds between looks for replies
 GRACE = 2.0  # seconds that Flower keeps a message beyond our deadline, so that the deadline is ours to judge
+STUCK = 300.0  # seconds that a node may be busy with a message of a server that was killed while sending it
 
 log = logging.getLogger("flwr")
 
@@ -84,7 +85,7 @@ class Roster:
         """Until everybody is connected, or `seconds` have passed and `least` are."""
         end = time.monotonic() + seconds
         while len(self.refresh()) < len(self.names) and (time.monotonic() < end or len(self.nodes) < least):
-            if time.monotonic() > end + seconds:
+            if time.monotonic() > end + max(seconds, STUCK):
                 missing = ", ".join(name for name in self.names if name not in self.nodes)
                 raise TimeoutError(
                     f"{len(self.nodes)} clients connected, at least {least} are needed; missing: {missing}"
