@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test lint format clean
+.PHONY: run test test-slow lint format clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/fednmap compare --algorithms fednmap,zhang,fedcanon,fedda,fedavg
 
 test: $(VENV)/.test
-	$(VENV)/bin/python -m pytest --numprocesses 2
+	$(VENV)/bin/python -m pytest --numprocesses 2 -m "not slow"
+
+test-slow: $(VENV)/.test
+	$(VENV)/bin/python -m pytest --numprocesses 2 -m slow
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

@@ -81,10 +81,12 @@ class Experiment:
 
 
 def prepare(config: Config) -> Experiment:
-    """Load the data, divide it, build the model and the regularizer."""
+    """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for."""
     options = {"test": config.test} if config.test else {}
     dataset = _typed(datasets.load(config.data, **options), config)
+    config = _settled(config, dataset)
     data = _divide(dataset, config)
+    config = config.model_copy(update={"clients": len(data)})
     return assemble(config, dataset, _problem(dataset, data, config))
 
 
@@ -116,25 +118,29 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
     return replace(dataset, **{k: to(getattr(dataset, k)) for k in ("x_train", "y_train", "x_test", "y_test")})
 
 
+def _settled(config: Config, dataset: Dataset) -> Config:
+    """What `auto` stands for with this data."""
+    settled = {
+        "partition": "sorted" if dataset.clients is None else "natural",
+        "model": "least-squares" if dataset.classes is None else "mlp:64",
+    }
+    return config.model_copy(update={k: v for k, v in settled.items() if getattr(config, k) == "auto"})
+
+
 def _divide(dataset: Dataset, config: Config) -> ClientData:
-    spec = config.partition
-    if spec == "auto":
-        spec = "sorted" if dataset.clients is None else "natural"
-    parts = datasets.partition(spec, dataset.y_train, config.clients, seed=config.seed, ids=dataset.clients)
+    spec, n = config.partition, config.clients
+    parts = datasets.partition(spec, dataset.y_train, n, seed=config.seed, ids=dataset.clients)
     return ClientData.split(dataset.x_train, dataset.y_train, parts)
 
 
 def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
     options: dict[str, Any] = {"batch_size": config.batch_size or None, "seed": config.seed}
-    model = config.model
-    if model == "auto":
-        model = "least-squares" if dataset.classes is None else "mlp:64"
-    if model == "least-squares":
+    if config.model == "least-squares":
         return LeastSquares(data, **options)
-    if model == "logistic":
+    if config.model == "logistic":
         return Logistic(data, classes=dataset.classes, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        module = build(model, dataset).to(config.device, getattr(torch, config.dtype))
+        module = build(config.model, dataset).to(config.device, getattr(torch, config.dtype))
     loss = nn.functional.mse_loss if dataset.classes is None else nn.functional.cross_entropy
     return Network(module, loss, data, **options)

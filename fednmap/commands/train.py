@@ -104,6 +104,7 @@ def _run(
         values, auto = take_auto(values)
         config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         experiment = prepare(config)  # what can be refused is refused before there is a folder
+        config = experiment.config
         folder = RunFolder.create(out, config, command)
     callbacks = trackers(track, folder)
     try:
