@@ -199,7 +199,7 @@ def test_a_thousand_damaged_checkpoints(tmp_path):
     experiment = prepare(small())
     algorithm = experiment.algorithm("fednmap")
     states, rng = folder.checkpoints(FEDNMAP), random.Random(0)
-    arguments = (states, algorithm, experiment.problem, experiment.start(algorithm), settings(small()))
+    arguments = (states, algorithm, experiment.problem, experiment.start(algorithm), settings(experiment.config))
     whole = {p: p.read_bytes() for p in states.iterdir()}
     intact = {t: checkpoints._read(states / f"round-{t:08d}.json", *arguments[1:]) for t in (7, 11)}
     found = []

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fednmap.algorithms.checks import positive, smooth
@@ -64,7 +65,7 @@ class FedProx(Algorithm):
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         y = down.x
         for q in range(self.Q):
-            y = y - self.eta_a * (g(y, q) + self.mu * (y - down.x))
+            y = torch.sub(y, g(y, q) + self.mu * (y - down.x), alpha=self.eta_a)
         return self.Up(y - down.x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
