@@ -24,3 +24,6 @@ data = [tuple(map(torch.from_numpy, client(i))) for i in range(CLIENTS)]
 problem = Network(mlp(INPUTS, CLASSES, [HIDDEN]), nn.functional.cross_entropy, data, batch_size=BATCH)
 rounds = simulate(method, problem, rounds=10**6)
 report(lambda t: next(rounds))
+if dist.is_initialized():
+    dist.barrier()
+    dist.destroy_process_group()

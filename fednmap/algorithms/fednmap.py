@@ -92,7 +92,7 @@ class FedNMap(Algorithm):
         for q in range(self.Q):
             step = g(self._prox(z_i), q) + d
             z_i = torch.sub(z_i, step, alpha=self.eta_a, out=step)  # over step: a round waits for memory
-        y = (z - z_i) / (self.eta_a * self.Q)
+        y = (z - z_i).div_(self.eta_a * self.Q)
         return self.Up(y), self.Client(y - d)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
