@@ -71,7 +71,7 @@ def run(launcher, folder, **settings):
         participation=config.participation,
     )
     x = load_file(folder / "run" / "models" / f"{config.algorithms[0]}-0.safetensors")
-    x = x["x"] if "x" in x else torch.cat([v.flatten() for v in x.values()])
+    x = x["x"] if "x" in x else experiment.problem.flat(x)  # a file has the parameters in the order of their names
     return x, algorithm.model(end.server), results[0]
 
 
