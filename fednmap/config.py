@@ -51,6 +51,7 @@ class Config(BaseModel):
     measure_gamma: float | None = Field(None, gt=0, description="gamma of |F_nat|^2; default FedNMap's gamma.")
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")
+    compile: bool = Field(False, description="Fuse FedNMap's local step by torch.compile; needs a C++ compiler.")
     set: dict[str, Value] = Field({}, description="Parameters of single methods, such as fedda.eta_s = 0.5.")
 
     @field_validator("*", mode="before")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -108,6 +108,10 @@ class Algorithm(ABC):
 
     def unpack(self, packed: State) -> State:
         return packed
+
+    def compiled(self) -> Self:
+        """The same method, its local step fused by torch.compile where that pays; else the method as it is."""
+        return self
 
 
 class Problem(Protocol):

@@ -47,7 +47,8 @@ class Experiment:
             del common["Q"]
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
-        return kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+        algorithm: Algorithm = kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+        return algorithm.compiled() if config.compile else algorithm
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
         return Pooled(self.problem) if algorithm.traits.central else self.problem

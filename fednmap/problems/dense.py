@@ -14,11 +14,11 @@ from torch import Tensor, nn
 Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Sigmoid: (torch.sigmoid, lambda d, h: d.mul_(h).mul_(1 - h)),
-    nn.Tanh: (torch.tanh, lambda d, h: d.mul_(1 - h * h)),
-    nn.ReLU: (torch.relu, lambda d, h: d.mul_(h > 0)),
+    nn.Sigmoid: (torch.sigmoid_, torch.ops.aten.sigmoid_backward),
+    nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward),
+    nn.ReLU: (torch.relu_, lambda d, h: torch.ops.aten.threshold_backward(d, h, 0)),
 }
-"""h = s(v), and the gradient with respect to v from the one with respect to h, which is overwritten."""
+"""h = s(v), written over v, and the gradient with respect to v from (the one with respect to h, h)."""
 
 
 class Dense:
@@ -50,11 +50,12 @@ class Dense:
         values = [a]  # values[i] enters layer i, values[i + 1] leaves it
         for kind, parameters in layers:
             values.append(_linear(values[-1], *parameters) if kind is nn.Linear else ACTIVATIONS[kind][0](values[-1]))
+        product = torch.bmm if a.ndim == 3 else torch.mm  # matmul would compute elsewhere, and copy
         gradient = x.new_empty(*a.shape[:-2], x.shape[-1])
         into, d = self._pieces(gradient), slope(values[-1])
         for i, (kind, parameters) in reversed(list(enumerate(layers))):
             if kind is nn.Linear:
-                torch.matmul(d.mT, values[i], out=into[i][0])
+                product(d.mT, values[i], out=into[i][0])
                 for bias in into[i][1:]:
                     torch.sum(d, -2, out=bias)
                 d = torch.matmul(d, parameters[0]) if i > 0 else d
@@ -69,5 +70,6 @@ class Dense:
 
 
 def _linear(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    h = torch.matmul(a, weight.mT)
-    return h if bias is None else h.add_(bias.unsqueeze(-2))
+    if weight.ndim == 2:  # one point for all
+        return nn.functional.linear(a, weight, bias)
+    return a @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(-2), a, weight.mT)

@@ -18,7 +18,7 @@ from fednmap.problems.minibatch import minibatches
 Weight = float | Tensor
 
 CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
-CACHE_BYTES = 4 << 20  # one vector and one minibatch of every client that is computed side by side
+CACHE_BYTES = 16 << 20  # one vector and one minibatch of every client that is computed side by side
 
 
 class FiniteSum(ABC):

@@ -79,6 +79,7 @@ def simulate(
     if algorithm.traits.central and problem.n != 1:
         name = type(algorithm).__name__
         raise ValueError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
+    torch.empty(31 << 20, dtype=torch.uint8)  # freed at once: glibc then keeps blocks up to this size for the next step
     start = first_point(problem, start)
     server, initial = algorithm.init(start)
     clients = Clients(problem.n, initial, store)
