@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 
-def arguments(text: str | None, **options: Any) -> argparse.Namespace:
+def arguments(text: str | None, *, threads: int = 1, **options: Any) -> argparse.Namespace:
     """--json FILE and --threads, and an option for each keyword, of its default's type."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--threads", type=int, default=threads, help="threads of torch")
     for name, default in options.items():
         kind = {"action": "store_true"} if isinstance(default, bool) else {"type": type(default), "default": default}
         parser.add_argument("--" + name.replace("_", "-"), **kind)

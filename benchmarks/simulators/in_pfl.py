@@ -74,3 +74,6 @@ FederatedAveraging().run(
 )
 if pytorch_ops.distributed.global_rank == 0:
     print_rounds(Clock.marks)
+if torch.distributed.is_initialized():
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

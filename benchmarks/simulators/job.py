@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 
-CLIENTS, ROUNDS = 50, int(sys.argv[1]) if len(sys.argv) > 1 else 8
+CLIENTS = 50
+ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdigit() else 8  # a worker of Ray has other arguments
 INPUTS, HIDDEN, CLASSES, SAMPLES, STEPS, BATCH, RATE = 784, 64, 10, 600, 10, 32, 0.1
 
 

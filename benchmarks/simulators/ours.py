@@ -1,4 +1,4 @@
-"""The same job in fednmap: `ours.py ROUNDS METHOD`, FedAvg or FedNMap; under torchrun in several processes."""
+"""The same job in fednmap: `ours.py ROUNDS METHOD THREADS`, FedAvg or FedNMap; under torchrun in several processes."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from fednmap.models import mlp
 from fednmap.problems import Network
 from fednmap.regularizers import L1
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(sys.argv[3]))
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
     if os.environ["RANK"] != "0":
