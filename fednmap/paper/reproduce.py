@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from fednmap.files import write_atomically
 from fednmap.paper import verdict
 from fednmap.paper.figure import Figure, save
-from fednmap.paper.trials import by_setting, finished, run, tidy
+from fednmap.paper.trials import Curve, Job, Setting, finished, run, tidy
 from fednmap.paper.verdict import Verdict
 
 
@@ -35,7 +36,7 @@ def reproduce(
         curves = finished(jobs, store)
         if not curves:
             raise ValueError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
-        trials = min(len(group) for group in by_setting(curves).values())
+        trials = _complete(jobs, curves, trials)
     else:
         curves = run(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
     found = figure.judge(curves)
@@ -47,3 +48,14 @@ def reproduce(
     write_atomically(folder / "verdict.md", text.encode())
     save(figure.draw(curves), folder, figure.name)
     return found
+
+
+def _complete(jobs: list[Job], curves: list[Curve], trials: int) -> int:
+    """How often every setting was run that the figure wants `trials` times; some variants it wants once."""
+    wanted = Counter(_kind(job.setting) for job in jobs)
+    done = Counter(_kind(curve.setting) for curve in curves)
+    return min(done[kind] for kind, number in wanted.items() if number == trials)
+
+
+def _kind(setting: Setting) -> str:
+    return str({name: value for name, value in setting.items() if name != "trial"})

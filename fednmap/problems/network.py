@@ -47,8 +47,8 @@ class Network(FiniteSum):
         weights: Sequence[float] | Tensor | None = None,
     ) -> None:
         super().__init__(data, batch_size=batch_size, seed=seed, weights=weights)
-        self._normalised = bool(batch_norm.layers(module))
-        if self._normalised and batch_size is None:
+        self.normalised = bool(batch_norm.layers(module))
+        if self.normalised and batch_size is None:
             raise ValueError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original, self._module, self._loss = copy.deepcopy(module), batch_norm.without_running(module), loss
         self._names = [name for name, _ in module.named_parameters()]
@@ -76,7 +76,7 @@ class Network(FiniteSum):
 
     def module(self, x: Tensor) -> nn.Module:
         """A copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
-        return self.calibrate(x) if self._normalised else self._copy(x).eval()
+        return self.calibrate(x) if self.normalised else self._copy(x).eval()
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> nn.Module:
@@ -100,7 +100,7 @@ class Network(FiniteSum):
         return trained
 
     def _chunks(self) -> Iterator[slice]:
-        if not self._normalised:
+        if not self.normalised:
             return super()._chunks()
         return chain.from_iterable(map(self._chunks_of, range(self.n)))
 

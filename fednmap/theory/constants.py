@@ -174,7 +174,7 @@ def exact(problem: Problem) -> Problem:
 
     A network with batch norm also stays as it is: its statistics are a minibatch's.
     """
-    if isinstance(problem, FiniteSum) and not (isinstance(problem, Network) and problem._normalised):
+    if isinstance(problem, FiniteSum) and not (isinstance(problem, Network) and problem.normalised):
         problem = copy.copy(problem)
         problem.batch_size = None
     return problem
