@@ -76,6 +76,7 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
     )
     figure.update_layout(_titles(len(shown), "rounds"))
     figure.update_layout({name.replace(".", "_"): kind for name, kind in scales["log"].items()})
+    figure.update_yaxes(minorloglabels="none")
     longest = max((len(c["round"]) for s in series for c in s.trials), default=0)
     return figure, max(0, longest - points)
 
