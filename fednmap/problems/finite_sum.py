@@ -89,10 +89,13 @@ class FiniteSum(ABC):
         if self.batch_size is None:
             return self._exact(clients)
         rows = minibatches(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
-        weight = 1.0 / self.batch_size
+        weight, space = (
+            1.0 / self.batch_size,
+            [torch.empty(0, dtype=v.dtype, device=v.device) for v in (self.data.x, self.data.y)],
+        )
 
         def g(x: Tensor, q: int) -> Tensor:
-            return self.batch_gradient(x, *self._gather(rows(q), x), weight)
+            return self.batch_gradient(x, *self._gather(rows(q), x, space), weight)
 
         return g
 
@@ -137,9 +140,13 @@ class FiniteSum(ABC):
         step = self._rows_at_once()
         return (slice(c, c + step) for c in range(0, len(self.data.x), step))
 
-    def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, rows: Tensor, x: Tensor, space: Sequence[Tensor | None] = (None, None)) -> tuple[Tensor, Tensor]:
+        """The samples in these rows, written into `space` if there is any."""
         flat = rows.reshape(-1).to(self.data.x.device)
-        a, b = (v.index_select(0, flat).reshape(*rows.shape, *v.shape[1:]) for v in (self.data.x, self.data.y))
+        a, b = (
+            torch.index_select(v, 0, flat, out=into).reshape(*rows.shape, *v.shape[1:])
+            for v, into in zip((self.data.x, self.data.y), space, strict=True)
+        )
         return like(a, x), like(b, x)
 
     def _rows_at_once(self) -> int:
