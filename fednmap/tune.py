@@ -66,6 +66,10 @@ class Tuned:
     measure_gamma: float
     pilots: tuple[Pilot, ...]
     budget: int
+    largest_gamma: float
+    """Up to where gamma was searched."""
+    spared: bool
+    """Whether that limit is the one beyond which the first model loses half its norm."""
 
     @property
     def rounds_used(self) -> int:
@@ -80,11 +84,17 @@ class Tuned:
             why = f"the guaranteed pair, because none of {cost} was stable"
         else:
             why = f"best of {cost}: squared residual {self.pilot.score:.3g} after {self.pilot.rounds} rounds"
-        return [
+        lines = [
             f"guaranteed  eta_a = {self.guaranteed_eta_a:<9.3g} gamma = {self.guaranteed_gamma:<9.3g} "
             f"Theorem 1 at the measured {measured}; safe, and far too careful in practice",
             f"chosen      eta_a = {self.eta_a:<9.3g} gamma = {self.gamma:<9.3g} {why}",
         ]
+        if self.spared:
+            lines.append(
+                f"searched    gamma <= {self.largest_gamma:.3g}, where the first model prox(start, gamma) keeps half "
+                "its norm; beyond it a network may end with all weights 0, a small residual and nothing learnt"
+            )
+        return lines
 
 
 def tune(
@@ -161,9 +171,11 @@ def tune(
     measure_gamma = measure_gamma or unit
 
     largest = 0.5 / phi.rho if phi.rho > 0 else math.inf
-    reference = -math.inf
+    reference, spared = -math.inf, False
     if not residual_only:
-        largest = _largest_gamma(phi, z, min(largest, SCALES[-1] * RATIOS[-1] * unit))
+        searched = min(largest, SCALES[-1] * RATIOS[-1] * unit)
+        largest = _largest_gamma(phi, z, searched)
+        spared = largest < searched and gamma is None
         reference = min(psi, float(objective(problem, phi, torch.zeros_like(z))))
 
     def pair(step: float, pull: float) -> Pair:
@@ -190,7 +202,8 @@ def tune(
     pilots += _climb(pilots, lambda p: pilot(p).to(length), pair, rank, moves, budget, length)
     best = next(iter(rank([p for p in pilots if p.rounds == length])), None)
     chosen = safe if best is None else (best.eta_a, best.gamma)
-    return Tuned(*chosen, best, *safe, steps, L, phi.rho, sigma2, measure_gamma, tuple(pilots), budget)
+    limit = (largest, spared)
+    return Tuned(*chosen, best, *safe, steps, L, phi.rho, sigma2, measure_gamma, tuple(pilots), budget, *limit)
 
 
 def _largest_gamma(phi: Regularizer, start: Tensor, gamma: float) -> float:
