@@ -48,6 +48,7 @@ class Config(BaseModel):
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
     eval_every: int = Field(10, ge=1, description="Rounds between measurements.")
+    eval_last: int = Field(1, ge=1, description="Closing rounds that are all measured.")
     measure_gamma: float | None = Field(None, gt=0, description="gamma of |F_nat|^2; default FedNMap's gamma.")
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")

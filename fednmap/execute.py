@@ -28,6 +28,9 @@ class Interrupted(Exception):
 class Reporter(Callback):
     """Also hears which method begins and ends, and what must be told; the default says nothing."""
 
+    label = ""
+    """Stands before a method's name, where one command makes several runs."""
+
     def begin(self, method: str, trial: int, done: int, config: Config) -> None:
         """A method begins, after `done` rounds of an earlier call."""
 
@@ -68,6 +71,7 @@ def execute(
                 raise Interrupted
             if experiment is None or experiment.config.seed != config.seed + job.trial:
                 experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
+            folder.recognise(experiment.dataset.digest)
             finished[job] = _job(job, experiment, folder, job in measured, (reporter, *callbacks), asked)
     return [finished[job] for job in jobs]
 
@@ -114,10 +118,10 @@ def _job(
         result, error = _rounds(job.method, experiment, after, before, (keeper, *callbacks))
         if error:
             tell(f"{job.method}: {error}")
-        # a method that diverged soon after it was continued has measured nothing since
+        # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
         last = result.records[-1] if result.records else folder.records(*job)[-1]
         closing = summary(last) | ({"error": error} if error else {})
-        folder.finish(job, closing, _model(experiment, result.x))
+        folder.finish(job, closing, None if error else _model(experiment, result.x))
     finally:
         for reporter in reporters:
             reporter.end(closing)
@@ -166,6 +170,7 @@ def _rounds(
             experiment.problem_for(algorithm),
             rounds=config.rounds,
             every=config.eval_every,
+            closing=config.eval_last,
             phi=experiment.phi,
             measure_gamma=experiment.measure_gamma,
             metrics=experiment.metrics(),

@@ -52,7 +52,7 @@ class Bar(Reporter):
         self.task = TaskID(0)
 
     def begin(self, method: str, trial: int, done: int, config: Config) -> None:
-        name = method if config.trials == 1 else f"{method} #{trial + 1}"
+        name = self.label + (method if config.trials == 1 else f"{method} #{trial + 1}")
         self.task = self.progress.add_task("", total=config.rounds, completed=done, name=name, state="")
 
     def on_round(self, round: Round, totals: Record) -> None:
@@ -73,11 +73,8 @@ class Lines(Warnings):
         self.name, self.rounds, self.next = "", 0, 0.0
 
     def begin(self, method: str, trial: int, done: int, config: Config) -> None:
-        self.name, self.rounds, self.next = (
-            f"{method} #{trial + 1}" if config.trials > 1 else method,
-            config.rounds,
-            0.0,
-        )
+        name = self.label + (method if config.trials == 1 else f"{method} #{trial + 1}")
+        self.name, self.rounds, self.next = name, config.rounds, 0.0
 
     def on_record(self, record: Record) -> None:
         now = time.monotonic()

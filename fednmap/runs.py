@@ -1,7 +1,7 @@
 """Run folders: what a run leaves on disk, safe against kills, full disks and curious hands.
 
 run.toml                          the whole configuration
-environment.json                  versions, the command, when it began, the configuration once more
+environment.json                  versions, the command, when it began, the data's digest, the configuration once more
 metrics.csv                       long form (method, trial, round, metric, value), appended while running
 checkpoints/METHOD-TRIAL/         the last two states, safetensors with a JSON beside each
 models/METHOD-TRIAL.safetensors   the trained parameters
@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,8 +64,10 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path | None, config: Config, command: str) -> RunFolder:
-        """A new folder with its configuration; never one that already holds something."""
+    def create(
+        cls, path: Path | None, config: Config, command: str, more: Mapping[str, bytes] | None = None
+    ) -> RunFolder:
+        """A new folder with its configuration and the files `more`; never one that already holds something."""
         if path is None:
             path = _fresh(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}")
         elif path.exists() and not path.is_dir():
@@ -75,9 +77,10 @@ class RunFolder:
             with alone(path):
                 if any(_is_content(p) for p in path.iterdir()):
                     raise ValueError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
+                for name, data in (more or {}).items():
+                    write_atomically(path / name, data)
                 write_atomically(path / "run.toml", config.toml().encode())
-                write_atomically(path / "environment.json", to_json(_environment(config)))
-                write_atomically(path / "metrics.csv", (",".join(COLUMNS) + "\n").encode())
+                write_atomically(path / "environment.json", to_json(provenance(config.model_dump(mode="json"))))
         return cls(path)
 
     @classmethod
@@ -94,6 +97,18 @@ class RunFolder:
         """What is known of the run's beginning; nothing if it was killed before that was written."""
         path = self.path / "environment.json"
         return dict(from_json(path, dict)) if path.exists() else {}
+
+    def recognise(self, data: str) -> None:
+        """Refuse to go on with other data than the run began with; `data` is their digest."""
+        began = self.environment()
+        if "data" not in began:
+            with clear_errors(self.path):
+                write_atomically(self.path / "environment.json", to_json(began | {"data": data}))
+        elif began["data"] != data:
+            raise ValueError(
+                f"the data of {self.path} have changed since the run began; put them back, or start a new run with "
+                f"--config {self.path / 'run.toml'}"
+            )
 
     def check(self, config: Config) -> list[str]:
         """Refuse a run.toml that no longer describes this run; what else the user should know."""
@@ -119,7 +134,9 @@ class RunFolder:
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
-                write_atomically(self.path / "environment.json", to_json(_environment(self.config())))
+                write_atomically(
+                    self.path / "environment.json", to_json(provenance(self.config().model_dump(mode="json")))
+                )
             metrics = self.path / "metrics.csv"
             if not metrics.exists():
                 write_atomically(metrics, (",".join(COLUMNS) + "\n").encode())
@@ -199,14 +216,15 @@ class RunFolder:
             raise ValueError(f"{path} was changed: each entry needs method, trial and rounds")
         return list(results)
 
-    def finish(self, job: Job, result: dict[str, Any], model: Model) -> None:
-        """Keep the model, then the closing numbers."""
+    def finish(self, job: Job, result: dict[str, Any], model: Model | None) -> None:
+        """Keep the model, if there is one, then the closing numbers."""
         with clear_errors(self.path):
-            path = self.model_path(job)
-            path.parent.mkdir(exist_ok=True)
-            tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
-            about = json.dumps({"order": list(tensors), "inputs": model.inputs})
-            write_atomically(path, save(tensors, metadata={"fednmap": about}))  # several keys would change places
+            if model is not None:
+                path = self.model_path(job)
+                path.parent.mkdir(exist_ok=True)
+                tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
+                about = json.dumps({"order": list(tensors), "inputs": model.inputs})
+                write_atomically(path, save(tensors, metadata={"fednmap": about}))  # several keys would change places
             results = [r for r in self.results() if (r["method"], r["trial"]) != job]
             results.append({"method": job.method, "trial": job.trial, **result})
             write_atomically(self.path / "results.json", to_json(results))
@@ -235,14 +253,15 @@ class RunFolder:
         return in_use(self.path)
 
 
-def _environment(config: Config) -> dict[str, Any]:
+def provenance(settings: dict[str, Any]) -> dict[str, Any]:
+    """Where results come from: command, time, versions, settings."""
     return {
         "command": ["fednmap", *sys.argv[1:]],
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: version(name) for name in VERSIONS},
-        "settings": config.model_dump(mode="json"),
+        "settings": settings,
     }
 
 

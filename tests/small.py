@@ -64,7 +64,7 @@ def outcome(folder: RunFolder) -> tuple:
     lines = (folder.path / "metrics.csv").read_text().splitlines()
     metrics = [line for line in lines if "_seconds," not in line]
     results = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in folder.results()]
-    models = {p.name: p.read_bytes() for p in sorted((folder.path / "models").iterdir())}
+    models = {p.name: p.read_bytes() for p in sorted(folder.path.glob("models/*"))}
     return metrics, results, models
 
 

@@ -253,13 +253,29 @@ def test_checkpoints_know_their_settings(tmp_path):
     assert outcome(folder) == outcome(begin(tmp_path / "whole", eta_a=0.2))
 
 
-def test_data_of_another_size_is_noticed(tmp_path):
+@pytest.mark.parametrize("row", range(0, 60, 7))
+def test_one_number_changed_in_the_data_is_noticed(tmp_path, row):
     path = tmp_path / "data.csv"
     rows = [f"{i % 7},{i % 5},{i % 3},{i % 2}" for i in range(60)]
-    path.write_text("a,b,c,label\n" + "\n".join(rows) + "\n")
+    text = "a,b,c,label\n" + "\n".join(rows) + "\n"
+    path.write_text(text)
     folder = stopped(tmp_path / "run", 14, data=f"csv:{path}", clients=3)
-    path.write_text("a,b,c,d,label\n" + "\n".join("1," + row for row in rows) + "\n")
-    assert "data must have changed" in resume(folder).lines[0]
+    rows[row] = "9" + rows[row][1:]
+    path.write_text("a,b,c,label\n" + "\n".join(rows) + "\n")
+    with pytest.raises(ValueError, match="have changed since the run began; put them back, or start a new run"):
+        resume(folder)
+    path.write_text(text)
+    assert resume(folder).done == [12]
+
+
+def test_data_of_another_size_do_not_fit_a_checkpoint(tmp_path):
+    folder = stopped(tmp_path / "run", 14)
+    experiment = prepare(small(data="synthetic:1,1"))
+    algorithm = experiment.algorithm("fednmap")
+    start = experiment.start(algorithm)
+    states, known = folder.checkpoints(FEDNMAP), settings(prepare(small()).config)
+    _, _, refused = checkpoints.newest(states, algorithm, experiment.problem, start, known)
+    assert "data must have changed" in refused[0]
 
 
 def test_other_versions_are_told(tmp_path):
@@ -382,6 +398,17 @@ def test_a_method_that_diverges_keeps_what_was_measured(tmp_path):
     assert second["method"] == "fedavg"
     assert len(folder.records(*FEDNMAP)) == 1
     assert resume(folder).done == []
+
+
+def test_a_method_that_diverges_after_it_was_continued_ends_as_if_it_never_stopped(tmp_path):
+    given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
+    given |= {"participation": 1.0, "loss": 0.0, "clients": 4, "eval_every": 10}
+    whole = begin(tmp_path / "whole", **given)
+    folder = stopped(tmp_path / "run", 5, **given)
+    assert resume(folder).done == [4]  # nothing is measured between this and the end
+    assert "after round 6" in folder.results()[0]["error"]
+    assert outcome(folder) == outcome(whole)
+    assert folder.model(FEDNMAP) is None
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def keys(
 
 
 @app.command()
-@with_config(hidden=("trials", "loss", "chunk", "checkpoint_every"), **TRIAL)
+@with_config(hidden=("trials", "loss", "chunk", "checkpoint_every", "eval_last"), **TRIAL)
 def up(
     values: dict[str, Any],
     algorithm: Annotated[

@@ -13,7 +13,7 @@ from fednmap.commands.auto import search, take_auto
 from fednmap.commands.options import AUTO, ConfigFile, Json, with_config
 from fednmap.config import Config
 
-HIDDEN = ("trials", "eval_every", "checkpoint_every", "chunk")
+HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk")
 
 
 @with_config(hidden=HIDDEN)

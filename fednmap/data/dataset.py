@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,6 +26,17 @@ class Dataset:
     clients: Tensor | None = None
     test_clients: Tensor | None = None
     truth: Tensor | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all numbers: the same for the same data."""
+        found = hashlib.sha256()
+        for name in ("x_train", "y_train", "x_test", "y_test", "clients"):
+            values: Tensor | None = getattr(self, name)
+            if values is not None:
+                found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+                found.update(values.detach().cpu().contiguous().numpy().data)
+        return found.hexdigest()
 
     @property
     def classes(self) -> int | None:

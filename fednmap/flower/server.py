@@ -255,7 +255,6 @@ class Coordinator:
         facts = path / "federation.json"
         if self.federation.resume:
             folder = RunFolder.open(path)
-            folder.repair()
             known = from_json(facts, dict) if facts.exists() else {}
             if tuple(known.get("names", self.federation.names)) != self.federation.names:
                 raise ValueError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
@@ -263,6 +262,7 @@ class Coordinator:
             folder, known = RunFolder.open(path), {}
         else:
             folder, known = RunFolder.create(path, self.config, "flower"), {}
+        folder.repair()
         self.run_id = known.get("run") or secrets.token_hex(8)
         write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
         return folder

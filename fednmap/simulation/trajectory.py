@@ -60,6 +60,7 @@ def run(
     *,
     rounds: int,
     every: int = 10,
+    closing: int = 1,
     phi: Regularizer | None = None,
     measure_gamma: float | None = None,
     metrics: Mapping[str, Metric] | None = None,
@@ -72,6 +73,7 @@ def run(
 ) -> Result:
     """Run `rounds` rounds, measuring before the first one, every `every` rounds and at the end.
 
+    closing:       how many of the last rounds are all measured: a mean over them is less noisy than one of them.
     phi:           the regularizer of the objective that is measured; default the algorithm's own.
     measure_gamma: gamma of the natural residual; default the algorithm's gamma, else eta_a eta_s Q times 4.
     metrics:       more to measure: name -> function of the model x.
@@ -82,8 +84,8 @@ def run(
 
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
     """
-    if every < 1:
-        raise ValueError(f"every is {every}; measure every 1 round or more")
+    if every < 1 or closing < 1:
+        raise ValueError(f"every is {every}, closing {closing}; measure every 1 round or more, and the last 1 or more")
     phi = algorithm.phi if phi is None else phi  # type: ignore[attr-defined]
     gamma = measure_gamma or getattr(algorithm, "gamma", None) or 1.0
     start = first_point(problem, start)
@@ -117,7 +119,7 @@ def run(
             clock["bytes_up"] += last.bytes_up
             clock["bytes_down"] += last.bytes_down
             done = last.t + 1
-            if done % every == 0 or done == rounds:
+            if done % every == 0 or done > rounds - closing:
                 measure(done, algorithm.model(last.server))
             for callback in callbacks:
                 callback.on_round(last, dict(clock))
