@@ -33,6 +33,11 @@ class Speedup:
     """95 % confidence interval of the slope (Student's t over the trials); infinite for a single trial."""
 
     @property
+    def name(self) -> str:
+        """The symbol of what is swept."""
+        return "n" if self.over == "n" else "Q"
+
+    @property
     def verdict(self) -> str:
         """Whether linear speedup is seen: the whole interval at or below -1/2."""
         if self.high <= LINEAR:
@@ -58,7 +63,7 @@ class Speedup:
 
     def lines(self, linear_until: float | None = None) -> list[str]:
         """What was found; `linear_until` is the value up to which the theory expects it."""
-        name = "n" if self.over == "n" else "Q"
+        name = self.name
         interval = f"95 % interval [{self.low:.3f}, {self.high:.3f}] over {self.reached.shape[1]} trials"
         at = self.saturates_at
         lines = [
@@ -77,22 +82,28 @@ def speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int],
     >>> round(found.slope, 6), found.verdict, found.saturates_at
     (-1.0, 'linear speedup is seen', None)
     """
-    if over not in ("n", "q"):
-        raise ValueError(f"over is {over!r}; sweep over n (clients) or q (local steps)")
-    values = sorted(set(values))
-    if len(values) < 2 or values[0] < 1:
-        raise ValueError(f"values are {values}; a slope needs two different numbers, 1 or more")
+    over, ordered = checked(over, values)
     if trials < 1:
         raise ValueError(f"trials is {trials}; it must be at least 1")
-    reached = np.array([[run(value, trial) for trial in range(trials)] for value in values])
+    reached = np.array([[run(value, trial) for trial in range(trials)] for value in ordered])
     if not (np.isfinite(reached).all() and (reached > 0).all()):
         raise ArithmeticError(f"a run of the sweep reached {reached.max():g}; use smaller step sizes")
-    slopes = np.polyfit(np.log(values), np.log(reached), 1)[0]
+    slopes = np.polyfit(np.log(ordered), np.log(reached), 1)[0]
     half = math.inf
     if trials > 1:
         half = float(stats.t.ppf(0.975, trials - 1) * slopes.std(ddof=1) / math.sqrt(trials))
     mean = float(slopes.mean())
-    return Speedup(over, tuple(values), reached, mean, mean - half, mean + half)
+    return Speedup(over, ordered, reached, mean, mean - half, mean + half)
+
+
+def checked(over: str, values: Sequence[int]) -> tuple[Over, tuple[int, ...]]:
+    """What is swept, the values in order."""
+    if over not in ("n", "q"):
+        raise ValueError(f"over is {over!r}; sweep over n (clients) or q (local steps)")
+    different = tuple(sorted(set(values)))
+    if len(different) < 2 or different[0] < 1:
+        raise ValueError(f"values are {list(different)}; a slope needs two different numbers, 1 or more")
+    return "n" if over == "n" else "q", different
 
 
 def plot(found: Speedup, path: Path) -> None:

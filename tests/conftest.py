@@ -1,5 +1,26 @@
-"""One thread a process: the tests run side by side, and their products are small."""
+"""One thread a process: the tests run side by side, and their products are small. And the command, run here."""
 
+import sys
+
+import pytest
 import torch
 
+from fednmap import cli
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """The command in this process: what it returns, and what it writes on stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fednmap", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        written = capsys.readouterr()
+        assert "Traceback" not in written.err
+        return end.value.code, written.out, written.err
+
+    return run

@@ -2,12 +2,10 @@
 
 import json
 import signal
-import sys
 
 import pytest
 from small import SMALL
 
-from fednmap import cli
 from fednmap.progress import Bar, Lines
 
 KEYS = (
@@ -15,22 +13,6 @@ KEYS = (
     *("seconds", "train_seconds", "eval_seconds"),
 )
 QUICK = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    """The command in this process: what it returns, and what it writes on stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["fednmap", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        written = capsys.readouterr()
-        assert "Traceback" not in written.err
-        return end.value.code, written.out, written.err
-
-    return run
 
 
 def test_json_is_one_object_and_nothing_else(command):

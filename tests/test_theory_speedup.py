@@ -125,7 +125,7 @@ def test_speedup_command(capsys, tmp_path):
     assert found["predicted_linear_until"] > 0
     assert (out / "speedup.png").is_file()
     assert json.loads((out / "speedup.json").read_text()) == found
-    with pytest.raises(ValueError, match="--over is 'z'"):
+    with pytest.raises(ValueError, match="over is 'z'"):
         app(["speedup", "--over", "z"], standalone_mode=False)
     with pytest.raises(ValueError, match="whole numbers separated by commas"):
         app(["speedup", "--values", "a,b"], standalone_mode=False)

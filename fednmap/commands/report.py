@@ -9,6 +9,7 @@ import typer
 
 from fednmap.report import report as write
 from fednmap.runs import RunFolder
+from fednmap.sweep import Sweep, is_sweep
 
 
 def report(
@@ -18,5 +19,10 @@ def report(
     """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration."""
     if out.is_dir():
         raise ValueError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
-    write([RunFolder.open(run) for run in runs], out)
+    write([folder for run in runs for folder in _folders(run)], out)
     print(out)
+
+
+def _folders(run: Path) -> list[RunFolder]:
+    """A run, or all runs of a sweep."""
+    return Sweep.open(run).parts() if is_sweep(run) else [RunFolder.open(run)]

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fednmap.report.series import collect
 from fednmap.runs import RunFolder
+from fednmap.sweep import Sweep, is_sweep
 from fednmap.tables import closing_table
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -55,24 +56,32 @@ def _show(folder: RunFolder) -> None:
     console, config, began = Console(), folder.config(), folder.environment()
     about = f"{config.data}, {config.model}, {config.reg}, {config.clients} clients, {config.rounds} rounds"
     lines = [str(folder.path), about, f"state: {state(folder)}"]
+    sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
+    if sweep:
+        lines.insert(2, f"sweep: {', '.join(map(sweep.name, sweep.values))}")
     if began.get("command"):
         lines.append("made by: " + shlex.join(str(word) for word in began["command"]))
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if results := folder.results():
+    parts = sweep.parts() if sweep else []
+    if results := folder.results() + [{**r, "method": part.path.name} for part in parts for r in part.results()]:
         console.print(closing_table(results))
     curves = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=0, collapse_padding=True)
     curves.add_column("along the rounds", no_wrap=True)
     for _, title, log in SPARKS:
         curves.add_column(f"{title} (log)" if log else title, no_wrap=True)
-    for one in (measured := collect([folder])):
+    for one in (measured := collect(parts or [folder])):
         curves.add_row(one.label, *(sparkline(one.values(name).mean(0), log=log) for name, _, log in SPARKS))
     if measured:
         console.print(curves)
+    if sweep and (found := sweep.outcome()):
+        console.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
 
 
 def state(folder: RunFolder) -> str:
     """Finished, running, or how far it came."""
+    if is_sweep(folder.path):
+        return Sweep.open(folder.path).state()
     config, results = folder.config(), folder.results()
     jobs = config.trials * len(config.algorithms)
     if folder.running():
@@ -92,7 +101,11 @@ def _list(path: Path) -> None:
         try:
             config, results = folder.config(), folder.results()
             psi = ", ".join(f"{r['objective']:.4g}" for r in results[:3]) + (" ..." if len(results) > 3 else "")
-            methods = ", ".join(config.algorithms[:3]) + (" ..." if len(config.algorithms) > 3 else "")
+            methods = (
+                f"speedup over {Sweep.open(folder.path).over}"
+                if is_sweep(folder.path)
+                else ", ".join(config.algorithms[:3]) + (" ..." if len(config.algorithms) > 3 else "")
+            )
             table.add_row(folder.path.name, config.data, methods, state(folder), psi)
         except (ValueError, KeyError) as error:
             table.add_row(folder.path.name, "", "", f"damaged: {str(error).splitlines()[0]}", "")

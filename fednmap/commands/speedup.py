@@ -3,97 +3,117 @@
 from __future__ import annotations
 
 import json as json_
+import shlex
 import sys
-from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, with_config
+from fednmap.commands.watch import watched
 from fednmap.config import Config
+from fednmap.execute import Reporter
 from fednmap.experiment import Experiment, prepare
-from fednmap.measure import objective, stationarity
-from fednmap.runs import Job, RunFolder
-from fednmap.simulation import simulate
-from fednmap.speedup import Over, plot
-from fednmap.speedup import speedup as sweep
+from fednmap.files import clear_errors
+from fednmap.measure import objective
+from fednmap.speedup import Over, Speedup, checked, plot
+from fednmap.speedup import speedup as fit
+from fednmap.sweep import Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
 
-LAST = 5  # the residual is averaged over so many closing rounds: a single one is noisy
+# one closing round is noisy: the residual is averaged over the last `eval_last`
+DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
 
 
-@with_config(hidden=("eval_every", "checkpoint_every"), rounds=100, trials=3)
+@with_config(**DEFAULTS)
 def speedup(
     values: dict[str, Any],
-    over: Annotated[str, typer.Option(help="n for clients, q for local steps.")] = "n",
+    over: Annotated[str | None, typer.Option(help="n for clients, q for local steps. (default n)")] = None,
     sweep_values: Annotated[
-        str, typer.Option("--values", help="Numbers of clients or of local steps, separated by commas.")
-    ] = "5,10,20,40",
+        str | None,
+        typer.Option("--values", help="Numbers of clients or of local steps. (default 5,10,20,40)"),
+    ] = None,
     config: ConfigFile = None,
     out: Out = None,
+    resume: Resume = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is linear."""
-    base = Config.read(config).model_dump(exclude_unset=True) if config else {}
-    given, auto = take_auto(base | values)
-    settings = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
-    if over not in ("n", "q"):
-        raise ValueError(f"--over is {over!r}; use n for clients or q for local steps")
-    kind: Over = "n" if over == "n" else "q"
-    numbers = _numbers(sweep_values)
-    first = prepare(_varied(settings, kind, min(numbers), 0))
-    folder = RunFolder.create(out, settings, "speedup")
-    measure_gamma = first.measure_gamma
+    """Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is linear.
 
-    def run(value: int, trial: int) -> float:
-        found = reached(prepare(_varied(settings, kind, value, trial)), measure_gamma)
-        folder.append(Job(f"fednmap {kind}={value}", trial), {"round": settings.rounds, "stationarity": found})
-        folder.flush()
-        return found
+    The slope is that of log |F_nat|^2, averaged over the last --eval-last rounds, against log n or log Q.
+    """
+    if resume is not None:
+        if over or sweep_values or config or out or values != DEFAULTS:
+            raise ValueError("--resume takes the settings of its folder; leave the other options out")
+        sweep = Sweep.open(resume)
+    else:
+        sweep = _begin(values, config, over or "n", sweep_values or "5,10,20,40", out)
+    again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}"
+    with watched(again, quiet) as reporter:
+        outcome = sweep.outcome() or _run(sweep, reporter)
+    if json:
+        print(json_.dumps(outcome, indent=1))
+        return
+    found = _fitted(sweep.over, outcome["values"], outcome["stationarity"])
+    for value, row in zip(found.values, found.reached, strict=True):
+        spread = f"({row.min():.2e} to {row.max():.2e})"
+        print(f"{found.name} = {value:<5d} |F_nat|^2 = {row.mean():.3e}  {spread}")
+    print("\n".join(found.lines(outcome["predicted_linear_until"])))
+    print(f"run folder: {sweep.folder.path}")
 
-    found = sweep(run, kind, numbers, settings.trials)
-    eps2 = float(found.reached.mean(1).min())
-    need = forecast(first, eps2)
-    other = settings.local_steps if kind == "n" else settings.clients
-    plot(found, folder.path / "speedup.png")
-    report = {
-        "over": over,
-        "values": found.values,
+
+def _begin(given: dict[str, Any], file: Path | None, over: str, values: str, out: Path | None) -> Sweep:
+    """A new sweep; what can be refused is refused before there is a folder."""
+    base = Config.read(file).model_dump(exclude_unset=True) if file else {}
+    given = {k: v for k, v in given.items() if k not in base or DEFAULTS.get(k) != v}
+    given, auto = take_auto(base | given)
+    kind, numbers = checked(over, _numbers(values))
+    config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
+    first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
+    if kind == "n" and last.config.clients != numbers[-1]:
+        raise ValueError(
+            f"{config.data} brings its own {last.config.clients} clients; use --partition iid, or --over q"
+        )
+    # one gamma for all that is compared
+    known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": first.measure_gamma}
+    return Sweep.create(out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
+
+
+def _run(sweep: Sweep, reporter: Reporter) -> dict[str, Any]:
+    """The runs that are still to do, the fit, the forecast."""
+    found = _fitted(sweep.over, sweep.values, sweep.run(reporter))
+    with clear_errors(sweep.folder.path):
+        plot(found, sweep.folder.path / "speedup.png")
+    outcome = _outcome(found, sweep)
+    sweep.finish(outcome)
+    return outcome
+
+
+def _fitted(over: Over, values: Sequence[int], reached: list[list[float]]) -> Speedup:
+    table = dict(zip(values, reached, strict=True))
+    return fit(lambda value, trial: table[value][trial], over, values, len(reached[0]))
+
+
+def _outcome(found: Speedup, sweep: Sweep) -> dict[str, Any]:
+    config = sweep.folder.config()
+    need = forecast(prepare(sweep.config(sweep.values[0])), float(found.reached.mean(1).min()))
+    other = config.local_steps if found.over == "n" else config.clients
+    return {
+        "over": found.over,
+        "values": list(found.values),
+        "rounds": config.rounds,
+        "trials": config.trials,
         "stationarity": found.reached.tolist(),
         "slope": found.slope,
-        "interval": [found.low, found.high] if settings.trials > 1 else None,
+        "interval": [found.low, found.high] if config.trials > 1 else None,
         "verdict": found.verdict,
         "saturates_at": found.saturates_at,
         "predicted_linear_until": need.linear_until / other,
     }
-    (folder.path / "speedup.json").write_text(json_.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if json:
-        print(json_.dumps(report, indent=1))
-        return
-    for value, row in zip(found.values, found.reached, strict=True):
-        spread = f"({row.min():.2e} to {row.max():.2e})"
-        print(f"{'n' if kind == 'n' else 'Q'} = {value:<5d} |F_nat|^2 = {row.mean():.3e}  {spread}")
-    print("\n".join(found.lines(need.linear_until / other)))
-    print(f"run folder: {folder.path}")
-
-
-def reached(experiment: Experiment, measure_gamma: float) -> float:
-    """The squared residual of FedNMap at the end of a run, averaged over its last rounds."""
-    config, algorithm = experiment.config, experiment.algorithm("fednmap")
-    rounds = simulate(
-        algorithm,
-        experiment.problem,
-        rounds=config.rounds,
-        start=experiment.start(algorithm),
-        participation=config.participation,
-        loss=config.loss,
-        seed=config.seed,
-        chunk=config.chunk,
-    )
-    closing = deque((algorithm.model(round_.server) for round_ in rounds), maxlen=LAST)
-    found = [float(stationarity(experiment.problem, experiment.phi, x, measure_gamma)) for x in closing]
-    return sum(found) / len(found)
 
 
 def forecast(experiment: Experiment, eps2: float) -> Rounds:
@@ -111,17 +131,6 @@ def forecast(experiment: Experiment, eps2: float) -> Rounds:
         shift2=float((x - problem.start).square().sum()),
         gradients2=mean_gradient2(problem, x),
     )
-
-
-def _varied(config: Config, over: Over, value: int, trial: int) -> Config:
-    """With this many clients or local steps; eta_a Q stays, as in the paper's figures, so the default gamma does."""
-    values = config.model_dump()
-    values["seed"] = config.seed + trial
-    if over == "n":
-        values["clients"] = value
-    else:
-        values |= {"local_steps": value, "eta_a": config.eta_a * config.local_steps / value}
-    return Config.make(**values)
 
 
 def _numbers(text: str) -> list[int]:

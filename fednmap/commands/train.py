@@ -14,15 +14,15 @@ from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, Workers, parse_set, with_config
+from fednmap.commands.watch import watched
 from fednmap.config import Config
 from fednmap.distributed import WorkerLost
-from fednmap.execute import Interrupted, execute
-from fednmap.experiment import Experiment, prepare
+from fednmap.execute import execute
+from fednmap.experiment import prepare
 from fednmap.files import clear_errors
 from fednmap.plots import comparison
-from fednmap.progress import Bar, Lines, Warnings
 from fednmap.runs import RunFolder
-from fednmap.simulation import Callback
+from fednmap.sweep import is_sweep
 from fednmap.tables import closing_table
 from fednmap.tracking import check_trackers, trackers
 from fednmap.workers import group
@@ -96,6 +96,8 @@ def _run(
     if resume is not None:
         if values or assignments or file or out:
             raise ValueError("--resume takes the settings of its folder; leave the other options out")
+        if is_sweep(resume):
+            raise ValueError(f"{resume} is a sweep; continue it with fednmap speedup --resume {resume}")
         folder, experiment = RunFolder.open(resume), None
         config = folder.config()
     else:
@@ -107,11 +109,12 @@ def _run(
         config = experiment.config
         folder = RunFolder.create(out, config, command)
     callbacks = trackers(track, folder)
+    again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}"
     try:
-        with group(workers):
-            results = _show(config, folder, experiment, callbacks, quiet, command)
+        with group(workers), watched(again, quiet) as reporter:
+            results = execute(config, folder, reporter, callbacks, experiment)
     except WorkerLost as error:
-        again = f"fednmap {command} --resume {shlex.quote(str(folder.path))} --workers {workers}"
+        again += f" --workers {workers}"
         raise WorkerLost(f"{error}; continue from the last checkpoint with\n  {again}") from None
     if not as_json:
         console = Console()
@@ -120,29 +123,6 @@ def _run(
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")
     return results
-
-
-def _show(
-    config: Config,
-    folder: RunFolder,
-    experiment: Experiment | None,
-    callbacks: tuple[Callback, ...],
-    quiet: bool,
-    command: str,
-) -> list[dict[str, Any]]:
-    console = Console(stderr=True)
-    try:
-        if quiet:
-            return execute(config, folder, Warnings(console), callbacks, experiment)
-        if not console.is_terminal:
-            return execute(config, folder, Lines(console), callbacks, experiment)
-        bar = Bar(console)
-        with bar.progress:
-            return execute(config, folder, bar, callbacks, experiment)
-    except Interrupted:
-        again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}"
-        console.print(f"stopped and saved; continue with\n  {again}", highlight=False, soft_wrap=True)
-        raise typer.Exit(130) from None
 
 
 def _dump(value: dict[str, Any]) -> str:

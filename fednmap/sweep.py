@@ -1,0 +1,118 @@
+"""A sweep on disk: one configuration with several numbers of clients or of local steps, a folder of ordinary runs.
+
+run.toml, environment.json   the configuration that is varied, as in every run folder
+speedup.toml                 what is varied: over, values
+n=10, n=20, ...              an ordinary run folder for each number of clients (q=10, ... of local steps)
+speedup.json, speedup.png    the outcome, when all of them are finished
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import tomli_w
+
+from fednmap.config import Config
+from fednmap.execute import Reporter, execute
+from fednmap.files import alone, clear_errors, from_json, to_json, write_atomically
+from fednmap.runs import Job, RunFolder
+from fednmap.speedup import Over, checked
+
+RECORD, OUTCOME = "speedup.toml", "speedup.json"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    folder: RunFolder
+    over: Over
+    values: tuple[int, ...]
+
+    @classmethod
+    def create(cls, path: Path | None, config: Config, over: Over, values: tuple[int, ...]) -> Sweep:
+        record = tomli_w.dumps({"over": over, "values": values}).encode()
+        return cls(RunFolder.create(path, config, "speedup", {RECORD: record}), over, values)
+
+    @classmethod
+    def open(cls, path: Path) -> Sweep:
+        """A folder that a sweep has made."""
+        if not is_sweep(path):
+            raise ValueError(f"{path} is no sweep: it has no {RECORD}")
+        try:
+            record = tomllib.loads((path / RECORD).read_text(encoding="utf-8"))
+            return cls(RunFolder.open(path), *checked(record["over"], [int(value) for value in record["values"]]))
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            raise ValueError(f"{path / RECORD} was changed or cut short: {error}") from None
+
+    def name(self, value: int) -> str:
+        return f"{self.over}={value}"
+
+    def part(self, value: int) -> RunFolder:
+        """The run with this many clients or local steps."""
+        return RunFolder(self.folder.path / self.name(value))
+
+    def parts(self) -> list[RunFolder]:
+        """The runs that have begun."""
+        return [part for part in map(self.part, self.values) if (part.path / "run.toml").exists()]
+
+    def state(self) -> str:
+        """Finished, running, or how many values are done."""
+        if self.outcome() and not self.folder.running():
+            return "finished"
+        trials = self.folder.config().trials
+        done = sum(len(part.results()) >= trials for part in self.parts())
+        return f"{'running' if self.folder.running() else 'stopped'}, {done} of {len(self.values)} values done"
+
+    def config(self, value: int) -> Config:
+        return varied(self.folder.config(), self.over, value)
+
+    def run(self, reporter: Reporter) -> list[list[float]]:
+        """Run what is not finished yet; for each value and trial |F_nat|^2, averaged over the closing rounds."""
+        with alone(self.folder.path):
+            for line in self.folder.check(self.folder.config()):
+                reporter.tell(line)
+            return [self._run(value, reporter) for value in self.values]
+
+    def _run(self, value: int, reporter: Reporter) -> list[float]:
+        config, folder = self.config(value), self.part(value)
+        if not (folder.path / "run.toml").exists():
+            RunFolder.create(folder.path, config, "speedup")
+        elif folder.config() != config:  # the sweep was made longer or wider
+            with clear_errors(folder.path):
+                write_atomically(folder.path / "run.toml", config.toml().encode())
+        reporter.label = f"{self.name(value)} "
+        for result in execute(config, folder, reporter):
+            if "error" in result:
+                raise ArithmeticError(f"{folder.path}: {result['error']}")
+        curves, first = folder.curves(), config.rounds - config.eval_last
+        trials = [curves[Job("fednmap", trial)] for trial in range(config.trials)]
+        return [
+            fmean(s for t, s in zip(trial["round"], trial["stationarity"], strict=True) if t > first)
+            for trial in trials
+        ]
+
+    def outcome(self) -> dict[str, Any] | None:
+        """What was found; None before all of speedup.toml and run.toml is done."""
+        path, config = self.folder.path / OUTCOME, self.folder.config()
+        found = from_json(path, dict) if path.exists() else {}
+        asked = {"over": self.over, "values": list(self.values), "rounds": config.rounds, "trials": config.trials}
+        return found if asked.items() <= found.items() else None
+
+    def finish(self, outcome: dict[str, Any]) -> None:
+        with clear_errors(self.folder.path):
+            write_atomically(self.folder.path / OUTCOME, to_json(outcome))
+
+
+def is_sweep(path: Path) -> bool:
+    return (path / RECORD).is_file()
+
+
+def varied(config: Config, over: Over, value: int) -> Config:
+    """With this many clients or local steps; eta_a Q stays, as in the paper's figures, so the default gamma does."""
+    values = config.model_dump() | {"algorithms": ("fednmap",)}
+    if over == "n":
+        return Config.make(**values | {"clients": value})
+    return Config.make(**values | {"local_steps": value, "eta_a": config.eta_a * config.local_steps / value})

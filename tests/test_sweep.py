@@ -1,0 +1,222 @@
+"""Sweeps: a folder of ordinary runs that goes on from whatever happened to it, to the same bits."""
+
+import json
+import multiprocessing
+import signal
+import time
+
+import pytest
+import torch
+from small import Heard, outcome, small
+
+from fednmap.config import Config
+from fednmap.execute import Reporter
+from fednmap.files import alone
+from fednmap.progress import Lines
+from fednmap.runs import RunFolder
+from fednmap.sweep import Sweep
+
+WORDS = [
+    *("speedup", "--values", "2,4", "--trials", 2, "--rounds", 12, "--model", "logistic", "--local-steps", 2),
+    *("--batch-size", 4, "--checkpoint-every", 4, "--json", "--quiet"),
+]
+
+
+def begun(path, over="n", **given) -> Sweep:
+    given = {"rounds": 12, "trials": 2, "eval_last": 3, "clients": 4, "measure_gamma": 1.0} | given
+    return Sweep.create(path, small(**given), over, (2, 4))
+
+
+def results(sweep) -> list:
+    return [outcome(part) for part in sweep.parts()]
+
+
+class Fall(Heard):
+    """Ends the process's work after so many rounds in all, with nothing saved on the way out."""
+
+    def __init__(self, rounds):
+        super().__init__()
+        self.left = rounds
+
+    def on_round(self, round, totals):
+        self.left -= 1
+        if not self.left:
+            raise SystemExit
+
+
+@pytest.mark.parametrize("over", ["n", "q"])
+def test_a_sweep_goes_on_to_the_same_bits(tmp_path, over):
+    whole = begun(tmp_path / "whole", over)
+    reached = whole.run(Heard())
+    sweep = begun(tmp_path / "parts", over)
+    done = []
+    for rounds in (3, 11, 7, 17):
+        heard = Fall(rounds)
+        with pytest.raises(SystemExit):
+            sweep.run(heard)
+        done.append(heard.done)
+    assert done == [[0], [0], [8, 0], [0, 0]]  # rounds from which the runs went on; finished ones are not run again
+    heard = Heard()
+    assert Sweep.open(sweep.folder.path).run(heard) == reached
+    assert heard.done == [4, 0]
+    assert results(sweep) == results(whole)
+
+
+def test_what_is_reached_is_the_mean_over_the_closing_rounds(tmp_path):
+    sweep = begun(tmp_path / "sweep", eval_every=3)
+    reached = sweep.run(Heard())
+    records = sweep.part(4).records("fednmap", 1)
+    assert [r["round"] for r in records] == [0, 3, 6, 9, 10, 11, 12]
+    assert reached[1][1] == pytest.approx(sum(r["stationarity"] for r in records[-3:]) / 3, rel=1e-12)
+
+
+def test_values_share_the_effective_step_and_the_measure(tmp_path):
+    sweep = begun(tmp_path / "sweep", "q", eta_a=0.3)
+    two, four = sweep.config(2), sweep.config(4)
+    assert two.eta_a * two.local_steps == pytest.approx(four.eta_a * four.local_steps)
+    assert two.measure_gamma == four.measure_gamma == 1.0
+
+
+class Slow(Reporter):
+    def on_round(self, round, totals):
+        time.sleep(0.004)
+
+
+def work(path):
+    torch.set_num_threads(1)
+    Sweep.open(path).run(Slow())
+
+
+def test_kill_minus_nine(tmp_path):
+    whole, sweep = begun(tmp_path / "whole"), begun(tmp_path / "killed")
+    reached = whole.run(Heard())
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["fednmap.sweep", "pytest", "sklearn.datasets"])
+    for value in (2, 4):
+        process = processes.Process(target=work, args=(sweep.folder.path,))
+        process.start()
+        states = sweep.part(value).path / "checkpoints" / "fednmap-1"
+        while process.is_alive() and not list(states.glob("round-00000003.json")):
+            time.sleep(0.001)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert sweep.state() == f"stopped, {value // 4} of 2 values done"
+    heard = Heard()
+    assert sweep.run(heard) == reached
+    assert len(heard.done) == 1
+    assert heard.done[0] >= 4
+    assert results(sweep) == results(whole)
+
+
+def test_ctrl_c_and_the_end(command, monkeypatch, tmp_path):
+    whole = json.loads(command(*WORDS, "--out", "whole")[1])
+
+    def stop(self, record):
+        if record["round"] == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "on_record", stop)
+        code, out, err = command(*WORDS[:-1], "--out", "my sweep")
+    assert (code, out) == (130, "")
+    assert err == "stopped and saved; continue with\n  fednmap speedup --resume 'my sweep'\n"
+    code, out, err = command("show", "my sweep")
+    assert code == 0
+    assert "state: stopped, 0 of 2 values done" in out
+    code, out, err = command("speedup", "--resume", "my sweep", "--json", "--quiet")
+    assert (code, json.loads(out), err) == (0, whole, "")
+    stored = whole | {"verdict": "as it is stored"}
+    (tmp_path / "my sweep" / "speedup.json").write_text(json.dumps(stored))
+    before = {p: p.read_bytes() for p in (tmp_path / "my sweep").rglob("*") if p.is_file()}
+    code, out, err = command("speedup", "--resume", "my sweep", "--json", "--quiet")
+    assert (code, json.loads(out), err) == (0, stored, "")
+    assert {p: p.read_bytes() for p in (tmp_path / "my sweep").rglob("*") if p.is_file()} == before
+    code, out, _ = command("speedup", "--resume", "my sweep", "--quiet")
+    assert "n = 4     |F_nat|^2 = " in out
+    assert f"slope of log |F_nat|^2 against log n: {whole['slope']:.3f}" in out
+
+
+def test_looking_at_a_sweep(command, tmp_path):
+    assert command(*WORDS, "--out", "runs/sweep")[0] == 0
+    code, out, _ = command("show", "runs/sweep")
+    assert code == 0
+    assert "sweep: n=2, n=4\nstate: finished\n" in out
+    assert "n=4: fednmap" in out
+    assert "linear speedup is" in out or "undecided" in out
+    code, out, _ = command("show", "--list")
+    assert "speedup over n" in out
+    assert "finished" in out
+    assert "n=4" in command("show", "--list", "runs/sweep")[1]
+    assert command("report", "runs/sweep", "-o", "page.html")[0] == 0
+    assert command("train", "--config", "runs/sweep/run.toml", "--rounds", 2, "--out", "one", "--quiet")[0] == 0
+    assert command("train", "--config", "runs/sweep/n=4/run.toml", "--out", "again", "--quiet")[0] == 0
+    assert outcome(RunFolder(tmp_path / "again")) == outcome(RunFolder(tmp_path / "runs/sweep/n=4"))
+
+
+def test_a_sweep_can_be_made_longer_and_wider(command, tmp_path):
+    assert command(*WORDS, "--out", "sweep")[0] == 0
+    whole = json.loads(command(*WORDS, "--values", "2,4,8", "--rounds", 16, "--trials", 3, "--out", "whole")[1])
+    for name in ("run.toml", "speedup.toml"):
+        (tmp_path / "sweep" / name).write_text((tmp_path / "whole" / name).read_text())
+    assert json.loads(command("speedup", "--resume", "sweep", "--json", "--quiet")[1]) == whole
+
+
+def test_a_configuration_goes_before_the_defaults_of_the_command(command, tmp_path):
+    (tmp_path / "base.toml").write_text("rounds = 3\ntrials = 1\nmodel = 'logistic'\n")
+    code, _, _ = command("speedup", "--config", "base.toml", "--values", "2,4", "--out", "sweep", "--quiet")
+    config = Config.read(tmp_path / "sweep" / "n=2" / "run.toml")
+    assert code == 0
+    assert (config.rounds, config.trials, config.eval_last, config.clients) == (3, 1, 5, 2)
+
+
+def test_mistakes_are_told_in_one_line(command, tmp_path):
+    sweep = begun(tmp_path / "sweep")
+    cases = [
+        (("speedup", "--resume", "nowhere"), "nowhere is no sweep: it has no speedup.toml"),
+        (("speedup", "--resume", "sweep", "--rounds", 3), "--resume takes the settings of its folder"),
+        (("speedup", "--resume", "sweep", "--over", "q"), "--resume takes the settings of its folder"),
+        (("train", "--resume", "sweep"), "sweep is a sweep; continue it with fednmap speedup --resume sweep"),
+        ((*WORDS, "--out", "sweep"), "sweep is not empty; choose another folder"),
+        ((*WORDS, "--values", "4", "--out", "new"), "a slope needs two different numbers"),
+        ((*WORDS, "--values", "2,2000", "--out", "new"), "every client needs a sample"),
+        ((*WORDS, "--data", "synthetic:1,1", "--out", "new"), "brings its own 30 clients; use --partition iid"),
+    ]
+    for words, message in cases:
+        code, _, err = command(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+    with alone(sweep.folder.path):
+        code, _, err = command("speedup", "--resume", "sweep")
+        assert "in use by another run" in err
+    for text in (
+        "",
+        "over = 3\n",
+        "over = 'n'\nvalues = 4\n",
+        "over = 'n'\nvalues = ['a']\n",
+        "[",
+        "over = 'z'\nvalues=[1,2]",
+    ):
+        (sweep.folder.path / "speedup.toml").write_text(text)
+        code, _, err = command("speedup", "--resume", "sweep")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "speedup.toml was changed or cut short" in err
+        assert "damaged" in command("show", "--list", tmp_path)[1]
+
+
+def test_an_edited_configuration_is_refused(command, tmp_path):
+    sweep = begun(tmp_path / "sweep")
+    sweep.run(Heard())
+    path = sweep.folder.path / "run.toml"
+    path.write_text(path.read_text().replace("eta_a = 0.1", "eta_a = 0.2"))
+    code, _, err = command("speedup", "--resume", "sweep")
+    assert code == 2
+    assert "eta_a is 0.2 and was 0.1" in err
+
+
+def test_a_run_of_the_sweep_that_diverges_is_named(command):
+    words = (*WORDS, "--reg", "none", "--eta-a", "1e30", "--model", "mlp:3:relu", "--out", "sweep")
+    for again in (words, ("speedup", "--resume", "sweep", "--quiet")):
+        code, out, err = command(*again)
+        assert (code, out) == (1, "")
+        assert "sweep/n=2: the iterate is no longer finite" in err.splitlines()[-1]
