@@ -17,7 +17,7 @@ from fednmap.core import Algorithm, Regularizer
 from fednmap.data import ClientData, Dataset
 from fednmap.measure import accuracy, support
 from fednmap.models import build
-from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled
+from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
 
 
@@ -143,5 +143,7 @@ def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         module = build(config.model, dataset).to(config.device, getattr(torch, config.dtype))
+    if batch_norm.layers(module):  # f takes the statistics of rows that stand together, which partitions sort by label
+        data = data.mixed(config.seed)
     loss = nn.functional.mse_loss if dataset.classes is None else nn.functional.cross_entropy
     return Network(module, loss, data, **options)

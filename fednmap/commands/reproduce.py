@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fednmap.files import write_atomically
+from fednmap.commands.watch import watched
+from fednmap.files import clear_errors, write_atomically
 from fednmap.names import choose
 
 SCALES = ("quick", "paper")
@@ -27,7 +30,7 @@ def reproduce(
     workers: Annotated[int, typer.Option(help="Trials at once, each in a process of its own.")] = 1,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge the trials there are.")] = False,
 ) -> None:
-    """Run a figure of the paper and judge its claims. A second call continues; finished trials are not run again."""
+    """Run a figure of the paper and judge its claims. A second call continues, to the same bits."""
     from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
     from fednmap.paper.page import page
     from fednmap.paper.reproduce import reproduce as run
@@ -35,21 +38,23 @@ def reproduce(
 
     choose("scale", scale, dict.fromkeys(SCALES))
     chosen = list(FIGURES.values()) if name == "all" else [choose("figure", name, FIGURES)]
-    notes, console = Console(stderr=True), Console()
+    console = Console()
     folder = out or Path("runs") / f"reproduce-{scale}"
-    for figure in chosen:
-        found = run(
-            figure,
-            scale,
-            trials=trials,
-            out=folder,
-            workers=workers,
-            tell=lambda line: notes.print(line, highlight=False, soft_wrap=True),
-            only_finished=finished,
-        )
-        table = Table("claim", "paper", "measured", "verdict", title=figure.title)
-        for claim in found.claims:
-            table.add_row(escape(claim.claim), escape(claim.paper), escape(claim.measured), word(claim.holds))
-        console.print(table)
-        console.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
-        write_atomically(folder.with_suffix(".md"), page(folder, FIGURES.values()).encode())
+    with watched(shlex.join(["fednmap", *sys.argv[1:]]), quiet=True) as reporter:
+        for figure in chosen:
+            found = run(
+                figure,
+                scale,
+                trials=trials,
+                out=folder,
+                workers=workers,
+                tell=reporter.tell,
+                only_finished=finished,
+            )
+            table = Table("claim", "paper", "measured", "verdict", title=figure.title)
+            for claim in found.claims:
+                table.add_row(escape(claim.claim), escape(claim.paper), escape(claim.measured), word(claim.holds))
+            console.print(table)
+            console.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
+            with clear_errors(folder):
+                write_atomically(folder.with_suffix(".md"), page(folder, FIGURES.values()).encode())

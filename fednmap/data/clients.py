@@ -58,6 +58,13 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         order = torch.cat(list(parts))
         return cls(x[order], y[order], torch.tensor([len(part) for part in parts]))
 
+    def mixed(self, seed: int = 0) -> ClientData:
+        """The same with each client's rows shuffled."""
+        generator = torch.Generator().manual_seed(seed)
+        pairs = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
+        order = torch.cat([first + torch.randperm(size, generator=generator) for first, size in pairs])
+        return ClientData(self.x[order], self.y[order], self.sizes)
+
     @property
     def offsets(self) -> Tensor:
         return self.sizes.cumsum(0) - self.sizes

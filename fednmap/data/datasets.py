@@ -47,20 +47,22 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 def load(name: str, **options: Any) -> Dataset:
     """The data set called `name`, with `options` of the function that makes it.
 
-    After a colon: the path of a file (svm:PATH, csv:PATH), or numbers (synthetic:ALPHA,BETA). Options may follow a
-    path: csv:table.csv,label=outcome,client=hospital.
+    After a colon: the path of a file (svm:PATH, csv:PATH), or numbers (synthetic:ALPHA,BETA, cifar10:N). Options may
+    follow a path: csv:table.csv,label=outcome,client=hospital.
 
     >>> len(load("digits").x_train), len(load("digits").x_test)
     (1438, 359)
     """
     name, colon, argument = name.partition(":")
     make = choose("data set", name, DATASETS)
-    arguments: list[str] | list[float] = []
+    arguments: list[str] | list[float] | list[int] = []
     if name in ("svm", "csv"):
         path, more = _path(argument)
         arguments, options = [path], more | options
     if name == "synthetic" and colon:
         arguments = _numbers(argument)
+    elif name == "cifar10" and colon:
+        arguments = [_whole(argument)]
     elif colon and not arguments:
         raise ValueError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
     allowed = list(inspect.signature(make).parameters)[len(arguments) :]
@@ -77,6 +79,13 @@ def _path(argument: str) -> tuple[str, dict[str, Any]]:
         argument, option, value = match.groups()
         options[option] = {"true": True, "false": False}.get(value, value)
     return argument, options
+
+
+def _whole(argument: str) -> int:
+    try:
+        return int(argument)
+    except ValueError:
+        raise ValueError(f"cifar10 takes a number of pictures, as in cifar10:600, given {argument!r}") from None
 
 
 def _numbers(argument: str) -> list[float]:

@@ -5,24 +5,16 @@ Step sizes eta_a = 1/Q and eta_s = 1, gamma = 2.5; three pairs (n, Q).
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
-import torch
 from matplotlib.figure import Figure as Picture
-from torch import nn
 
-from fednmap.algorithms import FedCanon, FedNMap, Zhang
-from fednmap.core import Algorithm
-from fednmap.data import ClientData, Dataset, load, partition
-from fednmap.measure import hoyer
-from fednmap.models import mobilenet_v3_small
+from fednmap.config import Config
 from fednmap.paper.figure import Figure, caption, lines, panels
+from fednmap.paper.runs import trained
 from fednmap.paper.trials import Curve, Job, select
 from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number
-from fednmap.problems import Network
-from fednmap.regularizers import L1
-from fednmap.simulation import Record, simulate
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
 GAMMA = 2.5
@@ -46,52 +38,29 @@ SIZES = {
 
 def jobs(scale: str, trials: int) -> list[Job]:
     size = SIZES[scale]
-    return [
-        Job(
-            {"method": method, "n": n, "Q": Q, "images": size.images, "batch": size.batch, "l1": WEIGHT}
-            | {"rounds": size.rounds, "trial": trial},
-            partial(measure, method, n, Q, size, trial),
-        )
-        for trial in range(trials)
-        for n, Q in size.panels
-        for method in METHODS
-    ]
+    return [job(method, n, Q, size, trial) for trial in range(trials) for n, Q in size.panels for method in METHODS]
 
 
-def measure(method: str, n: int, Q: int, size: Size, trial: int) -> list[Record]:
+def job(method: str, n: int, Q: int, size: Size, trial: int) -> Job:
     """Hoyer's sparsity and f(x_t) along one trial."""
-    phi = L1(WEIGHT)
-    problem = _problem(n, size, trial)
-    algorithm: Algorithm
-    if method == "FedNMap":
-        algorithm, start = FedNMap(phi, eta_a=1 / Q, Q=Q, gamma=GAMMA), problem.start
-    else:
-        kind = {"Zhang": Zhang, "FedCanon": FedCanon}[method]
-        algorithm, start = kind(phi, eta_a=1 / Q, Q=Q), phi.prox(problem.start, GAMMA)
-    first = algorithm.model(algorithm.init(start)[0])
-    records = [{"round": 0.0, "hoyer": float(hoyer(first)), "loss": float(problem.loss(first))}]
-    for r in simulate(algorithm, problem, rounds=size.rounds, start=start, chunk=5):
-        if (r.t + 1) % size.every == 0:
-            x = algorithm.model(r.server)
-            records.append({"round": r.t + 1.0, "hoyer": float(hoyer(x)), "loss": float(problem.loss(x))})
-    return records
-
-
-def _problem(n: int, size: Size, trial: int) -> Network:
-    data = _cifar()
-    x, y = data.x_train[: size.images], data.y_train[: size.images]
-    mixed = torch.Generator().manual_seed(0)  # the loss takes batch norm's statistics of rows that stand together
-    parts = [part[torch.randperm(len(part), generator=mixed)] for part in partition("dirichlet:0.5", y, n)]
-    clients = ClientData.split(x, y, parts)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(trial)
-        module = mobilenet_v3_small(10)
-    return Network(module, nn.functional.cross_entropy, clients, batch_size=size.batch, seed=trial)
-
-
-@cache
-def _cifar() -> Dataset:
-    return load("cifar10")
+    setting = {"method": method, "n": n, "Q": Q, "images": size.images, "batch": size.batch, "l1": WEIGHT}
+    config = Config.make(
+        algorithms=(method.lower(),),
+        data=f"cifar10:{size.images}",
+        model="mobilenet-v3-small",
+        partition="dirichlet:0.5",
+        reg=f"l1:{WEIGHT}",
+        gamma=GAMMA,
+        clients=n,
+        local_steps=Q,
+        eta_a=1 / Q,
+        batch_size=size.batch,
+        rounds=size.rounds,
+        eval_every=size.every,
+        chunk=5,
+        seed=trial,
+    )
+    return Job({**setting, "rounds": size.rounds, "trial": trial}, partial(trained, config, ("hoyer", "loss")))
 
 
 def _shown(curves: list[Curve]) -> list[tuple[int, int]]:
@@ -139,7 +108,8 @@ Given by the paper: CIFAR-10, MobileNetV3-Small, l1 norm, eta_a = 1/Q, eta_s = 1
 Chosen here: l1 weight {WEIGHT:g}; labels shared out by Dirichlet(0.5), as batch norm fails on clients with one label;
 batch norm by the statistics of the minibatch, and of fixed chunks of the batch size in the loss, for which each
 client's pictures were shuffled once; the common start
-x_0 = prox(z_0, gamma). quick: n = 4, Q = 10, the first {SIZES["quick"].images} pictures, batch {SIZES["quick"].batch},
+x_0 = prox(z_0, gamma). A trial has its own initialisation, minibatches and division of the pictures, the same for all
+methods. quick: n = 4, Q = 10, the first {SIZES["quick"].images} pictures, batch {SIZES["quick"].batch},
 {SIZES["quick"].rounds} rounds. paper: the three pairs (n, Q), all 50,000 pictures, batch {SIZES["paper"].batch},
 {SIZES["paper"].rounds} rounds.""",
     trials={"quick": 1, "paper": 3},

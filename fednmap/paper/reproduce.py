@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from fednmap.files import write_atomically
+from fednmap.files import clear_errors, write_atomically
 from fednmap.paper import verdict
 from fednmap.paper.figure import Figure, save
 from fednmap.paper.trials import Curve, Job, Setting, finished, run, tidy
@@ -23,7 +23,7 @@ def reproduce(
     tell: Callable[[str], None],
     only_finished: bool = False,
 ) -> Verdict:
-    """Run the trials that are missing in OUT/trials; write tables, figure and verdict to OUT/NAME.
+    """Run the trials that are missing in OUT/trials, each in OUT/runs; write tables, figure and verdict to OUT/NAME.
 
     Figures share their trials where settings agree. A call with more trials, or after an interruption, adds to what
     is there; `only_finished` runs nothing and judges what is there.
@@ -41,12 +41,13 @@ def reproduce(
         curves = run(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
     found = figure.judge(curves)
     text = verdict.as_markdown(figure.name, figure.title, scale, trials, figure.choices, found)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "results.csv", tidy(curves).encode())
-    write_atomically(folder / "summary.csv", figure.summary(curves).encode())
-    write_atomically(folder / "verdict.json", verdict.as_json(figure.name, scale, trials, found).encode())
-    write_atomically(folder / "verdict.md", text.encode())
-    save(figure.draw(curves), folder, figure.name)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "results.csv", tidy(curves).encode())
+        write_atomically(folder / "summary.csv", figure.summary(curves).encode())
+        write_atomically(folder / "verdict.json", verdict.as_json(figure.name, scale, trials, found).encode())
+        write_atomically(folder / "verdict.md", text.encode())
+        save(figure.draw(curves), folder, figure.name)
     return found
 
 

@@ -5,6 +5,7 @@ Limits: exact gradients, constant steps; rates: noisy gradients, for each (n, Q,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import log
 from typing import NamedTuple
@@ -13,9 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from fednmap.paper.figure import Figure, caption, lines, panels
+from fednmap.paper.runs import computed
 from fednmap.paper.table_trials import FACTORS, MU, NOISE, PHI, PROBLEMS, STEPS, cross, limit, rate
-from fednmap.paper.trials import Curve, Job, select
+from fednmap.paper.trials import Curve, Job, Setting, select
 from fednmap.paper.verdict import Claim, Verdict, slope
+from fednmap.simulation import Record
 
 
 class Row(NamedTuple):
@@ -86,20 +89,24 @@ Settled only after a first look at results: gamma = 1 beside FedNMap-4, the allo
 
 def jobs(scale: str, trials: int) -> list[Job]:
     limits = [
-        Job(_setting("limit", method, problem, 0), partial(limit, method, problem, LIMIT_ROUNDS))
+        _job(_setting("limit", method, problem, 0), partial(limit, method, problem, LIMIT_ROUNDS))
         for problem in PROBLEMS
         for method in METHODS
         if method in ("Zhang", "FedCanon", "FedNMap") or not PHI[problem].rho  # the others need a convex phi
     ]
     rates = [
-        Job(_setting("rate", row.method, row.problem, trial), partial(rate, row.method, row.problem, trial))
+        _job(_setting("rate", row.method, row.problem, trial), partial(rate, row.method, row.problem, trial))
         for trial in range(trials)
         for row in ROWS
     ]
     return limits + rates
 
 
-def _setting(part: str, method: str, problem: str, trial: int) -> dict[str, str | int]:
+def _job(setting: Setting, measure: Callable[[], list[Record]]) -> Job:
+    return Job(setting, partial(computed, setting, measure))
+
+
+def _setting(part: str, method: str, problem: str, trial: int) -> Setting:
     return {"part": part, "method": method, "problem": problem.replace(" ", "-"), "trial": trial}
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fednmap.files import write_atomically
+from fednmap.execute import Interrupted
+from fednmap.files import clear_errors, write_atomically
 from fednmap.simulation import Record
 
 Setting = dict[str, Any]
@@ -29,12 +32,17 @@ class Job(NamedTuple):
     """A trial to run: `measure` gives its records, and can be sent to another process."""
 
     setting: Setting
-    measure: Callable[[], list[Record]]
+    measure: Callable[[Path], list[Record]]
+    """Takes the folder in which the trial keeps what it needs to go on; see `fednmap.paper.runs`."""
+
+    @property
+    def name(self) -> str:
+        return "_".join(v if isinstance(v, str) else f"{k}{v:g}" for k, v in self.setting.items())
 
     @property
     def file(self) -> str:
         """The setting as a file name; a trial of another setting, such as more rounds, is another file."""
-        return "_".join(v if isinstance(v, str) else f"{k}{v:g}" for k, v in self.setting.items()) + ".csv"
+        return f"{self.name}.csv"
 
 
 @dataclass(frozen=True)
@@ -66,35 +74,54 @@ def select(curves: Iterable[Curve], **setting: Any) -> list[Curve]:
 
 
 def run(jobs: Sequence[Job], folder: Path, workers: int, tell: Callable[[str], None]) -> list[Curve]:
-    """Run the jobs whose file is missing, `workers` at once, each in a process of its own; the curves of all."""
+    """Run the jobs whose file is missing, `workers` at once, each in a process of its own; the curves of all.
+
+    The file of a trial is in `folder`; what it keeps while it runs is in the folder `runs` beside it.
+    """
     if workers < 1:
         raise ValueError(f"workers is {workers}; at least 1 is needed")
-    folder.mkdir(parents=True, exist_ok=True)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     missing = [job for job in jobs if not (folder / job.file).is_file()]
     tell(f"{len(jobs)} trials, {len(jobs) - len(missing)} already there")
-    for k, (job, records, seconds) in enumerate(_running(missing, workers)):
-        write_atomically(folder / job.file, _text(job.setting, records).encode())
-        tell(f"{k + 1}/{len(missing)}  {job.file.removesuffix('.csv')}  {seconds:.0f} s")
+    for k, (job, seconds) in enumerate(_running(missing, folder, workers)):
+        tell(f"{k + 1}/{len(missing)}  {job.name}  {seconds:.0f} s")
     return finished(jobs, folder)
 
 
-def _running(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, list[Record], float]]:
+def _running(jobs: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, float]]:
     if workers == 1:
-        yield from ((job, *_timed(job)) for job in jobs)
+        yield from ((job, _run(job, folder)) for job in jobs)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads may hang
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = {pool.submit(_timed, job): job for job in jobs}
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin) as pool:
+        futures = {pool.submit(_run, job, folder): job for job in jobs}
         try:
             for future in as_completed(futures):
-                yield futures[future], *future.result()
+                yield futures[future], future.result()
+        except KeyboardInterrupt:  # those that run have heard it too, and are waited for
+            raise Interrupted from None
+        except BrokenProcessPool:
+            raise OSError(
+                "a process that ran a trial was ended; the same command goes on from what was saved"
+            ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _timed(job: Job) -> tuple[list[Record], float]:
+def _begin() -> None:
+    """A process for trials: Ctrl-C is for the trial that runs, which saves its state."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run(job: Job, folder: Path) -> float:
+    """Run the trial and write its file; the seconds it took."""
     began = time.monotonic()
-    return job.measure(), time.monotonic() - began
+    records = job.measure(folder.parent / "runs" / job.name)
+    with clear_errors(folder):
+        write_atomically(folder / job.file, _text(job.setting, records).encode())
+    return time.monotonic() - began
 
 
 def _text(setting: Setting, records: list[Record]) -> str:
