@@ -34,7 +34,9 @@ def speedup(
     over: Annotated[str | None, typer.Option(help="n for clients, q for local steps. (default n)")] = None,
     sweep_values: Annotated[
         str | None,
-        typer.Option("--values", help="Numbers of clients or of local steps. (default 5,10,20,40)"),
+        typer.Option(
+            "--values", help="Numbers of clients or of local steps, separated by commas. (default 5,10,20,40)"
+        ),
     ] = None,
     config: ConfigFile = None,
     out: Out = None,
