@@ -48,6 +48,10 @@ class Experiment:
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
         algorithm: Algorithm = kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+        largest = torch.finfo(getattr(torch, config.dtype)).max
+        for parameter, value in vars(algorithm).items():
+            if isinstance(value, float) and value > largest:
+                raise ValueError(f"{name}: {parameter} is {value:g}; {config.dtype} holds numbers up to {largest:.3g}")
         return algorithm.compiled() if config.compile else algorithm
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:

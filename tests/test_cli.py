@@ -66,6 +66,10 @@ BAD = {
         ["--algorithm", "fednmpa"],
         "algorithms: unknown algorithm 'fednmpa'; did you mean 'fednmap'?",
     ),
+    "step beyond float32": (
+        ["--eta-a", "1e200", "--dtype", "float32"],
+        "fednmap: eta_a is 1e+200; float32 holds numbers up to 3.4e+38",
+    ),
     "unknown data": (["--data", "digit"], "data: unknown data set 'digit'; did you mean 'digits'?"),
     "unknown regularizer": (["--reg", "l11:1"], "reg: unknown regularizer 'l11'; did you mean 'l1'?"),
     "unknown partition": (["--partition", "iidd"], "partition: unknown partition 'iidd'; did you mean 'iid'?"),
