@@ -112,5 +112,5 @@ x_0 = prox(z_0, gamma). A trial has its own initialisation, minibatches and divi
 methods. quick: n = 4, Q = 10, the first {SIZES["quick"].images} pictures, batch {SIZES["quick"].batch},
 {SIZES["quick"].rounds} rounds. paper: the three pairs (n, Q), all 50,000 pictures, batch {SIZES["paper"].batch},
 {SIZES["paper"].rounds} rounds.""",
-    trials={"quick": 1, "paper": 3},
+    trials={"quick": 3, "paper": 3},
 )
