@@ -225,6 +225,7 @@ def _compare(
     distance = (candidates - x[:, None]).square().sum(-1)
     size = candidates.square().sum(-1) + v.square().sum(-1)[:, None]
     rounding = 1e4 * EPS * (best.abs() + (inverse_step + abs(curvature)) * size)
+    rounding = rounding + 100 * (_shaken(value, x, x)[:, None] + _shaken(value, candidates, candidates))
     missing = best + curvature * distance / 2 - found - rounding
     missing[found.isinf()] = -math.inf
     worst = missing.amax()
@@ -236,6 +237,12 @@ def _compare(
             f"{float(best[row]):.12g}, but y = {_row(y)} has {float(found[row, column]):.12g}, where at least "
             f"{float(best[row] + curvature * distance[row, column] / 2):.12g} is due"
         )
+
+
+def _shaken(value: Callable[[Tensor], Tensor], x: Tensor, size: Tensor) -> Tensor:
+    """How much the value changes if the coordinates are rounded, up and down in turn, relative to `size`."""
+    signs = 1.0 - 2.0 * (torch.arange(x.shape[-1]) % 2)
+    return (value(x + EPS * signs * size) - value(x)).abs().nan_to_num(0.0, posinf=0.0)  # 0 beside a set's border
 
 
 def _lipschitz(phi: Regularizer, v: Tensor, step: float, rng: torch.Generator) -> None:
@@ -295,6 +302,7 @@ def _weakly_convex(
         off = (centre - (x + y) / 2).norm(dim=-1) > 1e3 * EPS * (x.norm(dim=-1) + y.norm(dim=-1))
         middle = torch.where(off, math.inf, phi.value(centre))
         rounding = 1e3 * EPS * (chord.abs() + phi.rho * (x.square() + y.square()).sum(-1))
+        rounding = rounding + 100 * _shaken(phi.value, centre, x.abs() + y.abs())
         over = torch.where(chord.isfinite(), middle - chord - rounding, -math.inf)
         i = int(over.argmax())
         _require(
