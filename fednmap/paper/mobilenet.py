@@ -14,7 +14,7 @@ from fednmap.config import Config
 from fednmap.paper.figure import Figure, caption, lines, panels
 from fednmap.paper.runs import trained
 from fednmap.paper.trials import Curve, Job, select
-from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number
+from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number, ratio
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
 GAMMA = 2.5
@@ -77,7 +77,9 @@ def judge(curves: list[Curve]) -> Verdict:
         for name, values, better in (("Hoyer sparsity", sparsity, "higher"), ("training loss", loss, "lower")):
             text = "; ".join(f"{m} {number(v)}" for m, v in values.items())
             order = [compare(values["FedNMap"], values[m]) for m in METHODS[1:]]
-            text += f"; FedNMap {order[0]} than Zhang, {order[1]} than FedCanon".replace("level than", "level with")
+            for m, word in zip(METHODS[1:], order, strict=True):
+                share = ratio(values["FedNMap"], values[m])
+                text += f"; FedNMap {word} {'with' if word == 'level' else 'than'} {m}, ratio {share:.4f}"
             text += f"; too early: a training loss is above {TRAINED:g}" if early else ""
             holds = None if early else all(word == better for word in order)
             claims.append(Claim(f"FedNMap: {better} {name}, n = {n}, Q = {Q}", f"{better} than both", text, holds))
