@@ -194,6 +194,8 @@ def _words(kind: Any, range: str) -> list[str]:
         return [("a whole number" if kind is int else "a number") + range]
     if kind is str:
         return ["text"]
+    if kind is bool:
+        return ["true or false"]
     return [repr(value) for value in get_args(kind)] or [repr(kind)]
 
 

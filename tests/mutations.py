@@ -28,6 +28,8 @@ MUTATIONS = [
     ("fednmap", "h_i keeps the pull", "torch.sub(y, d, out=d)", "y - (down.h - client.h)"),
     ("fednmap", "server's h keeps the pull", "(up.y - self._pull(z) - h)", "(up.y - h)"),
     ("fednmap", "share ignored", "h + share * (", "h + ("),
+    ("fednmap", "sign of the local step", "torch.sub(z_i, gradient,", "torch.add(z_i, gradient,"),
+    ("fednmap", "no d in the local step", "out=space).sub_(d, alpha=self.eta_a)", "out=space)"),
     ("fednmap", "no local prox", "g(self._prox(z_i), q)", "g(z_i, q)"),
     ("zhang", "sign of the correction", "down.h - client.h", "client.h - down.h"),
     ("zhang", "no correction", "q * self.eta_a), q) + c,", "q * self.eta_a), q),"),

@@ -238,3 +238,8 @@ def told(make, source):
     assert lines
     assert all(line.isprintable() for line in lines)
     return None
+
+
+def test_a_setting_that_is_true_or_false():
+    with pytest.raises(ValueError, match="compile is 3; it must be true or false"):
+        Config.make(compile=3)

@@ -5,6 +5,8 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 
 from __future__ import annotations
 
+import os
+import shutil
 from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -100,6 +102,11 @@ class FedNMap(Algorithm):
         return torch.sub(z_i, gradient, alpha=self.eta_a, out=space).sub_(d, alpha=self.eta_a)
 
     def compiled(self) -> Self:
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None:
+            raise ValueError(
+                f"--compile needs a C++ compiler, and there is no {compiler}; install one, or leave it out"
+            )
         fused = copy(self)
         object.__setattr__(fused, "_step", torch.compile(self._step, dynamic=False))
         return fused

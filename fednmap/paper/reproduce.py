@@ -9,7 +9,7 @@ from pathlib import Path
 from fednmap.files import clear_errors, write_atomically
 from fednmap.paper import verdict
 from fednmap.paper.figure import Figure, save
-from fednmap.paper.trials import Curve, Job, Setting, finished, run, tidy
+from fednmap.paper.trials import Curve, Job, by_setting, finished, kind, run, tidy
 from fednmap.paper.verdict import Verdict
 
 
@@ -52,11 +52,6 @@ def reproduce(
 
 
 def _complete(jobs: list[Job], curves: list[Curve], trials: int) -> int:
-    """How often every setting was run that the figure wants `trials` times; some variants it wants once."""
-    wanted = Counter(_kind(job.setting) for job in jobs)
-    done = Counter(_kind(curve.setting) for curve in curves)
-    return min(done[kind] for kind, number in wanted.items() if number == trials)
-
-
-def _kind(setting: Setting) -> str:
-    return str({name: value for name, value in setting.items() if name != "trial"})
+    """How often each setting was run, of those that the figure wants `trials` times; some it wants fewer times."""
+    wanted, done = Counter(kind(job.setting) for job in jobs), by_setting(curves)
+    return min((len(done[k]) for k, number in wanted.items() if number == trials and k in done), default=1)

@@ -150,11 +150,16 @@ def tidy(curves: Sequence[Curve]) -> str:
     return file.getvalue()
 
 
+def kind(setting: Setting) -> tuple[Any, ...]:
+    """The setting but for the number of the trial."""
+    return tuple(v for k, v in setting.items() if k != "trial")
+
+
 def by_setting(curves: Iterable[Curve]) -> dict[tuple[Any, ...], list[Curve]]:
     """The trials that differ in nothing but their number."""
     groups: dict[tuple[Any, ...], list[Curve]] = {}
     for curve in curves:
-        groups.setdefault(tuple(v for k, v in curve.setting.items() if k != "trial"), []).append(curve)
+        groups.setdefault(kind(curve.setting), []).append(curve)
     return groups
 
 
