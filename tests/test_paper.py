@@ -1,37 +1,21 @@
-"""The paper's figures: trials that are never run twice, and verdicts that follow from the numbers alone."""
+"""The paper's figures: verdicts that follow from the numbers alone, tables, pages and pictures."""
 
 import json
-import multiprocessing
-import signal
-import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small import outcome
 
-from fednmap import run as train
-from fednmap.algorithms import FedNMap, Zhang
 from fednmap.commands.reproduce import NAMES
-from fednmap.config import Config
-from fednmap.data import DATASETS, ClientData, Dataset, load, partition
-from fednmap.execute import Reporter, execute
-from fednmap.files import alone
 from fednmap.measure import stationarity
-from fednmap.models import mlp, mobilenet_v3_small
-from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, shallow, speedup, table, table_trials
+from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, speedup, table, table_trials
 from fednmap.paper.page import page
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
-from fednmap.paper.trials import Curve, Job, run, select, summary, tidy
+from fednmap.paper.trials import Curve, select, summary, tidy
 from fednmap.paper.verdict import compare, ratio, slope
-from fednmap.problems import Network
-from fednmap.progress import Warnings
-from fednmap.regularizers import L1, ElasticNet
-from fednmap.runs import RunFolder
 from fednmap.simulation import simulate
 
 ROUNDS = np.arange(0.0, 310.0, 10.0)
@@ -45,65 +29,6 @@ def curve(level: float, trial: int = 0, start: float = 1.0, wobble: float = 0.0,
     """Falls from `start` to `level` within a few measurements; trials differ by a factor of up to 1 + wobble."""
     y = level * (1 + wobble * np.cos(3 * trial)) + start * np.exp(-ROUNDS / 10)
     return Curve({**setting, "trial": trial}, {"round": ROUNDS, "stationarity": y})
-
-
-# --- trials
-
-
-class Counting:
-    """A measurement that says how often it was made."""
-
-    def __init__(self) -> None:
-        self.calls: list[int] = []
-
-    def job(self, trial: int) -> Job:
-        def measure(folder: Path) -> list[dict[str, float]]:
-            self.calls.append(trial)
-            return [{"round": float(t), "value": trial + t / 7} for t in range(3)]
-
-        return Job({"method": "A", "n": 2, "trial": trial}, measure)
-
-
-def test_finished_trials_are_not_run_again(tmp_path: Path) -> None:
-    counting = Counting()
-    first = run([counting.job(k) for k in range(2)], tmp_path, 1, silent)
-    again = run([counting.job(k) for k in range(3)], tmp_path, 1, silent)
-    assert counting.calls == [0, 1, 2]
-    assert [c.setting for c in again[:2]] == [c.setting for c in first]
-    np.testing.assert_allclose(again[2]["value"], [2, 2 + 1 / 7, 2 + 2 / 7], rtol=1e-5)
-
-
-def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
-    counting = Counting()
-
-    def stop(folder: Path) -> list[dict[str, float]]:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run([counting.job(0), Job({"method": "B", "trial": 0}, stop)], tmp_path, 1, silent)
-    assert [p.name for p in tmp_path.iterdir()] == ["A_n2_trial0.csv"]
-
-
-def test_another_setting_is_another_trial(tmp_path: Path) -> None:
-    a, b = (shallow.job(n=20, Q=10, eta_a=0.1, rounds=rounds, trial=0).file for rounds in (300, 400))
-    assert a != b
-
-
-@pytest.mark.parametrize("workers", [0, -1])
-def test_workers_are_at_least_one(workers: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="workers"):
-        run([], tmp_path, workers, silent)
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
-    jobs = [
-        table._job({"method": m, "trial": 0}, partial(table_trials.limit, m, "strongly convex", 50))
-        for m in ("FedNMap", "Zhang")
-    ]
-    here, there = (run(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
-    for a, b in zip(here, there, strict=True):
-        np.testing.assert_array_equal(a["value"], b["value"])
 
 
 def test_tables_hold_every_trial() -> None:
@@ -315,179 +240,7 @@ def test_fednmap_reaches_the_optimum_the_table_measures_from() -> None:
     assert biased[-1]["value"] > 1e-6
 
 
-# --- a whole figure, on a handful of pictures
-
-
-def shrink(patch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(100, 1, 28, 28, generator=generator), torch.arange(100) % 10
-    patch.setitem(DATASETS, "mnist", lambda: Dataset(x, y, x[:2], y[:2]))
-    patch.setattr(shallow, "HIDDEN", 4)
-    patch.setattr(nn, "METHODS", ("FedNMap", "Zhang"))
-    patch.setattr(nn, "ROUNDS", 20)
-    patch.setattr(nn, "PANELS", {"quick": ((4, 2),), "paper": ((4, 2),)})
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    shrink(monkeypatch)
-
-
-def test_all_methods_start_at_the_same_model(tiny: None, tmp_path: Path) -> None:
-    jobs = [shallow.job(method=m, n=4, Q=2, eta_a=0.5, rounds=10, trial=0) for m in ("FedNMap", "Zhang", "FedCanon")]
-    first = [job.measure(tmp_path / job.name)[0] for job in jobs]
-    assert first[0] == first[1] == first[2]
-
-
-def test_a_trial_is_the_method_on_the_network_from_scratch(tiny: None, tmp_path: Path) -> None:
-    """Written out by hand with the paper's settings, against what the configuration makes of them."""
-    job = shallow.job(n=4, Q=2, eta_a=0.5, rounds=20, trial=3)
-    data = load("mnist")
-    clients = ClientData.split(data.x_train, data.y_train, partition("sorted", data.y_train, 4))
-    torch.manual_seed(3)
-    module = mlp(784, 10, (4,), "sigmoid")
-    problem = Network(module, torch.nn.functional.cross_entropy, clients, batch_size=8, seed=3)
-    algorithm = FedNMap(ElasticNet(0.001, 0.01), eta_a=0.5, Q=2, gamma=4.0)
-    result = train(algorithm, problem, rounds=20)
-    expected = [{name: r[name] for name in ("round", "stationarity", "objective")} for r in result.records]
-    assert job.measure(tmp_path / "run") == expected
-
-
-def test_a_mobilenet_trial_from_scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(30, 3, 32, 32, generator=generator), torch.arange(30) % 3
-    monkeypatch.setitem(DATASETS, "cifar10", lambda first: Dataset(x[:first], y[:first], x[:2], y[:2]))
-    size = mobilenet.Size(((2, 2),), images=24, batch=4, rounds=2, every=1)
-    parts = partition("dirichlet:0.5", y[:24], 2)
-    mixed = torch.Generator().manual_seed(0)
-    parts = [part[torch.randperm(len(part), generator=mixed)] for part in parts]
-    torch.manual_seed(0)
-    module = mobilenet_v3_small(3)
-    clients = ClientData.split(x[:24], y[:24], parts)
-    problem = Network(module, torch.nn.functional.cross_entropy, clients, batch_size=4)
-    phi = L1(1e-4)
-    start = phi.prox(problem.start, 2.5)
-    result = train(Zhang(phi, eta_a=0.5, Q=2), problem, rounds=2, every=1, start=start, chunk=5)
-    expected = [{name: r[name] for name in ("round", "hoyer", "loss")} for r in result.records]
-    assert mobilenet.job("Zhang", 2, 2, size, 0).measure(tmp_path / "run") == expected
-
-
-def test_a_trial_is_an_ordinary_run_that_can_be_run_again(tiny: None, tmp_path: Path) -> None:
-    job = shallow.job(n=4, Q=2, eta_a=0.5, rounds=20, trial=1)
-    run([job], tmp_path / "trials", 1, silent)
-    folder = RunFolder.open(tmp_path / "runs" / job.name)
-    assert sorted(p.name for p in folder.path.iterdir() if p.name[0] != ".") == [
-        *("environment.json", "metrics.csv", "models", "results.json", "run.toml")
-    ]
-    assert folder.environment()["torch"] == torch.__version__
-    again = RunFolder.create(tmp_path / "again", Config.read(folder.path / "run.toml"), "train")
-    execute(again.config(), again, Reporter())
-    assert outcome(again) == outcome(folder)
-    (tmp_path / "trials" / job.file).unlink()
-    before = (folder.path / "metrics.csv").stat().st_mtime_ns
-    run([job], tmp_path / "trials", 1, silent)
-    assert (folder.path / "metrics.csv").stat().st_mtime_ns == before
-
-
-def test_a_trial_of_the_table_says_where_it_comes_from(tmp_path: Path) -> None:
-    job = table._job({"method": "FedNMap", "trial": 0}, partial(table_trials.limit, "FedNMap", "strongly convex", 50))
-    run([job], tmp_path / "trials", 1, silent)
-    about = json.loads((tmp_path / "runs" / job.name / "environment.json").read_text())
-    assert about["settings"] == job.setting
-    assert about["torch"] == torch.__version__
-
-
-# --- what happens to it on the way
-
-
-def work(out: Path) -> None:
-    """A process of its own that makes the figure, taking its time."""
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        shrink(patch)
-        patch.setattr(nn, "ROUNDS", 120)
-        patch.setattr(Warnings, "on_round", lambda self, round, totals: time.sleep(0.002))
-        reproduce(nn.FIGURE, "quick", trials=1, out=out, workers=1, tell=silent)
-
-
-def test_kill_minus_nine_in_a_trial(tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["fednmap.paper", "fednmap.execute", "pytest"])
-    whole = processes.Process(target=work, args=(tmp_path / "whole",))
-    whole.start()
-    for method in ("FedNMap", "Zhang"):
-        killed = processes.Process(target=work, args=(tmp_path / "killed",))
-        killed.start()
-        states = tmp_path / "killed" / "runs" / f"{method}_n4_Q2_eta_a0.5_batch8_rounds120_trial0" / "checkpoints"
-        while killed.is_alive() and not list(states.rglob("round-00000049.json")):
-            time.sleep(0.002)
-        killed.kill()
-        killed.join()
-        assert list(states.rglob("round-00000049.json"))
-    work(tmp_path / "killed")
-    whole.join()
-    assert not list((tmp_path / "killed" / "runs").glob("*/checkpoints"))
-    for name in ("trials/FedNMap_n4_Q2_eta_a0.5_batch8_rounds120_trial0.csv", "nn/results.csv", "nn/verdict.md"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def test_ctrl_c_in_a_trial(tiny: None, command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = ("reproduce", "nn", "--trials", 1, "--out")
-    assert command(*words, "whole")[0] == 0
-
-    def stop(self: Warnings, record: dict[str, float]) -> None:
-        if record["round"] == 10:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Warnings, "on_record", stop)
-        code, out, err = command(*words, "stopped")
-    assert (code, out) == (130, "")
-    last = "stopped and saved; continue with\n  fednmap reproduce nn --trials 1 --out stopped\n"
-    assert err == f"nn: 2 trials, 0 already there\n{last}"
-    assert list((tmp_path / "stopped" / "trials").iterdir()) == []
-    assert command(*words, "stopped")[0] == 0
-    assert (tmp_path / "stopped/nn/results.csv").read_bytes() == (tmp_path / "whole/nn/results.csv").read_bytes()
-    code, _, err = command(*words, "stopped")
-    assert (code, err) == (0, "nn: 2 trials, 2 already there\n")
-
-
-def test_a_folder_that_cannot_be_written_and_one_in_use(tiny: None, command: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    code, _, err = command("reproduce", "nn", "--trials", 1, "--out", "file/out")
-    assert code == 1
-    assert err.startswith("fednmap: cannot write to file/out/trials: Not a directory; what was saved before is intact")
-    job = nn.FIGURE.jobs("quick", 1)[0]
-    path = tmp_path / "out" / "runs" / job.name
-    path.mkdir(parents=True)
-    with alone(path):
-        code, _, err = command("reproduce", "nn", "--trials", 1, "--out", "out")
-    assert code == 2
-    assert "is in use by another run; wait for it to end" in err.splitlines()[-1]
-
-
-def test_a_trial_that_diverges_is_named(tiny: None, tmp_path: Path) -> None:
-    job = shallow.job(n=4, Q=2, eta_a=1e30, rounds=20, trial=0)
-    for _ in range(2):
-        with pytest.raises(ArithmeticError, match=r"eta_a1e\+30.*use a smaller eta_a"):
-            run([job], tmp_path / "trials", 1, silent)
-
-
-def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Path) -> None:
-    lines: list[str] = []
-    options = {"out": tmp_path, "workers": 1, "tell": lines.append}
-    reproduce(nn.FIGURE, "quick", trials=1, **options)
-    left = {p.name for p in (tmp_path / "nn").iterdir()}
-    assert left == {"results.csv", "summary.csv", "verdict.json", "verdict.md", "nn.png", "nn.pdf"}
-    facts = json.loads((tmp_path / "nn" / "verdict.json").read_text())
-    assert (facts["name"], facts["scale"], facts["trials"]) == ("nn", "quick", 1)
-    assert {"claim", "paper", "measured", "holds"} == set(facts["claims"][0])
-    before = (tmp_path / "nn" / "results.csv").read_bytes()
-    reproduce(nn.FIGURE, "quick", trials=1, **options)
-    assert lines[-1] == "nn: 2 trials, 2 already there"
-    assert (tmp_path / "nn" / "results.csv").read_bytes() == before
-    reproduce(nn.FIGURE, "quick", trials=5, only_finished=True, **options)
-    assert json.loads((tmp_path / "nn" / "verdict.json").read_text())["trials"] == 1
+# --- pages and pictures
 
 
 def test_the_page_shows_every_verdict_there_is(tmp_path: Path) -> None:
