@@ -22,11 +22,11 @@ from typing import NamedTuple
 import torch
 
 from fednmap.algorithms import FedNMap
-from fednmap.config import Config
-from fednmap.experiment import prepare
 from fednmap.measure import objective, stationarity
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import prepare
 from fednmap.simulation import Diverged, simulate
-from fednmap.tune import LAST, tune
+from fednmap.theory.tune import LAST, tune
 
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -28,9 +28,10 @@ from overhead import gradients, module_gradients
 from torch.multiprocessing.spawn import start_processes
 
 from fednmap import algorithms as A
-from fednmap import distributed, simulate
+from fednmap import simulate
 from fednmap.problems import Network
 from fednmap.regularizers import L1
+from fednmap.simulation import distributed
 
 LIMIT = 0.9
 JOBS: dict[str, tuple[Callable[[], Network], int]] = {

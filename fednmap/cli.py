@@ -10,7 +10,7 @@ import torch
 import typer
 
 from fednmap.commands import export, flower, listing, report, reproduce, show, speedup, train, tune
-from fednmap.workers import follow_torchrun
+from fednmap.runs.workers import follow_torchrun
 
 app = typer.Typer(
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",

@@ -9,10 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from fednmap.names import InputError
 
 Oracle = Callable[[Tensor, int], Tensor]
 """g(x, q): the gradient at x on the minibatch of local step q."""
@@ -42,13 +45,22 @@ class Regularizer(ABC):
         """`step` as a float, refused where the prox would have more than one value."""
         step = float(step)
         if not 0.0 <= step < float("inf"):
-            raise ValueError(f"the prox step is {step:g}; it must be finite and at least 0")
+            raise InputError(f"the prox step is {step:g}; it must be finite and at least 0")
         if step * self.rho >= 1.0:
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__} is weakly convex with rho = {self.rho:g}: its prox needs step * rho < 1, "
                 f"given step = {step:g} (step * rho = {step * self.rho:g}); use a step below {1 / self.rho:g}"
             )
         return step
+
+
+class FixedPoint(Enum):
+    """Where a method ends with exact gradients on heterogeneous clients; the contract check asks for what is said."""
+
+    EXACT = "exact"
+    EXACT_IN_THE_LIMIT = "exact as t grows"
+    BIASED = "biased, O(eta_a)"
+    OF_F_PLUS_2_PHI = "biased, tends to the optimum of f + 2 phi"
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Traits:
     """Vectors a client receives in a round."""
     prox: str
     """Prox evaluations of a round: on each client + on the server."""
-    fixed_point: str
+    fixed_point: FixedPoint
     """Where it ends with exact gradients on heterogeneous clients."""
     rate: str
     """Convergence as published; '-' where none is established for f + phi."""
@@ -76,19 +88,27 @@ class Traits:
 class Algorithm(ABC):
     """A federated method: frozen hyper-parameters and pure functions, a client half and a server half.
 
-    A subclass declares NamedTuples `Server`, `Client`, `Down` and `Up`; `Up` and `Down` are what is sent.
-    `local` is written for one client; given stacked client states (k, p) the same lines run k clients.
+    A subclass declares NamedTuples `Server`, `Client` and `Up`, and `Down` where the clients do not receive the
+    server's state as it is; `Up` and `Down` are what is sent. `local` is written for one client; given stacked client
+    states (k, p) the same lines run k clients.
     """
 
     traits: ClassVar[Traits]
+    phi: Regularizer
+    """The regularizer that the method minimises with f; Zero() for smooth methods."""
+
+    @property
+    def prox_parameter(self) -> float | None:
+        """gamma of a method that keeps z and whose model is prox_{gamma phi}(z): it starts at a z. None: at an x."""
+        return None
 
     @abstractmethod
     def init(self, start: Tensor) -> tuple[State, State]:
         """The server's state and one client's state before the first round."""
 
-    @abstractmethod
     def broadcast(self, server: State) -> State:
-        """What every participating client receives."""
+        """What every participating client receives: the server's state, unless the method says otherwise."""
+        return server
 
     @abstractmethod
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
@@ -109,15 +129,11 @@ class Algorithm(ABC):
     def unpack(self, packed: State) -> State:
         return packed
 
-    def compiled(self) -> Self:
-        """The same method, its local step fused by torch.compile where that pays; else the method as it is."""
-        return self
-
 
 class Problem(Protocol):
     """n clients, each a gradient oracle on one flat vector of length dim.
 
-    Two attributes are optional: `start` (a tensor of length dim) and `weights` (n numbers summing to 1).
+    More that a problem may declare, and what stands in for it otherwise, is in `Declared`.
     """
 
     @property
@@ -138,6 +154,32 @@ class Problem(Protocol):
     def gradient(self, x: Tensor) -> Tensor:
         """The exact gradient of f."""
         ...
+
+
+class Declared(NamedTuple):
+    """What a problem says of itself beyond the protocol; each is None where it says nothing."""
+
+    start: Tensor | None
+    """The first model; decides dtype and device. Else zeros."""
+    weights: Tensor | None
+    """n numbers that sum to 1. Else clients weigh equally."""
+    chunk: int | None
+    """Clients that are best computed side by side. Else what fits into the cache."""
+    part: Callable[[int, int], Problem] | None
+    """part(k, of): the terms of f that fall to process k of several; they sum to f. Else every process takes all."""
+    exact: Callable[[], Problem] | None
+    """The same problem with exact client gradients. Else its gradients are taken as they are."""
+    module: Callable[[Tensor], torch.nn.Module] | None
+    """The torch module that a model x stands for. Else there is none."""
+    digest: str | None
+    """Tells the problem's data from others. Else they are not told apart."""
+
+
+def declared(problem: Problem) -> Declared:
+    """What `problem` says of itself: the one place that asks."""
+    found = Declared(*(getattr(problem, name, None) for name in Declared._fields))
+    weights = None if found.weights is None else torch.as_tensor(found.weights, dtype=torch.float64)
+    return found._replace(weights=weights)
 
 
 def nbytes(message: State) -> int:

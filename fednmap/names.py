@@ -6,15 +6,20 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
+
+class InputError(ValueError):
+    """What was given cannot be used: the message says what, what is allowed, and what to do."""
+
+
 T = TypeVar("T")
 
 
-def unknown(kind: str, name: str, allowed: Iterable[str]) -> ValueError:
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> InputError:
     """The error for a name that is not among `allowed`, with the nearest match."""
     names = sorted(allowed)
     near = get_close_matches(name.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"unknown {kind} {name!r}; {hint}choose from {', '.join(names)}")
+    return InputError(f"unknown {kind} {name!r}; {hint}choose from {', '.join(names)}")
 
 
 def choose(kind: str, name: str, table: Mapping[str, T]) -> T:

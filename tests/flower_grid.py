@@ -9,15 +9,16 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fednmap import checkpoints, simulate
-from fednmap.execute import settings
-from fednmap.experiment import assemble
+from fednmap import simulate
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import plan_of
 from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.problems import LeastSquares
+from fednmap.runs import checkpoints
+from fednmap.runs.execution import settings
+from fednmap.runs.experiment import assemble
 
 NAMES = ("anna", "bert", "cleo", "dora")
 
@@ -142,7 +143,7 @@ class Federation:
 
     def client_states(self):
         """The clients' states that count, from their disks."""
-        from fednmap.flower.store import Store
+        from fednmap.flower.ledger import Store
 
         _, counted = self.server()
         initial = self.coordinator.plan.algorithm.init(self.coordinator.plan.start)[1]

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from fednmap import Callback
-from fednmap.config import Config
-from fednmap.execute import Reporter, execute
-from fednmap.runs import Job, RunFolder
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import Reporter, execute
+from fednmap.runs.folder import Job, RunFolder
 
 SMALL = {
     "data": "digits",
@@ -20,7 +20,7 @@ SMALL = {
     "eval_every": 3,
     "checkpoint_every": 4,
     "participation": 0.5,
-    "loss": 0.3,
+    "drop": 0.3,
     "dtype": "float64",
 }
 

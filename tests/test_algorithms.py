@@ -8,11 +8,11 @@ from lasso import PHI, PROBLEM, L, best, distance, last, models
 from methods import MAKE
 
 from fednmap import algorithms as A
-from fednmap.core import Regularizer, nbytes
+from fednmap.core import FixedPoint, Regularizer, nbytes
 from fednmap.regularizers import L1, Zero
 from fednmap.testing import check_algorithm
 
-EXACT = [name for name, make in MAKE.items() if make(Zero(), 1.0, 1).traits.fixed_point == "exact"]
+EXACT = [name for name, make in MAKE.items() if make(Zero(), 1.0, 1).traits.fixed_point is FixedPoint.EXACT]
 
 
 def test_every_method_has_a_maker_and_a_name():

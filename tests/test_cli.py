@@ -6,7 +6,7 @@ import signal
 import pytest
 from small import SMALL
 
-from fednmap.progress import Bar, Lines
+from fednmap.report.progress import Bar, Lines
 
 KEYS = (
     *("rounds", "objective", "loss", "stationarity", "zeros", "hoyer", "test_accuracy", "bytes_up", "bytes_down"),
@@ -86,7 +86,7 @@ BAD = {
     "participation": (["--participation", "0"], "participation is 0.0; it must be a number, above 0 and at most 1"),
     "participation above": (["--participation", "1.5"], "participation is 1.5; it must be"),
     "everybody": (["--algorithm", "scaffnew"], "needs every client"),
-    "loss": (["--loss", "1"], "loss is 1.0; it must be a number, at least 0 and below 1"),
+    "drop": (["--drop", "1"], "drop is 1.0; it must be a number, at least 0 and below 1"),
     "device": (["--device", "gpu"], "device is 'gpu'"),
     "set": (["--set", "fednmap.Q"], "--set takes METHOD.PARAMETER=VALUE"),
     "set value": (["--set", "fednmap.Q=0"], "Q is 0"),
@@ -117,7 +117,7 @@ def test_compile_without_a_compiler(command, monkeypatch, tmp_path):
 
 
 def test_several_mistakes_are_several_lines(command):
-    code, _, err = command("train", "--rounds", "-1", "--loss", "2", "--data", "x")
+    code, _, err = command("train", "--rounds", "-1", "--drop", "2", "--data", "x")
     assert code == 2
     assert [line[:15] for line in err.splitlines()] == ["fednmap: data: ", "fednmap: rounds", "fednmap: loss i"]
 
@@ -176,7 +176,7 @@ def test_too_large_for_the_memory(command):
 def test_a_bar_shows_rounds_and_numbers():
     from rich.console import Console
 
-    from fednmap.config import Config
+    from fednmap.runs.configuration import Config
 
     console = Console(force_terminal=True, width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     bar = Bar(console)

@@ -11,8 +11,8 @@ from small import small
 
 from fednmap import data
 from fednmap.algorithms import ALGORITHMS
-from fednmap.config import Config
-from fednmap.experiment import prepare
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import prepare
 
 ANYBODY = sorted(name for name, kind in ALGORITHMS.items() if not kind.traits.full_participation)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -37,7 +37,7 @@ configs = st.fixed_dictionaries(
         "rounds": st.integers(0, 2**40),
         "batch_size": st.integers(0, 2**40),
         "participation": st.floats(0, 1, exclude_min=True),
-        "loss": st.floats(0, 1, exclude_max=True),
+        "drop": st.floats(0, 1, exclude_max=True),
         "seed": st.integers(0, 2**32 - 1),
         "trials": counts,
         "dtype": st.sampled_from(["float32", "float64"]),
@@ -70,10 +70,10 @@ def lines(**values):
 
 
 def test_all_mistakes_are_told_at_once():
-    found = lines(rounds=-1, loss=1.5, gama=1, algorithms=("fedmap", "fedavg", "fedavg"), set={"fedda.eta": 1, "x": 2})
+    found = lines(rounds=-1, drop=1.5, gama=1, algorithms=("fedmap", "fedavg", "fedavg"), set={"fedda.eta": 1, "x": 2})
     assert [re.split(r"[ :]", line)[0] for line in found] == ["algorithms"] * 2 + [
         "rounds",
-        "loss",
+        "drop",
         "set",
         "set",
         "unknown",
@@ -93,7 +93,7 @@ def test_all_mistakes_are_told_at_once():
         ("local_steps", 0, "local_steps is 0; it must be a whole number, at least 1 (Local steps Q of a round)"),
         ("participation", 0, "participation is 0; it must be a number, above 0 and at most 1 (Share of the clients"),
         ("participation", 1.1, "participation is 1.1; it must be a number, above 0 and at most 1"),
-        ("loss", 1, "loss is 1; it must be a number, at least 0 and below 1 (Probability that a reply is lost)"),
+        ("drop", 1, "drop is 1; it must be a number, at least 0 and below 1 (Probability that a reply is lost)"),
         ("gamma", float("inf"), "gamma is inf; it must be a number, above 0"),
         ("eta_a", float("nan"), "eta_a is nan; it must be a number, above 0 (Local step size)"),
         ("seed", 2**32, "seed is 4294967296; it must be a whole number, at least 0 and below 4294967296"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from public_data import needs, needs_cifar10
 
-from fednmap.data import cifar, heart_disease, idx, load, partition
+from fednmap.data import cifar_files, heart_disease, load, mnist_files, partition
 
 MNIST_COUNTS = {
     "train": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
@@ -110,7 +110,7 @@ def refused(name, path):
 @pytest.mark.parametrize(
     ("name", "how"), [("mnist", "truncated"), ("mnist", "changed"), ("mnist", "other"), ("fashion-mnist", "changed")]
 )
-@pytest.mark.parametrize("file", idx.FILES)
+@pytest.mark.parametrize("file", mnist_files.FILES)
 def test_damaged_idx_file_is_refused_by_name(name, file, how, tmp_path, monkeypatch):
     original = needs(name, f"{file}.gz")
     refused(name, damaged_copy(tmp_path, original, how, monkeypatch))
@@ -123,16 +123,18 @@ def test_damaged_hospital_file_is_refused_by_name(hospital, how, tmp_path, monke
     refused("heart-disease", damaged_copy(tmp_path, original, how, monkeypatch))
 
 
-@pytest.mark.parametrize(("file", "how"), [*((file, "changed") for file in cifar.FILES), ("data_batch_1", "truncated")])
+@pytest.mark.parametrize(
+    ("file", "how"), [*((file, "changed") for file in cifar_files.FILES), ("data_batch_1", "truncated")]
+)
 def test_damaged_cifar_file_is_refused_by_name(file, how, tmp_path, monkeypatch):
     original = needs("cifar10", f"{file}.bin")
     refused("cifar10", damaged_copy(tmp_path, original, how, monkeypatch))
 
 
 def test_idx_packed_again_or_unpacked_is_as_good(tmp_path, monkeypatch):
-    original = needs("mnist", f"{idx.FILES[0]}.gz")
+    original = needs("mnist", f"{mnist_files.FILES[0]}.gz")
     (tmp_path / "mnist").mkdir()
-    for k, file in enumerate(idx.FILES):
+    for k, file in enumerate(mnist_files.FILES):
         contents = gzip.decompress((original.parent / f"{file}.gz").read_bytes())
         if k % 2:
             (tmp_path / "mnist" / file).write_bytes(contents)
@@ -147,7 +149,7 @@ def test_idx_packed_again_or_unpacked_is_as_good(tmp_path, monkeypatch):
 )
 def test_idx_that_does_not_hold_what_it_declares_is_refused(contents):
     with pytest.raises(ValueError, match="labels-idx1"):
-        idx.parse("labels-idx1", contents)
+        mnist_files.parse("labels-idx1", contents)
 
 
 class OldPickler(pickle._Pickler):
@@ -164,7 +166,7 @@ def cifar_batches(folder, form):
     rng = np.random.default_rng(0)
     labels, pixels = rng.integers(0, 10, (6, 4)), rng.integers(0, 256, (6, 4, 3072), dtype=np.uint8)
     md5s = {}
-    for name, y, x in zip(cifar.FILES, labels, pixels, strict=True):
+    for name, y, x in zip(cifar_files.FILES, labels, pixels, strict=True):
         path = folder / (name + ".bin" if form == "binary" else name)
         if form == "binary":
             path.write_bytes(np.concatenate([y[:, None].astype(np.uint8), x], 1).tobytes())
@@ -186,13 +188,13 @@ def test_both_forms_of_cifar10_are_read(form, place, tmp_path, monkeypatch):
     home.mkdir(parents=True)
     labels, pixels, md5s = cifar_batches(home, form)
     if place == "archive":
-        archive = folder / {"binary": cifar.BINARY, "python": cifar.PYTHON}[form]
+        archive = folder / {"binary": cifar_files.BINARY, "python": cifar_files.PYTHON}[form]
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(home, home.name)
         for file in home.iterdir():
             file.unlink()
-        monkeypatch.setitem(cifar.MD5, archive.name, hashlib.md5(archive.read_bytes()).hexdigest())
-    monkeypatch.setattr(cifar, "FILES", md5s)
+        monkeypatch.setitem(cifar_files.MD5, archive.name, hashlib.md5(archive.read_bytes()).hexdigest())
+    monkeypatch.setattr(cifar_files, "FILES", md5s)
     monkeypatch.setenv("FEDNMAP_DATA", str(tmp_path))
     data = load("cifar10")
     assert data.y_train.tolist() == labels[:5].ravel().tolist()
@@ -207,7 +209,7 @@ class Bomb:
 
 def test_no_pickle_is_loaded_without_its_checksum(tmp_path, monkeypatch):
     (tmp_path / "cifar10").mkdir()
-    for name in cifar.FILES:
+    for name in cifar_files.FILES:
         (tmp_path / "cifar10" / name).write_bytes(pickle.dumps(Bomb()))
     monkeypatch.setenv("FEDNMAP_DATA", str(tmp_path))
     refused("cifar10", tmp_path / "cifar10" / "data_batch_1")

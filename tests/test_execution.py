@@ -21,9 +21,9 @@ from fednmap.models import cnn, mlp, mobilenet_v3_small
 from fednmap.problems import Logistic, Network
 from fednmap.problems.dense import Dense
 from fednmap.regularizers import L1
+from fednmap.runs.workers import group
 from fednmap.simulation.loop import side_by_side
-from fednmap.simulation.store import Clients
-from fednmap.workers import group
+from fednmap.simulation.states import Clients
 
 CROSS_ENTROPY = nn.functional.cross_entropy
 
@@ -159,7 +159,7 @@ def test_the_same_seed_gives_the_same_bits():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_step_is_the_same_step():
-    plain, fused = (end(m, network(), rounds=4, participation=0.7) for m in (method(), method().compiled()))
+    plain, fused = (end(method(), network(), rounds=4, participation=0.7, compile=c) for c in (False, True))
     for a, b in zip(plain.server, fused.server, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
@@ -192,7 +192,7 @@ def test_one_client_gradients_follow_the_point():
     assert torch.equal(problem.start, start)
 
 
-@pytest.mark.parametrize("options", [{}, {"participation": 0.5}, {"participation": 0.7, "loss": 0.3}])
+@pytest.mark.parametrize("options", [{}, {"participation": 0.5}, {"participation": 0.7, "drop": 0.3}])
 def test_a_store_on_disk_changes_nothing(tmp_path, options):
     problem = network()
     memory, disk = (end(method(), problem, rounds=8, store=where, **options) for where in (None, tmp_path / "states"))
@@ -248,7 +248,7 @@ def scenarios():
     """What every process of a group computes, and what one process alone does."""
     found = {}
     for name, options in itertools.product(
-        ["network", "weighted", "convolutions"], [{}, {"participation": 0.5, "loss": 0.3}, {"participation": 0.01}]
+        ["network", "weighted", "convolutions"], [{}, {"participation": 0.5, "drop": 0.3}, {"participation": 0.01}]
     ):
         problem = PROBLEMS[name]()
         problem.batch_size = 4
@@ -277,7 +277,7 @@ def test_two_processes_agree_with_one(tmp_path):
             assert torch.equal(a, b), f"{name}: the processes' servers differ"
 
 
-TRAIN = ["train", "--model", "mlp:8", "--dtype", "float64", "--participation", "0.6", "--loss", "0.1", "--quiet"]
+TRAIN = ["train", "--model", "mlp:8", "--dtype", "float64", "--participation", "0.6", "--drop", "0.1", "--quiet"]
 TRAIN += ["--checkpoint-every", "5", "--eval-every", "1000", "--json"]
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fednmap.export import sparsity, write
 from fednmap.models import cnn, linear, mlp, mobilenet_v3_small
-from fednmap.prune import prunable, prune
+from fednmap.models.export import sparsity, write
+from fednmap.models.prune import prunable, prune
 
 
 def perceptron(activation="sigmoid"):
@@ -237,8 +237,8 @@ def test_a_run_is_exported_and_pruned(tmp_path):
 @pytest.mark.parametrize(("model", "outputs"), [("logistic", 10), ("linear", 10)])
 def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path):
     from fednmap.commands.export import trained
-    from fednmap.experiment import prepare
-    from fednmap.runs import RunFolder
+    from fednmap.runs.experiment import prepare
+    from fednmap.runs.folder import RunFolder
 
     run = training(tmp_path / "run", "--model", model)
     module, example = trained(RunFolder.open(run), "fednmap", 0)
@@ -251,7 +251,7 @@ def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path)
 
 def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
     from fednmap.commands.export import trained
-    from fednmap.runs import RunFolder
+    from fednmap.runs.folder import RunFolder
 
     run = training(tmp_path / "run", "--data", "sparse-regression", "--reg", "l1:0.2", "--eta-a", "0.005")
     result = RunFolder.open(run).results()[0]

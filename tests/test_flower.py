@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.flower import wire
+from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
-from fednmap.flower.store import Store
 from fednmap.regularizers import L1
 from fednmap.testing import optimum
 
@@ -348,7 +348,7 @@ def test_old_states_are_cleared_away(tmp_path):
         ({"names": "a,a"}, "named twice"),
         ({"names": "a,../b"}, "client's name"),
         ({"min-clients": 3}, "min-clients is 3, and 2 of 2"),
-        ({"loss": 0.1}, "leave it out"),
+        ({"drop": 0.1}, "leave it out"),
         ({"deadline": -1}, "deadline"),
         ({"ronds": 3}, "ronds"),
     ],

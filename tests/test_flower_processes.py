@@ -15,18 +15,19 @@ pytest.importorskip("flwr")
 
 from safetensors.torch import load_file
 
-from fednmap import checkpoints, simulate
-from fednmap.config import Config
-from fednmap.execute import settings as settings_of
-from fednmap.experiment import assemble, prepare
+from fednmap import simulate
 from fednmap.flower.app import run_settings, write_trial
 from fednmap.flower.keys import make
 from fednmap.flower.launch import Certificates, Launcher
+from fednmap.flower.ledger import Store
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_of
 from fednmap.flower.settings import Federation
-from fednmap.flower.store import Store
-from fednmap.runs import Job, RunFolder
+from fednmap.runs import checkpoints
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import settings as settings_of
+from fednmap.runs.experiment import assemble, prepare
+from fednmap.runs.folder import Job, RunFolder
 from fednmap.testing import optimum
 
 NAMES = ("client-0", "client-1", "client-2")

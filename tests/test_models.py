@@ -222,7 +222,7 @@ def test_mobilenet_trains_on_cifar10_and_its_exported_copy_predicts_the_same(tmp
     needs_cifar10()
     from safetensors.torch import load_file
 
-    from fednmap.export import write
+    from fednmap.models.export import write
 
     data = load("cifar10")
     parts = [(data.x_train[k : k + 128], data.y_train[k : k + 128]) for k in range(0, 512, 128)]

@@ -10,8 +10,8 @@ import torch
 
 from fednmap.commands.reproduce import NAMES
 from fednmap.measure import stationarity
-from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, speedup, table, table_trials
-from fednmap.paper.page import page
+from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, slopes, table1, table1_trials
+from fednmap.paper.overview import page
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
 from fednmap.paper.trials import Curve, select, summary, tidy
@@ -106,10 +106,10 @@ def test_nn_shows_batch_size_and_rounds() -> None:
 @pytest.mark.parametrize(("power", "holds"), [(-1.3, True), (-0.6, True), (-0.3, False)])
 def test_speedup_is_judged_by_the_slope(power: float, holds: bool) -> None:
     curves = [curve(n**power, k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
-    falls, steep = speedup.judge(curves, "n", "-1.436").claims
+    falls, steep = slopes.judge(curves, "n", "-1.436").claims
     assert falls.holds is True
     assert steep.holds is holds
-    assert speedup.exponent(curves, "n") == pytest.approx(power)
+    assert slopes.exponent(curves, "n") == pytest.approx(power)
 
 
 def test_speedup_throughout_fails_where_curves_cross() -> None:
@@ -117,7 +117,7 @@ def test_speedup_throughout_fails_where_curves_cross() -> None:
     for k in range(2):
         late = np.where(ROUNDS > 150, 0.1, 10.0)
         curves.append(Curve({"n": 10, "trial": k}, {"round": ROUNDS, "stationarity": late}))
-    assert speedup.judge(curves, "n", "").claims[0].holds is False
+    assert slopes.judge(curves, "n", "").claims[0].holds is False
 
 
 @pytest.mark.parametrize(
@@ -158,21 +158,21 @@ def test_mobilenet_is_judged_only_when_trained() -> None:
 def table_curves(power: float) -> list[Curve]:
     """Errors (n Q T)^power at the best step, and limits that are all reached."""
     curves = []
-    for row in table.ROWS:
-        points = [(n, Q, T, s) for n, Q, T in table_trials.cross(row.method) for s in table_trials.STEPS]
+    for row in table1.ROWS:
+        points = [(n, Q, T, s) for n, Q, T in table1_trials.cross(row.method) for s in table1_trials.STEPS]
         n, Q, T, step = (np.array(v, dtype=float) for v in zip(*points, strict=True))
         value = (n * Q * T) ** power * np.where(step == 0.25, 1.0, 2.0)
-        setting = table._setting("rate", row.method, row.problem, 0)
+        setting = table1._setting("rate", row.method, row.problem, 0)
         curves.append(Curve(setting, {"round": T, "n": n, "Q": Q, "step": step, "value": value}))
-    for problem in table_trials.PROBLEMS:
-        for method in table.METHODS:
-            setting = table._setting("limit", method, problem, 0)
+    for problem in table1_trials.PROBLEMS:
+        for method in table1.METHODS:
+            setting = table1._setting("limit", method, problem, 0)
             curves.append(Curve(setting, {"round": ROUNDS, "value": 10 ** (-ROUNDS / 10)}))
     return curves
 
 
 def test_table_compares_exponents_with_the_stated_ones() -> None:
-    fast, slow = ({c.claim: c.holds for c in table.judge(table_curves(p)).claims} for p in (-1.0, -0.5))
+    fast, slow = ({c.claim: c.holds for c in table1.judge(table_curves(p)).claims} for p in (-1.0, -0.5))
     assert None in fast.values()
     assert False not in fast.values()
     assert slow["FedNMap, nonconvex: rate in n, Q, T"] is True
@@ -181,18 +181,18 @@ def test_table_compares_exponents_with_the_stated_ones() -> None:
 
 
 def test_table_takes_the_best_step() -> None:
-    for row in table.ROWS:
-        _, errors, steps = table.best(table_curves(-1.0), row, "n")
+    for row in table1.ROWS:
+        _, errors, steps = table1.best(table_curves(-1.0), row, "n")
         assert steps == [0.25] * 3
         assert errors[0] > errors[1] > errors[2]
 
 
 def test_nonconvex_error_is_the_mean_over_all_rounds() -> None:
     T = 70
-    phi, f = table_trials.PHI["nonconvex"], table_trials.PROBLEMS["nonconvex"](2, noise=table_trials.NOISE, seed=1)
-    kind = table_trials.algorithm("FedNMap", phi, 0.5, 2)
+    phi, f = table1_trials.PHI["nonconvex"], table1_trials.PROBLEMS["nonconvex"](2, noise=table1_trials.NOISE, seed=1)
+    kind = table1_trials.algorithm("FedNMap", phi, 0.5, 2)
     each = [float(stationarity(f, phi, kind.model(r.server), 1.0)) for r in simulate(kind, f, rounds=T)]
-    assert table_trials.error("FedNMap", "nonconvex", 2, 2, T, 0.5, 1) == pytest.approx(np.mean(each))
+    assert table1_trials.error("FedNMap", "nonconvex", 2, 2, T, 0.5, 1) == pytest.approx(np.mean(each))
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_nonconvex_error_is_the_mean_over_all_rounds() -> None:
     ],
 )
 def test_outcomes(y: np.ndarray, word: str) -> None:
-    assert table.outcome(Curve({}, {"round": ROUNDS, "value": y})).startswith(word)
+    assert table1.outcome(Curve({}, {"round": ROUNDS, "value": y})).startswith(word)
 
 
-@pytest.mark.parametrize("problem", table_trials.PROBLEMS)
+@pytest.mark.parametrize("problem", table1_trials.PROBLEMS)
 def test_the_function_does_not_depend_on_the_number_of_clients(problem: str) -> None:
     x = torch.linspace(-1, 1, 20, dtype=torch.float64)
-    two, many = (table_trials.PROBLEMS[problem](n) for n in (2, 32))
+    two, many = (table1_trials.PROBLEMS[problem](n) for n in (2, 32))
     torch.testing.assert_close(two.gradient(x), many.gradient(x))
     clients = many.oracle(torch.arange(32), 0)(x, 0)
     torch.testing.assert_close(clients.mean(0), many.gradient(x))
@@ -234,9 +234,9 @@ def test_clients_come_in_pairs() -> None:
 
 
 def test_fednmap_reaches_the_optimum_the_table_measures_from() -> None:
-    records = table_trials.limit("FedNMap", "strongly convex", 200)
+    records = table1_trials.limit("FedNMap", "strongly convex", 200)
     assert records[-1]["value"] < 1e-12 * records[0]["value"]
-    biased = table_trials.limit("FedCanon", "strongly convex", 200)
+    biased = table1_trials.limit("FedCanon", "strongly convex", 200)
     assert biased[-1]["value"] > 1e-6
 
 
@@ -259,12 +259,12 @@ def test_nothing_finished_is_said(tmp_path: Path) -> None:
         reproduce(nn.FIGURE, "quick", trials=1, out=tmp_path, workers=1, tell=silent, only_finished=True)
 
 
-@pytest.mark.parametrize("draw", [partial(speedup.draw, factor="n"), nn.draw, mobilenet.draw, table.draw])
+@pytest.mark.parametrize("draw", [partial(slopes.draw, factor="n"), nn.draw, mobilenet.draw, table1.draw])
 def test_pictures_can_be_drawn(draw: object, tmp_path: Path) -> None:
     curves = {
         nn.draw: lambda: nn_curves(2.0),
         mobilenet.draw: lambda: mobilenet_curves(1.0),
-        table.draw: lambda: table_curves(-1.0),
+        table1.draw: lambda: table_curves(-1.0),
     }.get(draw, lambda: [curve(1 / n, k, n=n) for n in (5, 10) for k in range(2)])()
     draw(curves).savefig(tmp_path / "figure.png", dpi=30)  # type: ignore[operator]
     assert (tmp_path / "figure.png").stat().st_size > 1000

@@ -15,18 +15,18 @@ from small import outcome
 
 from fednmap import run as train
 from fednmap.algorithms import FedNMap, Zhang
-from fednmap.config import Config
 from fednmap.data import DATASETS, ClientData, Dataset, load, partition
-from fednmap.execute import Reporter, execute
-from fednmap.files import alone
 from fednmap.models import mlp, mobilenet_v3_small
-from fednmap.paper import mobilenet, nn, shallow, table, table_trials
+from fednmap.paper import mobilenet, nn, shallow, table1, table1_trials
 from fednmap.paper.reproduce import reproduce
-from fednmap.paper.trials import Job, run
+from fednmap.paper.trials import Trial, run
 from fednmap.problems import Network
-from fednmap.progress import Warnings
 from fednmap.regularizers import L1, ElasticNet
-from fednmap.runs import RunFolder
+from fednmap.report.progress import Warnings
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import Reporter, execute
+from fednmap.runs.files import alone
+from fednmap.runs.folder import RunFolder
 
 
 def silent(line: str) -> None:
@@ -39,12 +39,12 @@ class Counting:
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def job(self, trial: int) -> Job:
+    def job(self, trial: int) -> Trial:
         def measure(folder: Path) -> list[dict[str, float]]:
             self.calls.append(trial)
             return [{"round": float(t), "value": trial + t / 7} for t in range(3)]
 
-        return Job({"method": "A", "n": 2, "trial": trial}, measure)
+        return Trial({"method": "A", "n": 2, "trial": trial}, measure)
 
 
 def test_finished_trials_are_not_run_again(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run([counting.job(0), Job({"method": "B", "trial": 0}, stop)], tmp_path, 1, silent)
+        run([counting.job(0), Trial({"method": "B", "trial": 0}, stop)], tmp_path, 1, silent)
     assert [p.name for p in tmp_path.iterdir()] == ["A_n2_trial0.csv"]
 
 
@@ -81,7 +81,7 @@ def test_workers_are_at_least_one(workers: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
     jobs = [
-        table._job({"method": m, "trial": 0}, partial(table_trials.limit, m, "strongly convex", 50))
+        table1._job({"method": m, "trial": 0}, partial(table1_trials.limit, m, "strongly convex", 50))
         for m in ("FedNMap", "Zhang")
     ]
     here, there = (run(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
@@ -164,7 +164,7 @@ def test_a_trial_is_an_ordinary_run_that_can_be_run_again(tiny: None, tmp_path: 
 
 
 def test_a_trial_of_the_table_says_where_it_comes_from(tmp_path: Path) -> None:
-    job = table._job({"method": "FedNMap", "trial": 0}, partial(table_trials.limit, "FedNMap", "strongly convex", 50))
+    job = table1._job({"method": "FedNMap", "trial": 0}, partial(table1_trials.limit, "FedNMap", "strongly convex", 50))
     run([job], tmp_path / "trials", 1, silent)
     about = json.loads((tmp_path / "runs" / job.name / "environment.json").read_text())
     assert about["settings"] == job.setting
@@ -186,7 +186,7 @@ def work(out: Path) -> None:
 
 def test_kill_minus_nine_in_a_trial(tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["fednmap.paper", "fednmap.execute", "pytest"])
+    processes.set_forkserver_preload(["fednmap.paper", "fednmap.runs.execution", "pytest"])
     whole = processes.Process(target=work, args=(tmp_path / "whole",))
     whole.start()
     for method in ("FedNMap", "Zhang"):

@@ -128,7 +128,7 @@ def test_without_phi_fednmap_and_zhang_are_scaffold(kind, method):
 
 def test_without_phi_fednmap_is_scaffold_under_sampling_and_loss():
     problem, options = least_squares(), {"eta_a": a, "eta_s": s, "Q": Q}
-    history = {"rounds": T, "participation": 0.5, "loss": 0.3, "seed": 3}
+    history = {"rounds": T, "participation": 0.5, "drop": 0.3, "seed": 3}
     pair = [models(m, problem, **history) for m in (A.FedNMap(Zero(), **options), A.SCAFFOLD(**options))]
     assert gap(*pair) < 1e-12
 

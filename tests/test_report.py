@@ -13,9 +13,9 @@ from small import begin, small
 
 from fednmap.commands.show import sparkline, state
 from fednmap.report import report
+from fednmap.report.closing import COLUMNS, rows
 from fednmap.report.series import collect
-from fednmap.runs import Job, Model, RunFolder
-from fednmap.tables import COLUMNS, rows
+from fednmap.runs.folder import Job, Model, RunFolder
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
 

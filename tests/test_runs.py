@@ -14,11 +14,12 @@ import pytest
 import torch
 from small import FEDNMAP, Heard, begin, damage, megabytes, outcome, resume, small
 
-from fednmap import Callback, checkpoints, files
-from fednmap.execute import Interrupted, execute, settings
-from fednmap.experiment import prepare
-from fednmap.files import FolderError, alone
-from fednmap.runs import RunFolder
+from fednmap import Callback
+from fednmap.runs import checkpoints, files
+from fednmap.runs.execution import Interrupted, execute, settings
+from fednmap.runs.experiment import prepare
+from fednmap.runs.files import FolderError, alone
+from fednmap.runs.folder import RunFolder
 
 
 class StopAt(Callback):
@@ -60,7 +61,7 @@ def test_a_folder_holds_what_its_description_says(tmp_path):
     ]
     assert folder.config() == small()
     assert folder.environment()["torch"] == torch.__version__
-    assert folder.environment()["settings"]["loss"] == 0.3
+    assert folder.environment()["settings"]["drop"] == 0.3
     states = sorted(p.name for p in folder.checkpoints(FEDNMAP).iterdir())
     assert states == [f"round-{t:08d}.{end}" for t in (15, 19) for end in ("json", "safetensors")]
     assert [r["round"] for r in folder.records(*FEDNMAP)] == list(range(0, 25, 3))
@@ -111,7 +112,7 @@ class Slow(Callback):
 def killed(path, given, kills, rng):
     """The run's folder, after so many kills -9 at random moments and the way to the end."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["fednmap.execute", "pytest", "sklearn.datasets"])  # once for all of them
+    processes.set_forkserver_preload(["fednmap.runs.execution", "pytest", "sklearn.datasets"])  # once for all of them
     while True:
         process = processes.Process(target=work, args=(path, given))
         process.start()
@@ -235,7 +236,7 @@ def damaged(data, rng):
     )()
 
 
-@pytest.mark.parametrize(("setting", "value"), [("eta_a", 0.2), ("reg", "l1:0.1"), ("seed", 1), ("loss", 0.1)])
+@pytest.mark.parametrize(("setting", "value"), [("eta_a", 0.2), ("reg", "l1:0.1"), ("seed", 1), ("drop", 0.1)])
 def test_an_edited_configuration_is_noticed(tmp_path, setting, value):
     for state in (stopped(tmp_path / "stopped", 14), begin(tmp_path / "finished")):
         (state.path / "run.toml").write_text(small(**{setting: value}).toml())
@@ -402,7 +403,7 @@ def test_a_method_that_diverges_keeps_what_was_measured(tmp_path):
 
 def test_a_method_that_diverges_after_it_was_continued_ends_as_if_it_never_stopped(tmp_path):
     given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
-    given |= {"participation": 1.0, "loss": 0.0, "clients": 4, "eval_every": 10}
+    given |= {"participation": 1.0, "drop": 0.0, "clients": 4, "eval_every": 10}
     whole = begin(tmp_path / "whole", **given)
     folder = stopped(tmp_path / "run", 5, **given)
     assert resume(folder).done == [4]  # nothing is measured between this and the end

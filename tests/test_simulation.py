@@ -36,7 +36,7 @@ def residual(algorithm, round_, problem=TEN):
 
 @pytest.mark.parametrize(
     ("rounds", "history"),
-    [(700, {}), (2400, {"participation": 0.3}), (1200, {"loss": 0.3}), (1800, {"participation": 0.5, "loss": 0.3})],
+    [(700, {}), (2400, {"participation": 0.3}), (1200, {"drop": 0.3}), (1800, {"participation": 0.5, "drop": 0.3})],
     ids=["everybody", "3 of 10", "30 % lost", "both"],
 )
 @pytest.mark.parametrize("make", [fednmap, lambda: A.Zhang(PHI, eta_a=0.1 / L, Q=5)], ids=["FedNMap", "Zhang"])
@@ -57,7 +57,7 @@ def test_three_of_ten_are_drawn():
 
 
 def test_replies_are_lost_as_often_as_asked():
-    rounds = list(simulate(A.FedAvg(eta_a=0.01, Q=1), TEN, rounds=200, loss=0.3))
+    rounds = list(simulate(A.FedAvg(eta_a=0.01, Q=1), TEN, rounds=200, drop=0.3))
     counted = sum(len(r.counted) for r in rounds)
     assert all(set(r.counted.tolist()) <= set(r.participants.tolist()) for r in rounds)
     assert abs(counted / 2000 - 0.7) < 0.05
@@ -82,20 +82,20 @@ MEMORY = {
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     participation=st.floats(0.05, 1.0),
-    loss=st.floats(0.0, 0.9),
+    drop=st.floats(0.0, 0.9),
     rounds=st.integers(1, 25),
     seed=st.integers(0, 2**32),
     chunk=st.none() | st.integers(1, 5),
     weights=st.none() | st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4),
 )
-def test_the_servers_memory_is_the_mean_of_the_clients(name, participation, loss, rounds, seed, chunk, weights):
+def test_the_servers_memory_is_the_mean_of_the_clients(name, participation, drop, rounds, seed, chunk, weights):
     w = torch.full((4,), 0.25, dtype=torch.float64)
     if weights is not None:
         w = torch.tensor(weights, dtype=torch.float64)
         w = w / w.sum()
     problem = least_squares(weights=None if weights is None else w)
     algorithm, field = MEMORY[name]
-    history = {"participation": participation, "loss": loss, "rounds": rounds, "seed": seed, "chunk": chunk}
+    history = {"participation": participation, "drop": drop, "rounds": rounds, "seed": seed, "chunk": chunk}
     end = last(algorithm, problem, **history)
     held = getattr(end.clients[torch.arange(4)], field)
     kept = getattr(end.server, "xtilde" if field == "xhat" else field)
@@ -105,7 +105,7 @@ def test_the_servers_memory_is_the_mean_of_the_clients(name, participation, loss
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_at_once_in_chunks_and_one_at_a_time_are_one_trajectory(kind):
     problem, algorithm = KINDS[kind](), MEMORY["FedNMap"][0]
-    history = {"rounds": 20, "participation": 0.8, "loss": 0.2, "seed": 2}
+    history = {"rounds": 20, "participation": 0.8, "drop": 0.2, "seed": 2}
     together = models(algorithm, problem, **history)
     for chunk in (1, 2, 3, 100):
         assert gap(together, models(algorithm, problem, chunk=chunk, **history)) < 1e-12
@@ -114,14 +114,14 @@ def test_all_at_once_in_chunks_and_one_at_a_time_are_one_trajectory(kind):
 @pytest.mark.parametrize("name", MEMORY)
 def test_chunks_do_not_matter_to_any_method_with_memory(name):
     problem, algorithm = least_squares(), MEMORY[name][0]
-    history = {"rounds": 20, "participation": 0.8, "loss": 0.2, "seed": 2}
+    history = {"rounds": 20, "participation": 0.8, "drop": 0.2, "seed": 2}
     pair = [models(algorithm, problem, chunk=chunk, **history) for chunk in (None, 1)]
     assert gap(*pair) < 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_seed_same_bits(kind):
-    history = {"rounds": 10, "participation": 0.6, "loss": 0.2, "seed": 9}
+    history = {"rounds": 10, "participation": 0.6, "drop": 0.2, "seed": 9}
     one, two = (models(MEMORY["FedNMap"][0], KINDS[kind](), **history) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
 
@@ -142,14 +142,14 @@ def test_fednmap_sends_exactly_half_of_what_scaffold_sends():
 
 def test_bytes_count_the_clients_that_took_part_in_the_dtype_of_the_run():
     start = torch.zeros(TEN.dim, dtype=torch.float32)
-    end = last(fednmap(), TEN, rounds=1, start=start, participation=0.3, loss=0.5)
+    end = last(fednmap(), TEN, rounds=1, start=start, participation=0.3, drop=0.5)
     assert (end.bytes_up, end.bytes_down) == (3 * TEN.dim * 4, 3 * 2 * TEN.dim * 4)
     assert fednmap().model(end.server).dtype == torch.float32
 
 
 def test_without_a_reply_the_server_stays_and_the_round_is_told():
     algorithm, before, silent = fednmap(), None, 0
-    for t, round_ in enumerate(simulate(algorithm, TEN, rounds=60, participation=0.1, loss=0.8)):
+    for t, round_ in enumerate(simulate(algorithm, TEN, rounds=60, participation=0.1, drop=0.8)):
         assert round_.t == t
         if not len(round_.counted):
             silent += 1
@@ -176,7 +176,7 @@ def test_weighted_clients_reach_the_weighted_optimum():
     problem = LeastSquares(list(TEN.data), weights=weights / weights.sum())
     best, unweighted = optimum(problem, PHI), optimum(TEN, PHI)
     algorithm = fednmap()
-    end = last(algorithm, problem, rounds=2400, participation=0.4, loss=0.1)
+    end = last(algorithm, problem, rounds=2400, participation=0.4, drop=0.1)
     assert float((algorithm.model(end.server) - best).norm()) < 1e-10
     assert float((best - unweighted).norm()) > 1e-2
 
@@ -214,15 +214,15 @@ REFUSED = {
     "participation is 0": lambda: simulate(fednmap(), TEN, rounds=1, participation=0.0),
     "participation is 1.1": lambda: simulate(fednmap(), TEN, rounds=1, participation=1.1),
     "participation is nan": lambda: simulate(fednmap(), TEN, rounds=1, participation=float("nan")),
-    "loss is 1": lambda: simulate(fednmap(), TEN, rounds=1, loss=1.0),
-    "loss is -0.1": lambda: simulate(fednmap(), TEN, rounds=1, loss=-0.1),
+    "drop is 1": lambda: simulate(fednmap(), TEN, rounds=1, drop=1.0),
+    "drop is -0.1": lambda: simulate(fednmap(), TEN, rounds=1, drop=-0.1),
     "rounds is -1": lambda: simulate(fednmap(), TEN, rounds=-1),
     "chunk is 0": lambda: simulate(fednmap(), TEN, rounds=1, chunk=0),
     "start has shape": lambda: simulate(fednmap(), TEN, rounds=1, start=torch.zeros(3)),
     "start holds torch.int64": lambda: simulate(fednmap(), TEN, rounds=1, start=torch.zeros(8, dtype=torch.int64)),
     "central method": lambda: simulate(A.ProxSGD(PHI), TEN, rounds=1),
     "every client": lambda: simulate(A.FedPD(), TEN, rounds=1, participation=0.5),
-    "every client in": lambda: simulate(A.Scaffnew(), TEN, rounds=1, loss=0.1),
+    "every client in": lambda: simulate(A.Scaffnew(), TEN, rounds=1, drop=0.1),
     "NaN or infinity": lambda: LeastSquares([(NAN, torch.zeros(2))]),
     "y holds NaN": lambda: LeastSquares([(torch.ones(2, 2), NAN[:, 0])]),
     "no sample": lambda: LeastSquares([(torch.ones(2, 2), torch.ones(2)), (torch.ones(0, 2), torch.ones(0))]),
@@ -259,7 +259,7 @@ def test_float32_has_a_floor():
     # noise in float32, at rounding in float64.
     apart = {}
     for dtype in (torch.float32, torch.float64):
-        history = {"rounds": 2000, "participation": 0.5, "loss": 0.3, "start": torch.zeros(TEN.dim, dtype=dtype)}
+        history = {"rounds": 2000, "participation": 0.5, "drop": 0.3, "start": torch.zeros(TEN.dim, dtype=dtype)}
         end = last(fednmap(), TEN, **history)
         held = end.clients[torch.arange(10)].h
         assert held.dtype == end.server.h.dtype == dtype

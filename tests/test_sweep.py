@@ -9,12 +9,12 @@ import pytest
 import torch
 from small import Heard, outcome, small
 
-from fednmap.config import Config
-from fednmap.execute import Reporter
-from fednmap.files import alone
-from fednmap.progress import Lines
-from fednmap.runs import RunFolder
-from fednmap.sweep import Sweep
+from fednmap.report.progress import Lines
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import Reporter
+from fednmap.runs.files import alone
+from fednmap.runs.folder import RunFolder
+from fednmap.runs.sweep import Sweep
 
 WORDS = [
     *("speedup", "--values", "2,4", "--trials", 2, "--rounds", 12, "--model", "logistic", "--local-steps", 2),
@@ -91,7 +91,7 @@ def test_kill_minus_nine(tmp_path):
     whole, sweep = begun(tmp_path / "whole"), begun(tmp_path / "killed")
     reached = whole.run(Heard())
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["fednmap.sweep", "pytest", "sklearn.datasets"])
+    processes.set_forkserver_preload(["fednmap.runs.sweep", "pytest", "sklearn.datasets"])
     for value in (2, 4):
         process = processes.Process(target=work, args=(sweep.folder.path,))
         process.start()

@@ -7,7 +7,7 @@ import pytest
 
 from fednmap.cli import app
 from fednmap.commands.auto import take_auto
-from fednmap.speedup import plot, speedup
+from fednmap.theory.scaling import plot, speedup
 
 
 def noisy(slope, spread, seed=0):

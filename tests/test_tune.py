@@ -10,7 +10,7 @@ from fednmap.algorithms import FedNMap
 from fednmap.measure import stationarity
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, TopK, Zero
-from fednmap.tune import Pilot, _largest_gamma, _ranked, tune
+from fednmap.theory.tune import Pilot, _largest_gamma, _ranked, tune
 
 
 def logistic(batch_size=4, n=6, p=5):
@@ -103,7 +103,7 @@ def test_what_is_given_is_kept(given):
 
 
 def test_tuning_is_deterministic_and_knows_participation():
-    one, two = (tune(logistic(), L1(0.01), Q=3, rounds=6, participation=0.5, loss=0.1) for _ in range(2))
+    one, two = (tune(logistic(), L1(0.01), Q=3, rounds=6, participation=0.5, drop=0.1) for _ in range(2))
     assert one.pilots == two.pilots
     assert one.pilots != tune(logistic(), L1(0.01), Q=3, rounds=6).pilots
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fednmap import simulate
-from fednmap.config import Config
-from fednmap.experiment import prepare
 from fednmap.measure import accuracy
 from fednmap.problems import Logistic
-from fednmap.runs import Job, RunFolder
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import prepare
+from fednmap.runs.folder import Job, RunFolder
 
 HOSPITALS = ("Cleveland", "Hungary", "Switzerland", "Long Beach")
 FACTORS = (

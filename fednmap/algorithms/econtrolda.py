@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import convex, positive
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.names import InputError
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class EControlDA(Algorithm):
         up=1,
         down=1,
         prox="0 + 1",
-        fixed_point="exact",
+        fixed_point=FixedPoint.EXACT,
         rate="f convex, Q = 1: O(sqrt(s2/(nT)) + s^(2/3)/T^(2/3) + 1/T)",
         full_participation=True,
     )
@@ -79,11 +80,11 @@ class EControlDA(Algorithm):
     def __post_init__(self) -> None:
         positive(self, "eta_a", "Q", "K")
         if self.Q != 1:
-            raise ValueError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
+            raise InputError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
         if self.K >= 1 and int(self.K) != self.K:
-            raise ValueError(f"EControlDA: K is {self.K}; use a whole number of coordinates, or a fraction below 1")
+            raise InputError(f"EControlDA: K is {self.K}; use a whole number of coordinates, or a fraction below 1")
         if self.compressor not in ("top", "random"):
-            raise ValueError(f"EControlDA: compressor is {self.compressor!r}; choose from top, random")
+            raise InputError(f"EControlDA: compressor is {self.compressor!r}; choose from top, random")
         if self.gamma is None:
             object.__setattr__(self, "gamma", 1 / self.eta_a)
         positive(self, "gamma")

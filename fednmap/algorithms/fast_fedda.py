@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import convex, positive
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FastFedDA(Algorithm):
         up=2,
         down=2,
         prox="Q + 1",
-        fixed_point="exact as t grows",
+        fixed_point=FixedPoint.EXACT_IN_THE_LIMIT,
         rate="f strongly convex, bounded iterates: O~(s2/T + Q^2 (zeta^2 + B^2)/T^2)",
     )
 
@@ -59,11 +59,6 @@ class FastFedDA(Algorithm):
 
     class Client(NamedTuple):
         pass
-
-    class Down(NamedTuple):
-        G: Tensor
-        W: Tensor
-        A: Tensor
 
     class Up(NamedTuple):
         G: Tensor
@@ -79,10 +74,7 @@ class FastFedDA(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(-self.gamma * start, torch.zeros_like(start), start.new_zeros(())), self.Client()
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(*server)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         G, W, A = down
         w = self._step(G, W, A)
         for q in range(self.Q):

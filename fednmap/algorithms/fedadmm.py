@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, safe_step, weakly_convex
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, safe_step, weakly_convex
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FedADMM(Algorithm):
     Q: int = 10
     beta: float = None  # type: ignore[assignment]  # given, or set below
 
-    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point="exact", rate="-")
+    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point=FixedPoint.EXACT, rate="-")
 
     class Server(NamedTuple):
         xtilde: Tensor

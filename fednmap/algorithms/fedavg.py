@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, smooth
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
 
@@ -35,16 +35,13 @@ class FedAvg(Algorithm):
     eta_s: float = 1.0
     Q: int = 10
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point="biased, O(eta_a)", rate="-")
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
 
     class Server(NamedTuple):
         x: Tensor
 
     class Client(NamedTuple):
         pass
-
-    class Down(NamedTuple):
-        x: Tensor
 
     class Up(NamedTuple):
         change: Tensor
@@ -56,10 +53,7 @@ class FedAvg(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         y = down.x
         for q in range(self.Q):
             y = torch.sub(y, g(y, q), alpha=self.eta_a)

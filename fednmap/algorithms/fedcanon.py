@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, weakly_convex
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FedCanon(Algorithm):
         up=1,
         down=2,
         prox="0 + 1",
-        fixed_point="biased, O(eta_a)",
+        fixed_point=FixedPoint.BIASED,
         rate="psi PL, bounded subgradients: not established",
     )
 
@@ -55,10 +55,6 @@ class FedCanon(Algorithm):
         h: Tensor
 
     class Client(NamedTuple):
-        h: Tensor
-
-    class Down(NamedTuple):
-        x: Tensor
         h: Tensor
 
     class Up(NamedTuple):
@@ -75,10 +71,7 @@ class FedCanon(Algorithm):
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x, server.h)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, c = down.x, down.h - client.h
         z_i = x
         for q in range(self.Q):

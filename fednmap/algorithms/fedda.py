@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.checks import convex, positive
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FedDA(Algorithm):
         up=1,
         down=1,
         prox="Q + 1",
-        fixed_point="biased, O(eta_a)",
+        fixed_point=FixedPoint.BIASED,
         rate="f convex, quadratic: O(sqrt(s2/(nQT)) + (zeta^(2/3) + s^(2/3)/Q^(1/3))/T^(2/3))",
     )
 
@@ -50,10 +50,6 @@ class FedDA(Algorithm):
 
     class Client(NamedTuple):
         pass
-
-    class Down(NamedTuple):
-        z: Tensor
-        r: Tensor
 
     class Up(NamedTuple):
         change: Tensor
@@ -65,10 +61,7 @@ class FedDA(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start, start.new_zeros(())), self.Client()
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.z, server.r)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         z_i = down.z
         for q in range(self.Q):
             z_i = z_i - self.eta_a * g(self.phi.prox(z_i, self._weight(down.r) + self.eta_a * q), q)

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, safe_step, weakly_convex
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, safe_step, weakly_convex
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.names import InputError
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class FedDR(Algorithm):
     r: float = None  # type: ignore[assignment]  # given, or set below
     alpha: float = 1.95
 
-    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point="exact", rate="-")
+    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point=FixedPoint.EXACT, rate="-")
 
     class Server(NamedTuple):
         xtilde: Tensor
@@ -60,7 +61,7 @@ class FedDR(Algorithm):
     def __post_init__(self) -> None:
         positive(self, "eta_a", "Q", "alpha")
         if self.alpha >= 2:
-            raise ValueError(f"FedDR: alpha is {self.alpha}; the relaxation must be in (0, 2)")
+            raise InputError(f"FedDR: alpha is {self.alpha}; the relaxation must be in (0, 2)")
         if self.r is None:
             object.__setattr__(self, "r", safe_step(self.phi, self.eta_a * self.Q))
         positive(self, "r")

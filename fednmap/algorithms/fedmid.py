@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.checks import convex, positive
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FedMiD(Algorithm):
         up=1,
         down=1,
         prox="Q + 1",
-        fixed_point="biased, tends to the optimum of f + 2 phi",
+        fixed_point=FixedPoint.OF_F_PLUS_2_PHI,
         rate="-",
     )
 
@@ -49,9 +49,6 @@ class FedMiD(Algorithm):
 
     class Client(NamedTuple):
         pass
-
-    class Down(NamedTuple):
-        w: Tensor
 
     class Up(NamedTuple):
         change: Tensor
@@ -63,10 +60,7 @@ class FedMiD(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.w)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         w = down.w
         for q in range(self.Q):
             w = w - self.eta_a * g(w, q)

@@ -5,17 +5,15 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 
 from __future__ import annotations
 
-import os
-import shutil
-from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import default_gamma, positive, weakly_convex
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import default_gamma, positive, weakly_convex
+from fednmap.algorithms.kernels import Steps
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class FedNMap(Algorithm):
         up=1,
         down=2,
         prox="Q + 1",
-        fixed_point="exact",
+        fixed_point=FixedPoint.EXACT,
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T); psi PL: O~(s2/(nQT) + s2/T^2)",
     )
 
@@ -65,10 +63,6 @@ class FedNMap(Algorithm):
         h: Tensor
 
     class Client(NamedTuple):
-        h: Tensor
-
-    class Down(NamedTuple):
-        z: Tensor
         h: Tensor
 
     class Up(NamedTuple):
@@ -81,35 +75,22 @@ class FedNMap(Algorithm):
         positive(self, "gamma")
         weakly_convex(self, "gamma", self.gamma)
 
+    @property
+    def prox_parameter(self) -> float:
+        return self.gamma
+
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.z, server.h)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z = z_i = down.z
-        d = (self._pull(z) + down.h) - client.h  # (z - x)/gamma + c_i
-        space = torch.empty_like(d)
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+        z, step = down.z, Steps(self.eta_a)
+        d = (self._pull(z) + down.h) - client.h  # (z - x)/gamma + c_i: fixed during the round
+        z_i = z
         for q in range(self.Q):
-            z_i = self._step(z_i, g(self._prox(z_i), q), d, space)
-        y = torch.sub(z, z_i, out=z_i).div_(self.eta_a * self.Q)
-        return self.Up(y), self.Client(torch.sub(y, d, out=d))
-
-    def _step(self, z_i: Tensor, gradient: Tensor, d: Tensor, space: Tensor) -> Tensor:
-        """Line 14; every z_i is written into the same space, because a round waits for memory."""
-        return torch.sub(z_i, gradient, alpha=self.eta_a, out=space).sub_(d, alpha=self.eta_a)
-
-    def compiled(self) -> Self:
-        compiler = os.environ.get("CXX", "g++")
-        if shutil.which(compiler) is None:
-            raise ValueError(
-                f"--compile needs a C++ compiler, and there is no {compiler}; install one, or leave it out"
-            )
-        fused = copy(self)
-        object.__setattr__(fused, "_step", torch.compile(self._step, dynamic=False))
-        return fused
+            z_i = step(z_i, g(self._prox(z_i), q), d)
+        y = step.mean(z, z_i, self.Q)
+        return self.Up(y), self.Client(y - d)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         z, h = server

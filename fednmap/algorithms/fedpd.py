@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, smooth
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
 
@@ -36,7 +36,9 @@ class FedPD(Algorithm):
     Q: int = 10
     r: float = None  # type: ignore[assignment]  # given, or set below
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point="exact", rate="-", full_participation=True)
+    traits = Traits(
+        composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.EXACT, rate="-", full_participation=True
+    )
 
     class Server(NamedTuple):
         x: Tensor
@@ -44,9 +46,6 @@ class FedPD(Algorithm):
     class Client(NamedTuple):
         x: Tensor
         lam: Tensor
-
-    class Down(NamedTuple):
-        x: Tensor
 
     class Up(NamedTuple):
         x: Tensor
@@ -61,10 +60,7 @@ class FedPD(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client(start, torch.zeros_like(start))
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, lam = client
         for q in range(self.Q):
             x = x - self.eta_a * (g(x, q) + lam + (x - down.x) / self.r)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, smooth
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.names import InputError
 from fednmap.regularizers import Zero
 
 
@@ -36,16 +37,13 @@ class FedProx(Algorithm):
     Q: int = 10
     mu: float = 0.01
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point="biased, O(eta_a)", rate="-")
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
 
     class Server(NamedTuple):
         x: Tensor
 
     class Client(NamedTuple):
         pass
-
-    class Down(NamedTuple):
-        x: Tensor
 
     class Up(NamedTuple):
         change: Tensor
@@ -54,15 +52,12 @@ class FedProx(Algorithm):
         positive(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
         if not 0 <= self.mu < math.inf:
-            raise ValueError(f"FedProx: mu is {self.mu}; it must be a finite number, at least 0")
+            raise InputError(f"FedProx: mu is {self.mu}; it must be a finite number, at least 0")
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         y = down.x
         for q in range(self.Q):
             y = torch.sub(y, g(y, q) + self.mu * (y - down.x), alpha=self.eta_a)

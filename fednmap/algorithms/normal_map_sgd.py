@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.checks import default_gamma, positive, weakly_convex
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import default_gamma, positive, weakly_convex
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,13 @@ class NormalMapSGD(Algorithm):
     Q: int = 1
     gamma: float = None  # type: ignore[assignment]  # given, or set below
 
-    traits = Traits(composite=True, up=1, down=1, prox="Q + 0", fixed_point="exact", rate="-", central=True)
+    traits = Traits(composite=True, up=1, down=1, prox="Q + 0", fixed_point=FixedPoint.EXACT, rate="-", central=True)
 
     class Server(NamedTuple):
         z: Tensor
 
     class Client(NamedTuple):
         pass
-
-    class Down(NamedTuple):
-        z: Tensor
 
     class Up(NamedTuple):
         z: Tensor
@@ -55,13 +52,14 @@ class NormalMapSGD(Algorithm):
         positive(self, "gamma")
         weakly_convex(self, "gamma", self.gamma)
 
+    @property
+    def prox_parameter(self) -> float:
+        return self.gamma
+
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.z)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         z = down.z
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)

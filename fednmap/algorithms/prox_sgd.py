@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, weakly_convex
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,13 @@ class ProxSGD(Algorithm):
     eta_a: float = 0.1
     Q: int = 1
 
-    traits = Traits(composite=True, up=1, down=1, prox="Q + 0", fixed_point="exact", rate="-", central=True)
+    traits = Traits(composite=True, up=1, down=1, prox="Q + 0", fixed_point=FixedPoint.EXACT, rate="-", central=True)
 
     class Server(NamedTuple):
         x: Tensor
 
     class Client(NamedTuple):
         pass
-
-    class Down(NamedTuple):
-        x: Tensor
 
     class Up(NamedTuple):
         x: Tensor
@@ -49,10 +46,7 @@ class ProxSGD(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x = down.x
         for q in range(self.Q):
             x = self.phi.prox(x - self.eta_a * g(x, q), self.eta_a)

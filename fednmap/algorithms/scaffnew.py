@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, smooth
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
 
@@ -38,7 +38,9 @@ class Scaffnew(Algorithm):
     Q: int = 10
     seed: int = 0
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point="exact", rate="-", full_participation=True)
+    traits = Traits(
+        composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.EXACT, rate="-", full_participation=True
+    )
 
     class Server(NamedTuple):
         x: Tensor

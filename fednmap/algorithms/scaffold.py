@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, smooth
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
 
@@ -41,7 +41,7 @@ class SCAFFOLD(Algorithm):
         up=2,
         down=2,
         prox="0 + 0",
-        fixed_point="exact",
+        fixed_point=FixedPoint.EXACT,
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T)",
     )
 
@@ -50,10 +50,6 @@ class SCAFFOLD(Algorithm):
         c: Tensor
 
     class Client(NamedTuple):
-        c: Tensor
-
-    class Down(NamedTuple):
-        x: Tensor
         c: Tensor
 
     class Up(NamedTuple):
@@ -68,10 +64,7 @@ class SCAFFOLD(Algorithm):
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x, server.c)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, d = down.x, down.c - client.c
         y = x
         for q in range(self.Q):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.checks import positive, weakly_convex
-from fednmap.core import Algorithm, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Zhang(Algorithm):
     h - h_i when everybody is present; written with h the method stays exact under sampling.
 
     >>> from fednmap.regularizers import L1
-    >>> Zhang(L1(0.1), eta_a=0.05, Q=10).traits.fixed_point
+    >>> Zhang(L1(0.1), eta_a=0.05, Q=10).traits.fixed_point.value
     'exact'
     """
 
@@ -47,7 +47,7 @@ class Zhang(Algorithm):
         up=1,
         down=2,
         prox="Q + 1",
-        fixed_point="exact",
+        fixed_point=FixedPoint.EXACT,
         rate="f strongly convex, bounded subgradients: O~((s2 + B2)/(nT)); psi PL: not established",
     )
 
@@ -56,10 +56,6 @@ class Zhang(Algorithm):
         h: Tensor
 
     class Client(NamedTuple):
-        h: Tensor
-
-    class Down(NamedTuple):
-        x: Tensor
         h: Tensor
 
     class Up(NamedTuple):
@@ -73,10 +69,7 @@ class Zhang(Algorithm):
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x, server.h)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, c = down.x, down.h - client.h
         z_i = x
         for q in range(self.Q):

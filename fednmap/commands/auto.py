@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fednmap.commands.options import AUTO
-from fednmap.config import Config
-from fednmap.experiment import prepare
-from fednmap.tune import Tuned, tune
+from fednmap.names import InputError
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import prepare
+from fednmap.theory.tune import Tuned, tune
 
 
 def take_auto(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -22,7 +23,7 @@ def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -
     if not auto:
         return config
     if "fednmap" not in config.algorithms:
-        raise ValueError(f"auto finds FedNMap's step sizes; for {', '.join(config.algorithms)} give numbers")
+        raise InputError(f"auto finds FedNMap's step sizes; for {', '.join(config.algorithms)} give numbers")
     found = search(config, auto)
     for line in found.lines():
         tell(line)
@@ -30,7 +31,7 @@ def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -
 
 
 def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:
-    """The pilots for what the configuration describes; `options` are those of `fednmap.tune.tune`."""
+    """The pilots for what the configuration describes; `options` are those of `fednmap.theory.tune.tune`."""
     experiment = prepare(config)
     kept = {name: getattr(config, name) for name in AUTO if name not in auto}
     return tune(
@@ -41,7 +42,7 @@ def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tune
         rounds=max(1, config.rounds),
         measure_gamma=config.measure_gamma,
         participation=config.participation,
-        loss=config.loss,
+        drop=config.drop,
         seed=config.seed,
         **kept,
         **options,

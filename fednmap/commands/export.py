@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fednmap.commands.options import Json
-from fednmap.experiment import prepare
-from fednmap.export import FORMATS, SUFFIXES, write
-from fednmap.names import choose
+from fednmap.models.export import FORMATS, SUFFIXES, write
+from fednmap.models.prune import prunable
+from fednmap.models.prune import prune as pruned
+from fednmap.names import InputError, choose
 from fednmap.problems import FiniteSum, Logistic, Network
-from fednmap.prune import prunable
-from fednmap.prune import prune as pruned
-from fednmap.runs import RunFolder
+from fednmap.runs.experiment import prepare
+from fednmap.runs.folder import RunFolder
 
 
 def export(
@@ -57,7 +57,7 @@ def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tens
     path = folder.path / "models" / f"{method}-{trial}.safetensors"
     if not path.is_file():
         there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        raise ValueError(f"{folder.path} has no finished model {path.stem}; it has {', '.join(there) or 'none'}")
+        raise InputError(f"{folder.path} has no finished model {path.stem}; it has {', '.join(there) or 'none'}")
     config = folder.config()
     experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
     saved, problem = load_file(path), experiment.problem

@@ -16,13 +16,14 @@ import typer
 from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Set, parse_set, with_config
-from fednmap.config import Config
-from fednmap.experiment import prepare
-from fednmap.plots import comparison
-from fednmap.progress import describe
-from fednmap.runs import RunFolder
-from fednmap.tables import closing_table
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Set, with_config
+from fednmap.names import InputError
+from fednmap.report.closing import closing_table
+from fednmap.report.plots import comparison
+from fednmap.report.progress import describe
+from fednmap.runs.configuration import Config, parse_set
+from fednmap.runs.experiment import prepare
+from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from fednmap.flower.launch import Launcher
@@ -59,7 +60,7 @@ def keys(
 
 
 @app.command()
-@with_config(hidden=("trials", "loss", "chunk", "checkpoint_every", "eval_last"), **TRIAL)
+@with_config(hidden=("trials", "drop", "chunk", "checkpoint_every", "eval_last"), **TRIAL)
 def up(
     values: dict[str, Any],
     algorithm: Annotated[
@@ -85,7 +86,7 @@ def up(
         folder = RunFolder.open(resume.resolve())
         file = resume / "federation.json"
         if not file.exists():
-            raise ValueError(f"{resume} is no run between machines; continue it with fednmap train --resume {resume}")
+            raise InputError(f"{resume} is no run between machines; continue it with fednmap train --resume {resume}")
         settings = folder.config()
         known = jsonlib.loads(file.read_text())
         known.pop("run")
@@ -186,4 +187,4 @@ def _needs_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise ValueError('Flower is not installed: pip install "fednmap[flower]"') from None
+        raise InputError('Flower is not installed: pip install "fednmap[flower]"') from None

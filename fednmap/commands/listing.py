@@ -24,7 +24,7 @@ def _algorithms() -> Group:
         t = kind.traits
         solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
         everybody = "required" if t.full_participation else "-"
-        needs.add_row(name, solves, str(t.up), str(t.down), t.prox, everybody, t.fixed_point)
+        needs.add_row(name, solves, str(t.up), str(t.down), t.prox, everybody, t.fixed_point.value)
         if t.rate != "-":
             rates.add_row(name, t.rate)
     key = "up, down: vectors a client sends and receives in a round; prox: evaluations on a client + on the server"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from fednmap.config import Config
+from fednmap.runs.configuration import Config
 
 Command = Callable[..., None]
 
@@ -58,28 +58,6 @@ def _plain(annotation: Any) -> Any:
     """The type a command-line option has: numbers as numbers, everything else as text."""
     kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind in (int, float, str)]
     return kinds[0] if len(kinds) == 1 else str
-
-
-def parse_set(assignments: list[str] | None) -> dict[str, Any]:
-    """METHOD.PARAMETER=VALUE, with VALUE a number, true, false or a word."""
-    values: dict[str, Any] = {}
-    for assignment in assignments or []:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise ValueError(f"--set takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {assignment!r}")
-        values[key.strip()] = _value(text.strip())
-    return values
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/TIME-COMMAND.")]

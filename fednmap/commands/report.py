@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from fednmap.names import InputError
 from fednmap.report import report as write
-from fednmap.runs import RunFolder
-from fednmap.sweep import Sweep, is_sweep
+from fednmap.runs.folder import RunFolder
+from fednmap.runs.sweep import Sweep, is_sweep
 
 
 def report(
@@ -18,7 +19,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration."""
     if out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
+        raise InputError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
     write([folder for run in runs for folder in _folders(run)], out)
     print(out)
 

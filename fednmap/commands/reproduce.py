@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednmap.commands.watch import watched
-from fednmap.files import clear_errors, write_atomically
 from fednmap.names import choose
+from fednmap.runs.files import clear_errors, write_atomically
 
 SCALES = ("quick", "paper")
 NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "mobilenet", "table", "all")
@@ -32,7 +32,7 @@ def reproduce(
 ) -> None:
     """Run a figure of the paper and judge its claims. A second call continues, to the same bits."""
     from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
-    from fednmap.paper.page import page
+    from fednmap.paper.overview import page
     from fednmap.paper.reproduce import reproduce as run
     from fednmap.paper.verdict import word
 

@@ -13,10 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fednmap.names import InputError
+from fednmap.report.closing import closing_table
 from fednmap.report.series import collect
-from fednmap.runs import RunFolder
-from fednmap.sweep import Sweep, is_sweep
-from fednmap.tables import closing_table
+from fednmap.runs.folder import RunFolder
+from fednmap.runs.sweep import Sweep, is_sweep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = (("stationarity", "|F_nat|^2", True), ("objective", "psi", False), ("zeros", "zeros", False))
@@ -95,7 +96,7 @@ def state(folder: RunFolder) -> str:
 def _list(path: Path) -> None:
     found = _runs(path)
     if not found:
-        raise ValueError(f"{path} holds no run folders; `fednmap train` makes them")
+        raise InputError(f"{path} holds no run folders; `fednmap train` makes them")
     table = Table("run", "data", "methods", "state", "psi", box=box.SIMPLE_HEAD, header_style="bold")
     for folder in found:
         try:
@@ -115,13 +116,13 @@ def _list(path: Path) -> None:
 def _newest(path: Path) -> RunFolder:
     found = _runs(path)
     if not found:
-        raise ValueError(f"{path} holds no run folders; name one, or make one with `fednmap train`")
+        raise InputError(f"{path} holds no run folders; name one, or make one with `fednmap train`")
     return found[-1]
 
 
 def _runs(path: Path) -> list[RunFolder]:
     """The run folders directly in `path`, oldest first."""
     if not path.is_dir():
-        raise ValueError(f"{path} is not a folder")
+        raise InputError(f"{path} is not a folder")
     files = sorted(path.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime, file.parent.name))
     return [RunFolder(file.parent) for file in files]

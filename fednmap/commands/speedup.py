@@ -14,15 +14,16 @@ import typer
 from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, with_config
 from fednmap.commands.watch import watched
-from fednmap.config import Config
-from fednmap.execute import Reporter
-from fednmap.experiment import Experiment, prepare
-from fednmap.files import clear_errors
 from fednmap.measure import objective
-from fednmap.speedup import Over, Speedup, checked, plot
-from fednmap.speedup import speedup as fit
-from fednmap.sweep import Sweep, varied
+from fednmap.names import InputError
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import Reporter
+from fednmap.runs.experiment import Experiment, prepare
+from fednmap.runs.files import clear_errors
+from fednmap.runs.sweep import Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
+from fednmap.theory.scaling import Over, Speedup, checked, plot
+from fednmap.theory.scaling import speedup as fit
 
 # one closing round is noisy: the residual is averaged over the last `eval_last`
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
@@ -50,7 +51,7 @@ def speedup(
     """
     if resume is not None:
         if over or sweep_values or config or out or values != DEFAULTS:
-            raise ValueError("--resume takes the settings of its folder; leave the other options out")
+            raise InputError("--resume takes the settings of its folder; leave the other options out")
         sweep = Sweep.open(resume)
     else:
         sweep = _begin(values, config, over or "n", sweep_values or "5,10,20,40", out)
@@ -77,7 +78,7 @@ def _begin(given: dict[str, Any], file: Path | None, over: str, values: str, out
     config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
     if kind == "n" and last.config.clients != numbers[-1]:
-        raise ValueError(
+        raise InputError(
             f"{config.data} brings its own {last.config.clients} clients; use --partition iid, or --over q"
         )
     # one gamma for all that is compared
@@ -139,4 +140,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--values is {text!r}; give whole numbers separated by commas, such as 5,10,20") from None
+        raise InputError(f"--values is {text!r}; give whole numbers separated by commas, such as 5,10,20") from None

@@ -13,19 +13,20 @@ import typer
 from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, Workers, parse_set, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, Workers, with_config
 from fednmap.commands.watch import watched
-from fednmap.config import Config
-from fednmap.distributed import WorkerLost
-from fednmap.execute import execute
-from fednmap.experiment import prepare
-from fednmap.files import clear_errors
-from fednmap.plots import comparison
-from fednmap.runs import RunFolder
-from fednmap.sweep import is_sweep
-from fednmap.tables import closing_table
-from fednmap.tracking import check_trackers, trackers
-from fednmap.workers import group
+from fednmap.names import InputError
+from fednmap.report.closing import closing_table
+from fednmap.report.plots import comparison
+from fednmap.runs.configuration import Config, parse_set
+from fednmap.runs.execution import execute
+from fednmap.runs.experiment import prepare
+from fednmap.runs.files import clear_errors
+from fednmap.runs.folder import RunFolder
+from fednmap.runs.sweep import is_sweep
+from fednmap.runs.tracking import check_trackers, trackers
+from fednmap.runs.workers import group
+from fednmap.simulation.distributed import WorkerLost
 
 
 @with_config(hidden=("trials",))
@@ -95,9 +96,9 @@ def _run(
     check_trackers(track)
     if resume is not None:
         if values or assignments or file or out:
-            raise ValueError("--resume takes the settings of its folder; leave the other options out")
+            raise InputError("--resume takes the settings of its folder; leave the other options out")
         if is_sweep(resume):
-            raise ValueError(f"{resume} is a sweep; continue it with fednmap speedup --resume {resume}")
+            raise InputError(f"{resume} is a sweep; continue it with fednmap speedup --resume {resume}")
         folder, experiment = RunFolder.open(resume), None
         config = folder.config()
     else:

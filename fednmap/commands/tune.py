@@ -11,7 +11,7 @@ import typer
 
 from fednmap.commands.auto import search, take_auto
 from fednmap.commands.options import AUTO, ConfigFile, Json, with_config
-from fednmap.config import Config
+from fednmap.runs.configuration import Config
 
 HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk")
 

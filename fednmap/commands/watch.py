@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from fednmap.execute import Interrupted, Reporter
-from fednmap.progress import Bar, Lines, Warnings
+from fednmap.report.progress import Bar, Lines, Warnings
+from fednmap.runs.execution import Interrupted, Reporter
 
 
 @contextmanager

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from fednmap.names import InputError
+
 _FRESH = "delete it and put a fresh copy there"
 
 
@@ -17,7 +19,7 @@ def folders(name: str) -> list[Path]:
     found = [Path(pooch.os_cache("fednmap")) / name]
     if root := os.environ.get("FEDNMAP_DATA"):
         if not Path(root).is_dir():
-            raise ValueError(f"FEDNMAP_DATA is {root!r}, which is not a folder; correct or unset it")
+            raise InputError(f"FEDNMAP_DATA is {root!r}, which is not a folder; correct or unset it")
         found.insert(0, Path(root) / name)
     return found
 
@@ -45,7 +47,7 @@ def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
         except (OSError, ValueError) as error:
             reasons.append(f"{address + file}: {str(error).splitlines()[0]}")
     places = " or ".join(map(str, folders(name)))
-    raise ValueError(
+    raise InputError(
         f"{file} of {name} is not here and the download failed ({'; '.join(reasons)}); put it into {places}"
     )
 
@@ -54,7 +56,7 @@ def check(path: Path | str, contents: bytes, md5: str) -> None:
     """Refuses contents whose md5 is not the published one."""
     found = hashlib.md5(contents, usedforsecurity=False).hexdigest()
     if found != md5:
-        raise ValueError(f"{path} is truncated, changed or another file (md5 {found}, published {md5}); {_FRESH}")
+        raise InputError(f"{path} is truncated, changed or another file (md5 {found}, published {md5}); {_FRESH}")
 
 
 def read(path: Path) -> bytes:
@@ -65,7 +67,7 @@ def read(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or no gzip file ({error}); {_FRESH}") from None
+        raise InputError(f"{path} is truncated or no gzip file ({error}); {_FRESH}") from None
 
 
 class _Bar:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fednmap.names import InputError
+
 
 @dataclass(frozen=True, eq=False)
 class ClientData(Sequence[tuple[Tensor, Tensor]]):
@@ -22,12 +24,12 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) != int(self.sizes.sum()):
-            raise ValueError(
+            raise InputError(
                 f"{len(self.x)} rows of x, {len(self.y)} of y, {int(self.sizes.sum())} by the sizes: must agree"
             )
         empty = (self.sizes < 1).nonzero()
         if len(empty):
-            raise ValueError(f"client {int(empty[0])} holds no sample; every client needs at least one")
+            raise InputError(f"client {int(empty[0])} holds no sample; every client needs at least one")
         for name, values in (("x", self.x), ("y", self.y)):
             if (
                 values.is_floating_point()
@@ -35,7 +37,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
                 and not bool(torch.isfinite(values).all())
             ):
                 row = int((~torch.isfinite(values)).reshape(len(values), -1).any(1).nonzero()[0])
-                raise ValueError(
+                raise InputError(
                     f"{name} holds NaN or infinity (first in row {row}); clean or impute the data before training"
                 )
 
@@ -45,10 +47,10 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         if isinstance(pairs, ClientData):
             return pairs
         if not len(pairs):
-            raise ValueError("no clients: give one pair (x, y) for each")
+            raise InputError("no clients: give one pair (x, y) for each")
         for i, (x, y) in enumerate(pairs):
             if len(x) != len(y):
-                raise ValueError(f"client {i} has {len(x)} rows of x and {len(y)} of y; they must agree")
+                raise InputError(f"client {i} has {len(x)} rows of x and {len(y)} of y; they must agree")
         x, y = (torch.cat([pair[k] for pair in pairs]) for k in (0, 1))
         return cls(x, y, torch.tensor([len(pair[0]) for pair in pairs]))
 

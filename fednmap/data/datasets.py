@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from fednmap.data.cifar import cifar10
-from fednmap.data.comma import csv
+from fednmap.data.cifar_files import cifar10
+from fednmap.data.csv_files import csv
 from fednmap.data.dataset import Dataset, hold_out
+from fednmap.data.elsewhere import own
 from fednmap.data.heart_disease import heart_disease
-from fednmap.data.idx import fashion_mnist, mnist
-from fednmap.data.own import own
-from fednmap.data.svm import svm
+from fednmap.data.mnist_files import fashion_mnist, mnist
+from fednmap.data.svm_files import svm
 from fednmap.data.synthetic import sparse_regression, synthetic
-from fednmap.names import choose
+from fednmap.names import InputError, choose
 
 __all__ = ["DATASETS", "Dataset", "digits", "load"]
 
@@ -64,11 +64,11 @@ def load(name: str, **options: Any) -> Dataset:
     elif name == "cifar10" and colon:
         arguments = [_whole(argument)]
     elif colon and not arguments:
-        raise ValueError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
+        raise InputError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
     allowed = list(inspect.signature(make).parameters)[len(arguments) :]
     for option in options:
         if option not in allowed:
-            raise ValueError(f"data set {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
+            raise InputError(f"data set {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
     return make(*arguments, **options)
 
 
@@ -85,12 +85,12 @@ def _whole(argument: str) -> int:
     try:
         return int(argument)
     except ValueError:
-        raise ValueError(f"cifar10 takes a number of pictures, as in cifar10:600, given {argument!r}") from None
+        raise InputError(f"cifar10 takes a number of pictures, as in cifar10:600, given {argument!r}") from None
 
 
 def _numbers(argument: str) -> list[float]:
     try:
         alpha, beta = map(float, argument.split(","))
     except ValueError:
-        raise ValueError(f"synthetic takes two numbers, as in synthetic:1,1, given {argument!r}") from None
+        raise InputError(f"synthetic takes two numbers, as in synthetic:1,1, given {argument!r}") from None
     return [alpha, beta]

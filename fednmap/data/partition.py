@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.names import unknown
+from fednmap.names import InputError, unknown
 
 Parts = list[Tensor]
 
@@ -35,7 +35,7 @@ def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
     Reference: McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017.
     """
     if per_client < 1:
-        raise ValueError(f"shards per client is {per_client}; it must be at least 1")
+        raise InputError(f"shards per client is {per_client}; it must be at least 1")
     _enough(y, n * per_client)
     pieces = _cut(torch.sort(y, stable=True).indices, n * per_client)
     order = np.random.default_rng(seed).permutation(len(pieces)).reshape(n, per_client)
@@ -50,7 +50,7 @@ def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
     Reference: Hsu, Qi and Brown, Measuring the effects of non-identical data distribution, 2019.
     """
     if not alpha > 0:
-        raise ValueError(f"Dirichlet alpha is {alpha}; it must be positive")
+        raise InputError(f"Dirichlet alpha is {alpha}; it must be positive")
     _enough(y, n)
     rng = np.random.default_rng(seed)
     held: list[list[Tensor]] = [[] for _ in range(n)]
@@ -85,26 +85,26 @@ def partition(spec: str, y: Tensor, n: int, *, seed: int = 0, ids: Tensor | None
     name, _, argument = spec.partition(":")
     if name == "natural":
         if ids is None:
-            raise ValueError("this data has no natural clients; choose from " + ", ".join(sorted(PARTITIONS)))
+            raise InputError("this data has no natural clients; choose from " + ", ".join(sorted(PARTITIONS)))
         return by_client(ids)
     if name not in PARTITIONS:
         raise unknown("partition", name, [*PARTITIONS, "natural"])
     if not argument:
         return PARTITIONS[name](y, n, seed)
     if name not in ("shards", "dirichlet"):
-        raise ValueError(f"partition {name!r} takes no argument, given {argument!r}")
+        raise InputError(f"partition {name!r} takes no argument, given {argument!r}")
     try:
         value = int(argument) if name == "shards" else float(argument)
     except ValueError:
-        raise ValueError(f"partition {name!r} takes a number after the colon, given {argument!r}") from None
+        raise InputError(f"partition {name!r} takes a number after the colon, given {argument!r}") from None
     return PARTITIONS[name](y, n, seed, value)
 
 
 def _enough(y: Tensor, parts: int) -> None:
     if parts < 1:
-        raise ValueError(f"{parts} clients; at least 1 is needed")
+        raise InputError(f"{parts} clients; at least 1 is needed")
     if parts > len(y):
-        raise ValueError(f"{parts} parts of {len(y)} samples: every client needs a sample; use fewer clients")
+        raise InputError(f"{parts} parts of {len(y)} samples: every client needs a sample; use fewer clients")
 
 
 def _cut(order: Tensor, n: int) -> Parts:

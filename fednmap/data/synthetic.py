@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
+from fednmap.names import InputError
 
 
 def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 30, seed: int = 0) -> Dataset:
@@ -23,7 +24,7 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 30, seed: in
     and beta as in the authors' program.
     """
     if not (0 <= alpha < float("inf") and 0 <= beta < float("inf")):
-        raise ValueError(f"synthetic takes alpha and beta of at least 0, given {alpha} and {beta}")
+        raise InputError(f"synthetic takes alpha and beta of at least 0, given {alpha} and {beta}")
     _at_least_one("clients", clients)
     features, labels = 60, 10
     rng = np.random.default_rng(seed)
@@ -62,7 +63,7 @@ def sparse_regression(
     for name, value in (("clients", clients), ("samples", samples), ("features", features)):
         _at_least_one(name, value)
     if not 0 <= support <= features:
-        raise ValueError(f"support is {support}; it must be between 0 and the number of features, {features}")
+        raise InputError(f"support is {support}; it must be between 0 and the number of features, {features}")
     rng = np.random.default_rng(seed)
     distance = np.abs(np.subtract.outer(np.arange(features), np.arange(features)))
     root = np.linalg.cholesky(0.5**distance)
@@ -78,4 +79,4 @@ def sparse_regression(
 
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1")
+        raise InputError(f"{name} is {value}; it must be at least 1")

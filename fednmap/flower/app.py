@@ -8,13 +8,13 @@ from typing import Any
 
 import tomli_w
 
-from fednmap.config import Config
 from fednmap.flower.settings import Federation
+from fednmap.runs.configuration import Config
 
 
 def run_settings(config: Config, federation: Federation) -> dict[str, Any]:
     """The run configuration that `fednmap.flower.settings.read` turns back into the two records."""
-    values = config.model_dump(exclude={"algorithms", "set", "clients", "loss", "trials"}) | federation.model_dump(
+    values = config.model_dump(exclude={"algorithms", "set", "clients", "drop", "trials"}) | federation.model_dump(
         mode="json"
     )
     values |= {"algorithm": config.algorithms[0], "names": ",".join(federation.names)}

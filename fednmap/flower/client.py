@@ -12,12 +12,13 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fednmap.core import State
-from fednmap.experiment import assemble
 from fednmap.flower import wire
+from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, Point, plan_of
 from fednmap.flower.settings import client_name, read
-from fednmap.flower.store import Store
+from fednmap.names import InputError
+from fednmap.runs.experiment import assemble
 
 Load = Callable[[Context], LocalProblem]
 
@@ -100,7 +101,7 @@ def _answer(plan: Plan, local: LocalProblem, down: Any, order: Any, store: Store
 
 def _name(context: Context) -> str:
     if "client" not in context.node_config:
-        raise ValueError("this node has no name; start it with --node-config \"client='hospital-a'\"")
+        raise InputError("this node has no name; start it with --node-config \"client='hospital-a'\"")
     return client_name(context.node_config["client"])
 
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fednmap.flower.settings import client_name
+from fednmap.names import InputError
 
 CURVE = ec.SECP384R1()
 
@@ -20,13 +21,13 @@ CURVE = ec.SECP384R1()
 def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[Path, str]:
     """Write all files into `folder`; each with what it is for. Nothing that exists is overwritten."""
     if days < 1:
-        raise ValueError(f"days is {days}; certificates must be valid for at least 1")
+        raise InputError(f"days is {days}; certificates must be valid for at least 1")
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; choose another folder, keys are never overwritten")
+        raise InputError(f"{folder} is not empty; choose another folder, keys are never overwritten")
     for name in clients:
         client_name(name)
     if len(set(clients)) < len(clients):
-        raise ValueError("a client is named twice")
+        raise InputError("a client is named twice")
     subject = _alternative(host)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fednmap.core import Oracle
 from fednmap.measure import accuracy
+from fednmap.names import InputError
 from fednmap.problems import FiniteSum
 
 
@@ -30,7 +31,7 @@ class LocalProblem:
 
     def __post_init__(self) -> None:
         if self.problem.n != 1:
-            raise ValueError(f"a client's problem holds its own data alone, given {self.problem.n} clients")
+            raise InputError(f"a client's problem holds its own data alone, given {self.problem.n} clients")
 
     @property
     def samples(self) -> int:

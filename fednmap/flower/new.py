@@ -9,8 +9,9 @@ from typing import Any
 
 import tomli_w
 
-from fednmap.config import Config
 from fednmap.flower.settings import Federation
+from fednmap.names import InputError
+from fednmap.runs.configuration import Config
 
 FIRST = {
     "names": "client-0,client-1,client-2",
@@ -23,16 +24,16 @@ FIRST = {
     "deadline": 600.0,
     "set": "",
 }
-ELSEWHERE = ("algorithms", "clients", "partition", "test", "trials", "loss", "chunk", "checkpoint_every", "device")
+ELSEWHERE = ("algorithms", "clients", "partition", "test", "trials", "drop", "chunk", "checkpoint_every", "device")
 
 
 def write(folder: Path) -> None:
     """A small app that runs as it is, on made-up data; nothing that exists is overwritten."""
     name = folder.resolve().name
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ValueError(f"the folder is called {name!r}; use small letters, digits and '-', beginning with a letter")
+        raise InputError(f"the folder is called {name!r}; use small letters, digits and '-', beginning with a letter")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not empty; choose another folder")
+        raise InputError(f"{folder} exists and is not empty; choose another folder")
     package = name.replace("-", "_")
     words = {"@NAME@": name, "@PACKAGE@": package, "@SETTINGS@": _settings(name)}
     for source, target in {

@@ -27,6 +27,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import fednmap.flower.client  # noqa: F401  # torch and all of ours
+from fednmap.names import InputError
 
 POLL = 0.1  # seconds between looks for a message
 DEFAULT_PORT = "9094"
@@ -35,7 +36,7 @@ DEFAULT_PORT = "9094"
 def main(arguments: list[str]) -> int:
     """Start the node, serve it until it ends; its exit code."""
     if "--isolation" in arguments or "--ssl-certfile" in arguments:
-        raise ValueError("a warm node talks to its own worker on loopback: leave out --isolation and --ssl-certfile")
+        raise InputError("a warm node talks to its own worker on loopback: leave out --isolation and --ssl-certfile")
     address = f"127.0.0.1:{_option(arguments, '--port', DEFAULT_PORT)}"
     command = [sys.executable, "-I", str(Path(__file__).with_name("supernode.py"))]
     node = subprocess.Popen([*command, *arguments, "--isolation", "process", "--host", "127.0.0.1"])

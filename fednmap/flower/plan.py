@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fednmap.config import Config
 from fednmap.core import Algorithm, Regularizer
-from fednmap.experiment import Experiment, assemble
+from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Network
-from fednmap.runs import Model
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import Experiment, assemble
+from fednmap.runs.folder import Model
 
 
 class Point(NamedTuple):
@@ -46,7 +47,7 @@ def plan_of(experiment: Experiment) -> Plan:
     """The plan of an experiment whose method is the first that its configuration names."""
     algorithm = experiment.algorithm(experiment.config.algorithms[0])
     if algorithm.traits.central:
-        raise ValueError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
+        raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
     problem, inputs = experiment.problem, () if experiment.dataset is None else experiment.dataset.x_train.shape[1:]
 
     def saved(x: Tensor) -> Model:
@@ -63,6 +64,6 @@ def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) ->
     else:
         nothing = Network(module, nn.functional.mse_loss, [(torch.zeros(1), torch.zeros(1))], batch_size=1)
         if nothing.dim != len(start):
-            raise ValueError(f"the server's network has {nothing.dim} parameters, the clients' {len(start)}")
+            raise InputError(f"the server's network has {nothing.dim} parameters, the clients' {len(start)}")
     nothing.start = start
     return plan_of(assemble(config, None, nothing))  # type: ignore[arg-type]  # no data set is needed for that

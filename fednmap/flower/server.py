@@ -21,21 +21,22 @@ from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDic
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap import checkpoints
-from fednmap.config import Config
 from fednmap.core import State, nbytes
-from fednmap.execute import settings
-from fednmap.files import alone, from_json, to_json, write_atomically
 from fednmap.flower import wire
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.settings import Federation, read
 from fednmap.measure import hoyer, zeros
-from fednmap.runs import Job, RunFolder
+from fednmap.names import InputError
+from fednmap.runs import checkpoints
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import settings
+from fednmap.runs.files import alone, from_json, to_json, write_atomically
+from fednmap.runs.folder import Job, RunFolder
 from fednmap.simulation import Diverged, Round
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import draw
-from fednmap.simulation.store import Clients
+from fednmap.simulation.states import Clients
 
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
@@ -111,7 +112,7 @@ class Coordinator:
         plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
         if plan.algorithm.traits.full_participation and self.federation.min_clients < self.n:
             name = type(plan.algorithm).__name__
-            raise ValueError(f"{name} needs every client in every round; set min-clients = {self.n}, or use FedNMap")
+            raise InputError(f"{name} needs every client in every round; set min-clients = {self.n}, or use FedNMap")
         server, client = plan.algorithm.init(plan.start)
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
@@ -164,7 +165,7 @@ class Coordinator:
         nodes = self.roster.refresh()
         if len(nodes) < self.federation.min_clients:
             nodes = self.roster.wait(self.federation.min_clients, self.federation.deadline)
-        drawn = draw(self.n, t, participation=config.participation, loss=0.0, seed=config.seed).participants.tolist()
+        drawn = draw(self.n, t, participation=config.participation, drop=0.0, seed=config.seed).participants.tolist()
         wanted = [self.federation.names[i] for i in drawn]
         if attempt and len(drawn) < self.n:
             order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
@@ -191,7 +192,7 @@ class Coordinator:
         for name, content in found.replies.items():
             try:
                 if content["round"]["ticket"] != ticket:
-                    raise ValueError("a reply to another round")
+                    raise InputError("a reply to another round")
                 ups[name] = self._uplink(content.get("up"))
                 self.refused[name] = ""
             except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
@@ -203,10 +204,10 @@ class Coordinator:
         packed = wire.unpack(record, self.packed_like, self.federation.norm_bound)
         for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
             if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
-                raise ValueError(f"{name} is {v.item()}, due was {due.item()}")
+                raise InputError(f"{name} is {v.item()}, due was {due.item()}")
         up = self.plan.algorithm.unpack(packed)
         if [v.shape for v in up] != [v.shape for v in self.up_like]:
-            raise ValueError("it unpacks to other shapes than due")
+            raise InputError("it unpacks to other shapes than due")
         return up
 
     def _measure(self, done: int, server: State) -> None:
@@ -257,7 +258,7 @@ class Coordinator:
             folder = RunFolder.open(path)
             known = from_json(facts, dict) if facts.exists() else {}
             if tuple(known.get("names", self.federation.names)) != self.federation.names:
-                raise ValueError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
+                raise InputError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
         elif (path / "run.toml").exists() and not facts.exists():
             folder, known = RunFolder.open(path), {}
         else:
@@ -321,8 +322,8 @@ class _Count:
 
 def _numbers(record: Any) -> dict[str, float]:
     if not isinstance(record, MetricRecord):
-        raise ValueError("no numbers where a measurement was due")
+        raise InputError("no numbers where a measurement was due")
     values = {key: float(record[key]) for key in ("loss", "samples", "accuracy") if key in record}  # type: ignore[arg-type]
     if "loss" not in values or not all(abs(v) < float("inf") for v in values.values()):
-        raise ValueError(f"numbers {values}; due were a finite loss and a sample count")
+        raise InputError(f"numbers {values}; due were a finite loss and a sample count")
     return values

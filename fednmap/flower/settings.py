@@ -9,9 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fednmap.commands.options import parse_set
-from fednmap.config import Config
-from fednmap.names import unknown
+from fednmap.names import InputError, unknown
+from fednmap.runs.configuration import Config, parse_set
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -23,7 +22,7 @@ def client_name(text: object) -> str:
     'hospital-a'
     """
     if not isinstance(text, str) or not NAME.fullmatch(text):
-        raise ValueError(
+        raise InputError(
             f"the client's name is {text!r}; use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit"
         )
     return text
@@ -54,7 +53,7 @@ class Federation(BaseModel):
         for name in names:
             client_name(name)
         if len(set(names)) < len(names):
-            raise ValueError("a client is named twice")
+            raise InputError("a client is named twice")
         return names
 
 
@@ -71,7 +70,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
         federation = Federation(**own)
     except ValidationError as error:
         mistakes = (f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors())
-        raise ValueError("\n".join(mistakes)) from None
+        raise InputError("\n".join(mistakes)) from None
     if "algorithm" in given:
         given["algorithms"] = (given.pop("algorithm"),)
     if "set" in given:
@@ -88,8 +87,8 @@ def _agree(config: Config, federation: Federation) -> None:
     n = len(federation.names)
     drawn = max(1, round(config.participation * n))
     if federation.min_clients > drawn:
-        raise ValueError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
+        raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
     if len(config.algorithms) != 1:
-        raise ValueError(f"a federation runs one method, given {', '.join(config.algorithms)}")
-    if config.loss:
-        raise ValueError(f"loss is {config.loss}; between machines replies get lost by themselves, leave it out")
+        raise InputError(f"a federation runs one method, given {', '.join(config.algorithms)}")
+    if config.drop:
+        raise InputError(f"drop is {config.drop}; between machines replies get lost by themselves, leave it out")

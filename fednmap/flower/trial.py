@@ -9,13 +9,13 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from fednmap.config import Config
-from fednmap.experiment import prepare
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, plan_of
 from fednmap.flower.server import server_app
 from fednmap.flower.settings import read
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import prepare
 
 
 def load(context: Context) -> LocalProblem:

@@ -11,6 +11,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import Tensor
 
 from fednmap.core import State
+from fednmap.names import InputError
 
 HEADER = 1024  # numpy's own header of an array is far below this
 
@@ -26,28 +27,28 @@ def unpack(record: Any, like: State, norm_bound: float | None = None) -> State:
     norm_bound: the longest vector that is accepted.
     """
     if not isinstance(record, ArrayRecord):
-        raise ValueError("no arrays where arrays were due")
+        raise InputError("no arrays where arrays were due")
     if sorted(record) != sorted(like._fields):
-        raise ValueError(f"arrays named {_few(record)}, due were {', '.join(like._fields)}")
+        raise InputError(f"arrays named {_few(record)}, due were {', '.join(like._fields)}")
     return type(like)(*(_tensor(name, record[name], v, norm_bound) for name, v in like._asdict().items()))
 
 
 def _tensor(name: str, array: Array, like: Tensor, norm_bound: float | None) -> Tensor:
     due = like.detach().cpu().numpy()
     if tuple(array.shape) != due.shape or array.dtype != str(due.dtype):
-        raise ValueError(f"{name} is {array.dtype} {tuple(array.shape)}, due was {due.dtype} {due.shape}")
+        raise InputError(f"{name} is {array.dtype} {tuple(array.shape)}, due was {due.dtype} {due.shape}")
     if len(array.data) > due.nbytes + HEADER:  # before anything is decoded
-        raise ValueError(f"{name} has {len(array.data)} bytes, due were {due.nbytes}")
+        raise InputError(f"{name} has {len(array.data)} bytes, due were {due.nbytes}")
     try:
         values = array.numpy()
     except Exception as error:  # whatever a stranger's bytes provoke
-        raise ValueError(f"{name} cannot be decoded ({type(error).__name__})") from None
+        raise InputError(f"{name} cannot be decoded ({type(error).__name__})") from None
     if values.shape != due.shape or values.dtype != due.dtype:
-        raise ValueError(f"{name} decodes to {values.dtype} {values.shape}, due was {due.dtype} {due.shape}")
+        raise InputError(f"{name} decodes to {values.dtype} {values.shape}, due was {due.dtype} {due.shape}")
     if not np.isfinite(values).all():
-        raise ValueError(f"{name} holds NaN or infinity")
+        raise InputError(f"{name} holds NaN or infinity")
     if norm_bound is not None and values.ndim and np.linalg.norm(values) > norm_bound:
-        raise ValueError(f"{name} has norm {np.linalg.norm(values):.3g}, above the bound {norm_bound:g}")
+        raise InputError(f"{name} has norm {np.linalg.norm(values):.3g}, above the bound {norm_bound:g}")
     return torch.from_numpy(np.array(values)).to(like.device)
 
 
@@ -65,6 +66,6 @@ def first_vector(record: Any, dtype: str) -> Tensor:
     """The one finite vector in `record`, of a length that the sender knows."""
     array = record["x"] if isinstance(record, ArrayRecord) and list(record) == ["x"] else None
     if array is None or len(array.shape) != 1 or array.shape[0] > len(array.data):
-        raise ValueError("no vector x where the first model was due")
+        raise InputError("no vector x where the first model was due")
     like = torch.zeros(array.shape, dtype=getattr(torch, dtype))
     return _tensor("x", array, like, None)

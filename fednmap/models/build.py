@@ -12,7 +12,7 @@ from fednmap.models.cnn import cnn
 from fednmap.models.linear import linear
 from fednmap.models.mlp import mlp
 from fednmap.models.mobilenet import mobilenet_v3_small
-from fednmap.names import choose
+from fednmap.names import InputError, choose
 
 Shape = Sequence[int]
 
@@ -30,7 +30,7 @@ def _mlp(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
     try:
         hidden = [int(number) for number in units.split(",")]
     except ValueError:
-        raise ValueError(f"mlp takes numbers of hidden units, as in mlp:64,32:relu, given {units!r}") from None
+        raise InputError(f"mlp takes numbers of hidden units, as in mlp:64,32:relu, given {units!r}") from None
     return mlp(prod(shape), outputs, hidden, activation)
 
 
@@ -44,7 +44,7 @@ def _mobilenet(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
     """mobilenet-v3-small[:NORM]: for colour pictures, with batch (the default) or group normalisation."""
     _at_most(1, "mobilenet-v3-small", arguments)
     if len(shape) != 3:
-        raise ValueError(f"mobilenet-v3-small needs pictures (channels, height, width), given {tuple(shape)}")
+        raise InputError(f"mobilenet-v3-small needs pictures (channels, height, width), given {tuple(shape)}")
     norm = arguments[0] if arguments else "batch"
     return mobilenet_v3_small(outputs, norm, shape[0])
 
@@ -79,4 +79,4 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 
 def _at_most(count: int, name: str, arguments: list[str]) -> None:
     if len(arguments) > count:
-        raise ValueError(f"model {name!r} takes {count or 'no'} arguments after a colon, given {':'.join(arguments)!r}")
+        raise InputError(f"model {name!r} takes {count or 'no'} arguments after a colon, given {':'.join(arguments)!r}")

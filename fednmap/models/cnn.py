@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fednmap.names import InputError
+
 
 def cnn(shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), hidden: int = 64) -> nn.Sequential:
     """Two 3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then two linear layers with ReLU between.
@@ -13,13 +15,13 @@ def cnn(shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), 
     shape: (channels, height, width) of a picture, at least 8 x 8.
 
     There is no padding, so a filter whose weights are all zero gives the same number everywhere, and that
-    number can move into the next layer's bias (`fednmap.export.prune`).
+    number can move into the next layer's bias (`fednmap.models.export.prune`).
 
     >>> sum(p.numel() for p in cnn((1, 28, 28), 10).parameters())
     79242
     """
     if len(shape) != 3 or min(shape[1:]) < 8:
-        raise ValueError(f"cnn needs pictures (channels, height, width) of at least 8 x 8, given {tuple(shape)}")
+        raise InputError(f"cnn needs pictures (channels, height, width) of at least 8 x 8, given {tuple(shape)}")
     depth, *size = shape
     layers: list[nn.Module] = []
     for width in channels:

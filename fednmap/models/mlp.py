@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from fednmap.names import choose
+from fednmap.names import InputError, choose
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -19,7 +19,7 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), activation: st
     [(64, 784), (64,), (10, 64), (10,)]
     """
     if not hidden or min(hidden) < 1:
-        raise ValueError(f"hidden layers of {list(hidden)} units; give at least one layer of at least 1")
+        raise InputError(f"hidden layers of {list(hidden)} units; give at least one layer of at least 1")
     sizes = [inputs, *hidden, outputs]
     between = choose("activation", activation, ACTIVATIONS)
     layers: list[nn.Module] = [nn.Flatten()]

@@ -1,6 +1,6 @@
 """The paper's experiments: one file a figure, with what the paper claims of it and the verdict."""
 
-from fednmap.paper import local_stepsize, mobilenet, nn, speedup_n, speedup_q, table
+from fednmap.paper import local_stepsize, mobilenet, nn, speedup_n, speedup_q, table1
 from fednmap.paper.figure import Figure
 
 FIGURES: dict[str, Figure] = {
@@ -9,7 +9,7 @@ FIGURES: dict[str, Figure] = {
     "speedup-q": speedup_q.FIGURE,
     "local-stepsize": local_stepsize.FIGURE,
     "mobilenet": mobilenet.FIGURE,
-    "table": table.FIGURE,
+    "table": table1.FIGURE,
 }
 
 __all__ = ["FIGURES", "Figure"]

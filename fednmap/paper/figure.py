@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from fednmap.paper.trials import Curve, Job, summary
+from fednmap.paper.trials import Curve, Trial, summary
 from fednmap.paper.verdict import Verdict
 
 mpl.use("Agg")
@@ -27,7 +27,7 @@ STATIONARITY = r"$\|F_{nat}(x_t)\|^2$"
 class Figure:
     name: str
     title: str
-    jobs: Callable[[str, int], list[Job]]
+    jobs: Callable[[str, int], list[Trial]]
     """The trials, from the scale (quick or paper) and the number of trials; those wanted first come first."""
     judge: Callable[[list[Curve]], Verdict]
     draw: Callable[[list[Curve]], Picture]

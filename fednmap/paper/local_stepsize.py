@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Picture
 
 from fednmap.paper import shallow
 from fednmap.paper.figure import Figure, caption, lines, panels
-from fednmap.paper.trials import Curve, Job, select
+from fednmap.paper.trials import Curve, Trial, select
 from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number, ratio
 
 RULES: dict[str, Callable[[int], float]] = {
@@ -34,7 +34,7 @@ but the higher of the two still falls (last third of the rounds below {SETTLED:g
 part of the rule was settled after a first look at results; before, only a largest Q that ends higher counted."""
 
 
-def jobs(scale: str, trials: int) -> list[Job]:
+def jobs(scale: str, trials: int) -> list[Trial]:
     """Where two rules give the same step, as 1/Q and 0.05 do at Q = 20, one trial serves both panels."""
     wanted = [
         shallow.job(n=30, Q=Q, eta_a=rule(Q), rounds=ROUNDS, trial=trial)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from fednmap.config import Config
 from fednmap.paper.figure import Figure, caption, lines, panels
 from fednmap.paper.runs import trained
-from fednmap.paper.trials import Curve, Job, select
+from fednmap.paper.trials import Curve, Trial, select
 from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number, ratio
+from fednmap.runs.configuration import Config
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
 GAMMA = 2.5
@@ -36,12 +36,12 @@ SIZES = {
 }
 
 
-def jobs(scale: str, trials: int) -> list[Job]:
+def jobs(scale: str, trials: int) -> list[Trial]:
     size = SIZES[scale]
     return [job(method, n, Q, size, trial) for trial in range(trials) for n, Q in size.panels for method in METHODS]
 
 
-def job(method: str, n: int, Q: int, size: Size, trial: int) -> Job:
+def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
     """Hoyer's sparsity and f(x_t) along one trial."""
     setting = {"method": method, "n": n, "Q": Q, "images": size.images, "batch": size.batch, "l1": WEIGHT}
     config = Config.make(
@@ -60,7 +60,7 @@ def job(method: str, n: int, Q: int, size: Size, trial: int) -> Job:
         chunk=5,
         seed=trial,
     )
-    return Job({**setting, "rounds": size.rounds, "trial": trial}, partial(trained, config, ("hoyer", "loss")))
+    return Trial({**setting, "rounds": size.rounds, "trial": trial}, partial(trained, config, ("hoyer", "loss")))
 
 
 def _shown(curves: list[Curve]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Picture
 
 from fednmap.paper import shallow
 from fednmap.paper.figure import Figure, caption, lines, panels
-from fednmap.paper.trials import Curve, Job, select
+from fednmap.paper.trials import Curve, Trial, select
 from fednmap.paper.verdict import Claim, Verdict, compare, finals, number, ratio
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
@@ -27,7 +27,7 @@ LONG_TRIALS = 3
 LARGE = {(20, 10): 32}
 
 
-def jobs(scale: str, trials: int) -> list[Job]:
+def jobs(scale: str, trials: int) -> list[Trial]:
     """First what the figure shows, trial after trial and small panels first, then the rest."""
     ordered = [(panel, trial) for trial in range(trials) for panel in sorted(PANELS[scale], key=prod)]
     wanted = [(panel, shallow.BATCH, ROUNDS, trial) for panel, trial in ordered]

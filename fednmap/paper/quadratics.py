@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Oracle
+from fednmap.names import InputError
 
 DIM = 20
 
@@ -29,7 +30,7 @@ class Quadratics:
         self, n: int, *, smallest: float, spread: float, noise: float = 0.0, bumps: float = 0.0, seed: int = 0
     ) -> None:
         if n % 2:
-            raise ValueError(f"n is {n}; the clients come in pairs, use an even number")
+            raise InputError(f"n is {n}; the clients come in pairs, use an even number")
         rng = np.random.default_rng(7)
         rotation, _ = np.linalg.qr(rng.standard_normal((DIM, DIM)))
         centre = np.where(np.arange(DIM) < DIM // 2, rng.standard_normal(DIM) * 2, 0.0)

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from fednmap.files import clear_errors, write_atomically
+from fednmap.names import InputError
 from fednmap.paper import verdict
 from fednmap.paper.figure import Figure, save
-from fednmap.paper.trials import Curve, Job, by_setting, finished, kind, run, tidy
+from fednmap.paper.trials import Curve, Trial, by_setting, finished, kind, run, tidy
 from fednmap.paper.verdict import Verdict
+from fednmap.runs.files import clear_errors, write_atomically
 
 
 def reproduce(
@@ -30,12 +31,12 @@ def reproduce(
     """
     trials = figure.trials[scale] if trials is None else trials
     if trials < 1:
-        raise ValueError(f"trials is {trials}; at least 1 is needed")
+        raise InputError(f"trials is {trials}; at least 1 is needed")
     jobs, store, folder = figure.jobs(scale, trials), out / "trials", out / figure.name
     if only_finished:
         curves = finished(jobs, store)
         if not curves:
-            raise ValueError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
+            raise InputError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
         trials = _complete(jobs, curves, trials)
     else:
         curves = run(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
@@ -51,7 +52,7 @@ def reproduce(
     return found
 
 
-def _complete(jobs: list[Job], curves: list[Curve], trials: int) -> int:
+def _complete(jobs: list[Trial], curves: list[Curve], trials: int) -> int:
     """How often each setting was run, of those that the figure wants `trials` times; some it wants fewer times."""
     wanted, done = Counter(kind(job.setting) for job in jobs), by_setting(curves)
     return min((len(done[k]) for k, number in wanted.items() if number == trials and k in done), default=1)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fednmap.config import Config
-from fednmap.execute import execute
-from fednmap.files import clear_errors, to_json, write_atomically
 from fednmap.paper.trials import Setting
-from fednmap.progress import Warnings
-from fednmap.runs import RunFolder, provenance
+from fednmap.report.progress import Warnings
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import execute
+from fednmap.runs.files import clear_errors, to_json, write_atomically
+from fednmap.runs.folder import RunFolder, provenance
 from fednmap.simulation import Record
 
 

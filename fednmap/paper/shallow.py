@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from fednmap.config import Config
 from fednmap.paper.runs import trained
-from fednmap.paper.trials import Job
+from fednmap.paper.trials import Trial
+from fednmap.runs.configuration import Config
 
 GAMMA = 4.0
 HIDDEN = 32
@@ -24,7 +24,7 @@ x_0 = prox(z_0, gamma), where z_0 is the initialisation. |F_nat(x_t)|^2 uses the
 and gamma = {GAMMA:g} for all methods, every {EVERY} rounds."""
 
 
-def job(*, method: str = "FedNMap", n: int, Q: int, eta_a: float, batch: int = BATCH, rounds: int, trial: int) -> Job:
+def job(*, method: str = "FedNMap", n: int, Q: int, eta_a: float, batch: int = BATCH, rounds: int, trial: int) -> Trial:
     """|F_nat(x_t)|^2 and psi(x_t) along one trial."""
     setting = {"method": method, "n": n, "Q": Q, "eta_a": round(eta_a, 6), "batch": batch, "rounds": rounds}
     config = Config.make(
@@ -42,4 +42,4 @@ def job(*, method: str = "FedNMap", n: int, Q: int, eta_a: float, batch: int = B
         eval_every=EVERY,
         seed=trial,
     )
-    return Job({**setting, "trial": trial}, partial(trained, config, ("stationarity", "objective")))
+    return Trial({**setting, "trial": trial}, partial(trained, config, ("stationarity", "objective")))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from fednmap.paper import shallow, speedup
+from fednmap.paper import shallow, slopes
 from fednmap.paper.figure import Figure
-from fednmap.paper.trials import Job
+from fednmap.paper.trials import Trial
 
 CLIENTS = {"quick": (5, 20), "paper": (5, 10, 20, 50, 100)}
 ROUNDS = 300
 
 
-def jobs(scale: str, trials: int) -> list[Job]:
+def jobs(scale: str, trials: int) -> list[Trial]:
     return [
         shallow.job(n=n, Q=10, eta_a=0.1, rounds=ROUNDS, trial=trial) for trial in range(trials) for n in CLIENTS[scale]
     ]
@@ -22,8 +22,8 @@ FIGURE = Figure(
     name="speedup-n",
     title="Linear speedup of FedNMap in the number of clients",
     jobs=jobs,
-    judge=partial(speedup.judge, factor="n", paper="-1.436, theory -0.5"),
-    draw=partial(speedup.draw, factor="n"),
+    judge=partial(slopes.judge, factor="n", paper="-1.436, theory -0.5"),
+    draw=partial(slopes.draw, factor="n"),
     choices=f"{shallow.CHOICES}\n\nQ = 10, eta_a = 0.1, {ROUNDS} rounds; the numbers of clients are chosen here.",
     trials={"quick": 2, "paper": 3},
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from fednmap.paper import shallow, speedup
+from fednmap.paper import shallow, slopes
 from fednmap.paper.figure import Figure
-from fednmap.paper.trials import Job
+from fednmap.paper.trials import Trial
 
 STEPS = {"quick": (2, 10), "paper": (2, 5, 10, 20)}
 ROUNDS = 300
 
 
-def jobs(scale: str, trials: int) -> list[Job]:
+def jobs(scale: str, trials: int) -> list[Trial]:
     return [
         shallow.job(n=30, Q=Q, eta_a=1 / Q, rounds=ROUNDS, trial=trial) for trial in range(trials) for Q in STEPS[scale]
     ]
@@ -22,8 +22,8 @@ FIGURE = Figure(
     name="speedup-q",
     title="Linear speedup of FedNMap in the number of local steps",
     jobs=jobs,
-    judge=partial(speedup.judge, factor="Q", paper="-1.181, theory -0.5"),
-    draw=partial(speedup.draw, factor="Q"),
+    judge=partial(slopes.judge, factor="Q", paper="-1.181, theory -0.5"),
+    draw=partial(slopes.draw, factor="Q"),
     choices=f"{shallow.CHOICES}\n\nn = 30, eta_a = 1/Q, {ROUNDS} rounds; the numbers of local steps are chosen here.",
     trials={"quick": 2, "paper": 3},
 )

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fednmap.execute import Interrupted
-from fednmap.files import clear_errors, write_atomically
+from fednmap.names import InputError
+from fednmap.runs.execution import Interrupted
+from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.simulation import Record
 
 Setting = dict[str, Any]
@@ -28,7 +29,7 @@ Setting = dict[str, Any]
 Array = npt.NDArray[np.float64]
 
 
-class Job(NamedTuple):
+class Trial(NamedTuple):
     """A trial to run: `measure` gives its records, and can be sent to another process."""
 
     setting: Setting
@@ -62,7 +63,7 @@ class Curve:
         return float(y[((t > (1 - share) * last) & (t <= last)) | (t == last)].mean())
 
 
-def finished(jobs: Sequence[Job], folder: Path) -> list[Curve]:
+def finished(jobs: Sequence[Trial], folder: Path) -> list[Curve]:
     """The curves of the jobs that have been run."""
     return [read(folder / job.file, job.setting) for job in jobs if (folder / job.file).is_file()]
 
@@ -73,13 +74,13 @@ def select(curves: Iterable[Curve], **setting: Any) -> list[Curve]:
     return sorted(chosen, key=lambda c: int(c.setting["trial"]))
 
 
-def run(jobs: Sequence[Job], folder: Path, workers: int, tell: Callable[[str], None]) -> list[Curve]:
+def run(jobs: Sequence[Trial], folder: Path, workers: int, tell: Callable[[str], None]) -> list[Curve]:
     """Run the jobs whose file is missing, `workers` at once, each in a process of its own; the curves of all.
 
     The file of a trial is in `folder`; what it keeps while it runs is in the folder `runs` beside it.
     """
     if workers < 1:
-        raise ValueError(f"workers is {workers}; at least 1 is needed")
+        raise InputError(f"workers is {workers}; at least 1 is needed")
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     missing = [job for job in jobs if not (folder / job.file).is_file()]
@@ -89,7 +90,7 @@ def run(jobs: Sequence[Job], folder: Path, workers: int, tell: Callable[[str], N
     return finished(jobs, folder)
 
 
-def _running(jobs: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, float]]:
+def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tuple[Trial, float]]:
     if workers == 1:
         yield from ((job, _run(job, folder)) for job in jobs)
         return
@@ -115,7 +116,7 @@ def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(job: Job, folder: Path) -> float:
+def _run(job: Trial, folder: Path) -> float:
     """Run the trial and write its file; the seconds it took."""
     began = time.monotonic()
     records = job.measure(folder.parent / "runs" / job.name)

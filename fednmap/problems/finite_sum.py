@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fednmap.core import Oracle
 from fednmap.data.clients import ClientData
+from fednmap.names import InputError
 from fednmap.problems.minibatch import minibatches
 
 Weight = float | Tensor
 
 CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
-CACHE_BYTES = 16 << 20  # one vector and one minibatch of every client that is computed side by side
+SIDE_BY_SIDE_BYTES = 16 << 20  # one vector and one minibatch of every client that is computed side by side
 
 
 class FiniteSum(ABC):
@@ -45,7 +46,7 @@ class FiniteSum(ABC):
         weights: Sequence[float] | Tensor | None,
     ) -> None:
         if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1, or None for exact gradients")
+            raise InputError(f"batch_size is {batch_size}; it must be at least 1, or None for exact gradients")
         self.data = ClientData.of(data)
         self.n = len(self.data)
         self.batch_size, self.seed = batch_size, seed
@@ -58,7 +59,9 @@ class FiniteSum(ABC):
         """Clients computed side by side: as many as have their vectors and minibatches in cache."""
         one = self.data.x[0]
         batch = self.batch_size or int(self._sizes.max())
-        return max(1, CACHE_BYTES // (self.start.element_size() * self.dim + one.element_size() * one.numel() * batch))
+        return max(
+            1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + one.element_size() * one.numel() * batch)
+        )
 
     def part(self, rank: int, ranks: int) -> Self:
         """The terms of f that fall to one of several processes: their losses and gradients sum to f's."""
@@ -162,7 +165,7 @@ def like(values: Tensor, x: Tensor) -> Tensor:
 def _checked(weights: Sequence[float] | Tensor, n: int) -> Tensor:
     w = torch.as_tensor(weights, dtype=torch.float64)
     if w.shape != (n,) or bool((w < 0).any()) or abs(float(w.sum()) - 1) > 1e-6:
-        raise ValueError(
+        raise InputError(
             f"weights must be {n} numbers >= 0 that sum to 1, given {tuple(w.shape)} summing to {float(w.sum()):g}"
         )
     return w / w.sum()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot, softplus
 
 from fednmap.data.clients import ClientData
+from fednmap.names import InputError
 from fednmap.problems.finite_sum import FiniteSum, Weight
 
 
@@ -36,12 +37,12 @@ class Logistic(FiniteSum):
         pooled = ClientData.of(data)
         labels = pooled.y.to(torch.int64)
         if not torch.equal(labels.to(pooled.y.dtype), pooled.y):
-            raise ValueError("Logistic needs whole-number labels; for real targets use LeastSquares")
+            raise InputError("Logistic needs whole-number labels; for real targets use LeastSquares")
         if labels.min() == -1 and labels.max() <= 1 and not bool((labels == 0).any()):
             labels = labels.clamp(min=0)
         self.classes = max(2, int(labels.max()) + 1) if classes is None else classes
         if labels.min() < 0 or labels.max() >= self.classes:
-            raise ValueError(
+            raise InputError(
                 f"labels are {labels.min()} to {labels.max()}; with {self.classes} classes use 0 to {self.classes - 1}"
             )
         super().__init__(ClientData(pooled.x, labels, pooled.sizes), batch_size=batch_size, seed=seed, weights=weights)

@@ -31,7 +31,7 @@ def absorb(h: Words, value: npt.NDArray[np.int64]) -> Words:
     return mix(h + (value.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
-def draw(
+def sample_numbers(
     seed: int,
     clients: npt.NDArray[np.int64],
     t: int,
@@ -64,7 +64,7 @@ def minibatches(
         if block not in blocks:
             blocks.clear()
             steps = np.arange(block * BLOCK, (block + 1) * BLOCK)
-            blocks[block] = torch.from_numpy(draw(seed, ids, t, steps, batch, held)) + offset
+            blocks[block] = torch.from_numpy(sample_numbers(seed, ids, t, steps, batch, held)) + offset
         return blocks[block][q % BLOCK]
 
     return rows

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parameters_to_vector
 
+from fednmap.names import InputError
 from fednmap.problems import batch_norm
 from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
@@ -49,13 +50,13 @@ class Network(FiniteSum):
         super().__init__(data, batch_size=batch_size, seed=seed, weights=weights)
         self.normalised = bool(batch_norm.layers(module))
         if self.normalised and batch_size is None:
-            raise ValueError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
+            raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original, self._module, self._loss = copy.deepcopy(module), batch_norm.without_running(module), loss
         self._names = [name for name, _ in module.named_parameters()]
         self._shapes = [p.shape for p in module.parameters()]
         self._numels = [p.numel() for p in module.parameters()]
         if not self._names:
-            raise ValueError(f"{type(module).__name__} has no parameters to train")
+            raise InputError(f"{type(module).__name__} has no parameters to train")
         self.start = parameters_to_vector(module.parameters()).detach().clone()
         self.dim = self.start.numel()
         self._dense = Dense.of(module, self.data.x[0])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Regularizer
+from fednmap.names import InputError
 from fednmap.regularizers.indicator import indicator
 
 
@@ -28,7 +29,7 @@ class Halfspace(Regularizer):
 
     def __post_init__(self) -> None:
         if self.a.ndim != 1 or not bool(self.a.any()):
-            raise ValueError(f"Halfspace needs a nonzero vector a, given a tensor of shape {tuple(self.a.shape)}")
+            raise InputError(f"Halfspace needs a nonzero vector a, given a tensor of shape {tuple(self.a.shape)}")
 
     def value(self, x: Tensor) -> Tensor:
         terms = self.a.to(x) * x
@@ -62,14 +63,14 @@ class Affine(Regularizer):
 
     def __post_init__(self) -> None:
         if self.A.ndim != 2 or self.b.shape != self.A.shape[:1]:
-            raise ValueError(
+            raise InputError(
                 "Affine needs A of shape (m, p) and b of shape (m,), given "
                 f"{tuple(self.A.shape)} and {tuple(self.b.shape)}"
             )
         A, b = self.A.double(), self.b.double()
         inverse = torch.linalg.pinv(A)
         if not torch.allclose(A @ (inverse @ b), b, atol=1e-8):
-            raise ValueError("Affine needs A x = b to have a solution; the rows of A contradict each other")
+            raise InputError("Affine needs A x = b to have a solution; the rows of A contradict each other")
         object.__setattr__(self, "inverse", inverse)
 
     def value(self, x: Tensor) -> Tensor:

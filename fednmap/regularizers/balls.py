@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import positive
 from fednmap.regularizers.indicator import indicator
+from fednmap.regularizers.parameters import positive
 from fednmap.regularizers.threshold import threshold
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.names import InputError
 from fednmap.regularizers.indicator import indicator
+from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Box(Regularizer):
 
     def __post_init__(self) -> None:
         if not self.lo <= self.hi:
-            raise ValueError(f"Box needs lo <= hi, given lo = {self.lo} and hi = {self.hi}")
+            raise InputError(f"Box needs lo <= hi, given lo = {self.lo} and hi = {self.hi}")
 
     def value(self, x: Tensor) -> Tensor:
         return indicator(torch.maximum(x - self.hi, self.lo - x), x.abs())

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import positive
+from fednmap.names import InputError
+from fednmap.regularizers.parameters import positive
 
 FEW = 256
 """Up to so many runs of consecutive coordinates are copied as slices, more through an index."""
@@ -63,7 +64,7 @@ class Masked(Regularizer):
 
     def __post_init__(self) -> None:
         if self.mask.dtype != torch.bool or self.mask.ndim != 1 or not bool(self.mask.any()):
-            raise ValueError(
+            raise InputError(
                 f"Masked needs a 1-D mask of bools with a True in it, given {self.mask.dtype} {tuple(self.mask.shape)}"
             )
         index = self.mask.nonzero().squeeze(-1)
@@ -92,7 +93,7 @@ class Masked(Regularizer):
 
     def _take(self, x: Tensor) -> Tensor:
         if x.shape[-1] != len(self.mask):
-            raise ValueError(f"the mask has {len(self.mask)} coordinates, the vector {x.shape[-1]}")
+            raise InputError(f"the mask has {len(self.mask)} coordinates, the vector {x.shape[-1]}")
         if not self._runs:
             return x.index_select(-1, self._index.to(x.device))
         return torch.cat([x[..., run] for run in self._runs], -1)
@@ -119,7 +120,7 @@ class Separable(Regularizer):
         covered = 0
         for where in sorted((where for where, _ in self.parts), key=lambda where: where.start):
             if where.step not in (None, 1) or not covered <= where.start < where.stop:
-                raise ValueError(f"Separable needs disjoint slices of one step, given {where}")
+                raise InputError(f"Separable needs disjoint slices of one step, given {where}")
             covered = where.stop
         object.__setattr__(self, "rho", max((phi.rho for _, phi in self.parts), default=0.0))
 
@@ -134,5 +135,5 @@ class Separable(Regularizer):
 
     def _slice(self, x: Tensor, where: slice) -> Tensor:
         if where.stop > x.shape[-1]:
-            raise ValueError(f"the vector has {x.shape[-1]} coordinates, a part of Separable ends at {where.stop}")
+            raise InputError(f"the vector has {x.shape[-1]} coordinates, a part of Separable ends at {where.stop}")
         return x[..., where]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative, positive
+from fednmap.regularizers.parameters import nonnegative, positive
 
 
 @dataclass(frozen=True)

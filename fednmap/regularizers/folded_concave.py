@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative, positive
+from fednmap.names import InputError
+from fednmap.regularizers.parameters import nonnegative, positive
 
 # Both proxes are odd and piecewise linear: soft thresholding plus a multiple of a clamped one. All terms
 # have the sign of v, so nothing cancels, also where the steep middle piece has slope 1 / (1 - s rho) >> 1.
@@ -71,7 +72,7 @@ class SCAD(Regularizer):
     def __post_init__(self) -> None:
         nonnegative("SCAD", lam=self.lam)
         if not 1 < self.a < float("inf"):
-            raise ValueError(f"SCAD needs a finite a > 1, given a = {self.a}")
+            raise InputError(f"SCAD needs a finite a > 1, given a = {self.a}")
         object.__setattr__(self, "rho", 1 / (self.a - 1))
 
     def value(self, x: Tensor) -> Tensor:

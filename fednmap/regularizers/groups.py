@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.names import InputError
 from fednmap.regularizers.l2 import shrinkage
+from fednmap.regularizers.parameters import nonnegative
 
 GroupSpec = int | Tensor | Sequence[Sequence[int]]
 """How groups are given: the size of consecutive groups of equal size; a tensor with the group number of
@@ -111,7 +112,7 @@ class EqualGroups:
 
     def _split(self, x: Tensor) -> Tensor:
         if x.shape[-1] % self.size:
-            raise ValueError(f"groups of size {self.size} do not divide a vector of length {x.shape[-1]}")
+            raise InputError(f"groups of size {self.size} do not divide a vector of length {x.shape[-1]}")
         return x.reshape(*x.shape[:-1], -1, self.size)
 
 
@@ -134,7 +135,7 @@ class LabelledGroups:
 
     def _on(self, x: Tensor) -> Tensor:
         if x.shape[-1] != len(self.labels):
-            raise ValueError(
+            raise InputError(
                 f"the groups cover {len(self.labels)} coordinates, the vector has {x.shape[-1]}; give the group "
                 "number of every coordinate in a tensor, -1 for none"
             )
@@ -145,11 +146,11 @@ def as_groups(groups: GroupSpec) -> Groups:
     """The groups in the form that is fastest for them."""
     if isinstance(groups, int):
         if groups < 1:
-            raise ValueError(f"a group has at least one coordinate, given size {groups}")
+            raise InputError(f"a group has at least one coordinate, given size {groups}")
         return EqualGroups(groups)
     labels = groups if isinstance(groups, Tensor) else _labels(groups)
     if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0 or bool((labels < -1).any()):
-        raise ValueError("group numbers are a 1-D tensor of integers, -1 for no group")
+        raise InputError("group numbers are a 1-D tensor of integers, -1 for no group")
     count = int(labels.max()) + 1
     if count and len(labels) % count == 0:
         size = len(labels) // count
@@ -162,7 +163,7 @@ def _labels(groups: Sequence[Sequence[int]]) -> Tensor:
     sizes = torch.tensor([len(group) for group in groups])
     coordinates = torch.cat([torch.as_tensor(group, dtype=torch.long) for group in groups])
     if bool((coordinates < 0).any()) or int(coordinates.bincount().max()) > 1:
-        raise ValueError("groups are disjoint lists of coordinates >= 0; one is repeated or negative")
+        raise InputError("groups are disjoint lists of coordinates >= 0; one is repeated or negative")
     labels = torch.full((int(coordinates.max()) + 1,), -1)
     labels[coordinates] = torch.arange(len(groups)).repeat_interleave(sizes)
     return labels

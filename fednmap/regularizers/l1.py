@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from fednmap.core import Regularizer
-from fednmap.names import unknown
+from fednmap.names import InputError, unknown
 from fednmap.regularizers.calculus import Masked, Separable
 from fednmap.regularizers.groups import GroupLasso
 
@@ -99,10 +99,10 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
     if isinstance(phi, PerLayer):
         parts = tuple(part for name, part in phi.layers.items() if name in names)
         if not parts:
-            raise ValueError(f"nothing is left to regularise: {only!r} meets none of {', '.join(phi.layers)}")
+            raise InputError(f"nothing is left to regularise: {only!r} meets none of {', '.join(phi.layers)}")
         return Separable(parts)
     if not names:
-        raise ValueError("this network has no parameter with two or more axes; give a name pattern instead")
+        raise InputError("this network has no parameter with two or more axes; give a name pattern instead")
     mask = torch.zeros(sum(parameter.numel() for parameter in module.parameters()), dtype=torch.bool)
     for name in names:
         mask[where[name]] = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.regularizers.parameters import nonnegative
 from fednmap.regularizers.threshold import threshold
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.names import InputError
+from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class TopK(Regularizer):
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.k != int(self.k):
-            raise ValueError(f"TopK needs a whole number k >= 1, given k = {self.k}")
+            raise InputError(f"TopK needs a whole number k >= 1, given k = {self.k}")
         _only_if_allowed("TopK", self.allow_nonconvex, "L1Ball or MCP")
 
     def value(self, x: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ class TopK(Regularizer):
 
 def _only_if_allowed(name: str, allowed: bool, instead: str) -> None:
     if not allowed:
-        raise ValueError(
+        raise InputError(
             f"{name} is not weakly convex (rho = inf): no step makes its prox single-valued and no convergence "
             f"theorem applies; use {instead}, or pass allow_nonconvex=True"
         )

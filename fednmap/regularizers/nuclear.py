@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.names import InputError
+from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Nuclear(Regularizer):
     def __post_init__(self) -> None:
         nonnegative("Nuclear", weight=self.weight)
         if len(self.shape) != 2 or min(self.shape) < 1:
-            raise ValueError(f"Nuclear needs the shape (rows, columns) of a matrix, given {self.shape}")
+            raise InputError(f"Nuclear needs the shape (rows, columns) of a matrix, given {self.shape}")
 
     def value(self, x: Tensor) -> Tensor:
         sigma: Tensor = torch.linalg.svdvals(self._matrices(x))
@@ -48,5 +49,5 @@ class Nuclear(Regularizer):
 
     def _matrices(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.shape[0] * self.shape[1]:
-            raise ValueError(f"a matrix of shape {self.shape} has not {x.shape[-1]} entries, as the vector has")
+            raise InputError(f"a matrix of shape {self.shape} has not {x.shape[-1]} entries, as the vector has")
         return x.reshape(*x.shape[:-1], *self.shape)

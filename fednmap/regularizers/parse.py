@@ -9,7 +9,7 @@ from typing import Any
 from torch import Size, nn
 
 from fednmap.core import Regularizer
-from fednmap.names import choose
+from fednmap.names import InputError, choose
 from fednmap.regularizers.balls import L1Ball, L2Ball, Simplex
 from fednmap.regularizers.box import Box, LInfBall, NonNegative
 from fednmap.regularizers.concave import LogSum, TransformedL1
@@ -70,7 +70,7 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
     MCP(lam=0.01, theta=3)
     >>> parse("lasso:0.1")
     Traceback (most recent call last):
-    ValueError: unknown regularizer 'lasso'; did you mean 'group-lasso'? choose from box, elastic-net, ...
+    fednmap.names.InputError: unknown regularizer 'lasso'; did you mean 'group-lasso'? choose from box, elastic-net, ...
     """
     name, _, rest = spec.strip().partition(":")
     kind = choose("regularizer", name, REGULARIZERS)
@@ -80,7 +80,7 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
     if name not in FROM_SHAPE:
         return _build(spec, name, kind, arguments)
     if module is None:
-        raise ValueError(
+        raise InputError(
             f"{name!r} takes its structure from the weights of a network, and there is none here; "
             f"use {kind.__name__} in Python, or a regularizer without structure"
         )
@@ -105,7 +105,7 @@ def _number(spec: str, word: str) -> float:
     try:
         number = float(word)
     except ValueError:
-        raise ValueError(f"{word!r} in {spec!r} is not a number") from None
+        raise InputError(f"{word!r} in {spec!r} is not a number") from None
     return int(number) if number.is_integer() else number
 
 
@@ -113,5 +113,5 @@ def _build(spec: str, name: str, kind: type[Regularizer], arguments: list[Any]) 
     parameters = inspect.signature(kind).parameters.values()
     required = sum(parameter.default is parameter.empty for parameter in parameters)
     if not required <= len(arguments) <= len(parameters):
-        raise ValueError(f"{spec!r} does not fit {signature(name)!r}")
+        raise InputError(f"{spec!r} does not fit {signature(name)!r}")
     return kind(*arguments)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.names import InputError
+from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +36,9 @@ class Slope(Regularizer):
     def __post_init__(self) -> None:
         nonnegative("Slope", weight=self.weight)
         if isinstance(self.weight, Tensor) and bool((self.weight.diff() > 0).any()):
-            raise ValueError("Slope needs weights that do not increase; sort them in descending order")
+            raise InputError("Slope needs weights that do not increase; sort them in descending order")
         if not 0 < self.q < 1:
-            raise ValueError(f"Slope needs q between 0 and 1, given q = {self.q}")
+            raise InputError(f"Slope needs q between 0 and 1, given q = {self.q}")
 
     def value(self, x: Tensor) -> Tensor:
         return (self._weights(x) * x.abs().sort(-1, descending=True).values).sum(-1)

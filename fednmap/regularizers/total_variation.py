@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.check import nonnegative
+from fednmap.regularizers.parameters import nonnegative
 
 Array = NDArray[np.float64]
 

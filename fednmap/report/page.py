@@ -9,11 +9,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fednmap.files import clear_errors, write_atomically
+from fednmap.names import InputError
 from fednmap.report import figures
+from fednmap.report.closing import COLUMNS, Row, rows
 from fednmap.report.series import Series, collect
-from fednmap.runs import RunFolder
-from fednmap.tables import COLUMNS, Row, rows
+from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.runs.folder import RunFolder
 
 
 def report(folders: Sequence[RunFolder], path: Path) -> None:
@@ -21,10 +22,10 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise ValueError("the report needs plotly; pip install 'fednmap[report]'") from None
+        raise InputError("the report needs plotly; pip install 'fednmap[report]'") from None
     series = collect(folders)
     if not series:
-        raise ValueError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
+        raise InputError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
     curves, left_out = figures.curves(series)
     page = Template(_PAGE).substitute(
         title=escape(", ".join(folder.path.resolve().name for folder in folders)),

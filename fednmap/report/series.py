@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fednmap.runs import Curves, Model, RunFolder
+from fednmap.runs.folder import Curves, Model, RunFolder
 
 Values = NDArray[np.float64]
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fednmap import distributed
+from fednmap.algorithms.kernels import check_compiler, fused
 from fednmap.core import Algorithm, Problem, State, nbytes
+from fednmap.names import InputError
+from fednmap.simulation import distributed
 from fednmap.simulation.participation import draw
-from fednmap.simulation.store import Clients
+from fednmap.simulation.states import Clients
 
-CACHE_BYTES = 4 << 20  # of one vector a client: a round keeps some six of them, and these are faster in cache
+VECTORS_BYTES = 4 << 20  # of one vector a client: a round keeps some six of them, and these are faster in cache
 
 
 class Round(NamedTuple):
@@ -45,40 +48,45 @@ def simulate(
     rounds: int,
     start: Tensor | None = None,
     participation: float = 1.0,
-    loss: float = 0.0,
+    drop: float = 0.0,
     seed: int = 0,
     chunk: int | None = None,
     store: Path | None = None,
     after: Round | None = None,
+    compile: bool = False,
 ) -> Iterator[Round]:
     """Run `rounds` rounds and yield a Round after each.
 
     start:         where to begin, of length problem.dim; decides dtype and device. Default: problem.start, else zeros.
     participation: share of the clients drawn in each round.
-    loss:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
+    drop:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
     seed:          decides who takes part and whose reply is lost; the minibatches belong to the problem.
     chunk:         clients run side by side; any value gives the same trajectory, to the order of floating-point sums.
                    Default: the problem's own, else what keeps the clients' vectors in cache.
     store:         a folder for the clients' states, when they are too many for memory; default: in memory.
     after:         a round of an earlier call with the same arguments, to go on from: rounds after.t + 1 .. rounds - 1.
 
+    compile:       fuse the local steps by torch.compile; needs a C++ compiler.
+
     In a process group of torch.distributed every process makes the same call: client i is computed and kept by process
     i mod size, the server's state is the same everywhere.
     """
     if rounds < 0:
-        raise ValueError(f"rounds is {rounds}; it must be at least 0")
+        raise InputError(f"rounds is {rounds}; it must be at least 0")
     if not 0 < participation <= 1:
-        raise ValueError(f"participation is {participation}; it must be in (0, 1]")
-    if not 0 <= loss < 1:
-        raise ValueError(f"loss is {loss}; the probability of a lost reply must be in [0, 1)")
+        raise InputError(f"participation is {participation}; it must be in (0, 1]")
+    if not 0 <= drop < 1:
+        raise InputError(f"drop is {drop}; the probability of a lost reply must be in [0, 1)")
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}; it must be at least 1")
-    if algorithm.traits.full_participation and (participation < 1 or loss > 0):
+        raise InputError(f"chunk is {chunk}; it must be at least 1")
+    if algorithm.traits.full_participation and (participation < 1 or drop > 0):
         name = type(algorithm).__name__
-        raise ValueError(f"{name} needs every client in every round; use participation=1 and loss=0, or FedNMap")
+        raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
     if algorithm.traits.central and problem.n != 1:
         name = type(algorithm).__name__
-        raise ValueError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
+        raise InputError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
+    if compile:
+        check_compiler()
     torch.empty(31 << 20, dtype=torch.uint8)  # freed at once: glibc then keeps blocks up to this size for the next step
     start = first_point(problem, start)
     server, initial = algorithm.init(start)
@@ -87,12 +95,12 @@ def simulate(
     up, down = nbytes(algorithm.pack(message)), nbytes(algorithm.broadcast(server))
     if after is not None:
         first, server, clients = after.t + 1, after.server, after.clients
-    step = _Step(algorithm, problem, message, chunk or side_by_side(problem, start))
+    step = _Step(algorithm, problem, message, chunk or side_by_side(problem, start), compile)
 
     def loop() -> Iterator[Round]:
         nonlocal server
         for t in range(first, rounds):
-            participants, counted = draw(problem.n, t, participation=participation, loss=loss, seed=seed)
+            participants, counted = draw(problem.n, t, participation=participation, drop=drop, seed=seed)
             server = step(t, server, clients, counted)
             k = len(participants)
             yield Round(t, server, clients, participants, counted, k * up, k * down)
@@ -107,9 +115,9 @@ def first_point(problem: Problem, start: Tensor | None) -> Tensor:
     if start is None:
         return torch.zeros(problem.dim)
     if start.shape != (problem.dim,):
-        raise ValueError(f"start has shape {tuple(start.shape)}; this problem needs a vector of length {problem.dim}")
+        raise InputError(f"start has shape {tuple(start.shape)}; this problem needs a vector of length {problem.dim}")
     if not start.is_floating_point():
-        raise ValueError(f"start holds {start.dtype}; use float32 or float64")
+        raise InputError(f"start holds {start.dtype}; use float32 or float64")
     return start.detach()
 
 
@@ -120,7 +128,7 @@ def side_by_side(problem: Problem, start: Tensor) -> int:
     give the same bits again.
     """
     chunk: int | None = getattr(problem, "chunk", None)
-    return max(1, CACHE_BYTES // (start.numel() * start.element_size())) if chunk is None else chunk
+    return max(1, VECTORS_BYTES // (start.numel() * start.element_size())) if chunk is None else chunk
 
 
 def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
@@ -134,8 +142,9 @@ class _Step:
     What a lost reply held is never used, so only the clients that are counted are computed.
     """
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, message: State, chunk: int) -> None:
+    def __init__(self, algorithm: Algorithm, problem: Problem, message: State, chunk: int, compile: bool) -> None:
         self.algorithm, self.problem, self.message, self.chunk = algorithm, problem, message, chunk
+        self.context = fused if compile else nullcontext
         weights = getattr(problem, "weights", None)
         self.weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
@@ -148,7 +157,8 @@ class _Step:
         sums = [torch.zeros_like(v) for v in self.message]
         mine = _mine(counted)
         for ids in mine.split(self.chunk) if len(mine) else ():
-            up, new = algorithm.local(down, clients.view(ids), self.problem.oracle(ids, t))
+            with self.context():
+                up, new = algorithm.local(down, clients.view(ids), self.problem.oracle(ids, t))
             for total, v in zip(sums, up, strict=True):
                 _add_weighted(total, v, self._weights(ids))
             clients[ids] = new

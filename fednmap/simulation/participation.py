@@ -16,12 +16,12 @@ class Draw(NamedTuple):
     """Those of them whose reply arrived."""
 
 
-def draw(n: int, t: int, *, participation: float, loss: float, seed: int) -> Draw:
-    """max(1, round(participation * n)) clients without replacement; each reply is lost with probability `loss`."""
+def draw(n: int, t: int, *, participation: float, drop: float, seed: int) -> Draw:
+    """max(1, round(participation * n)) clients without replacement; each reply is lost with probability `drop`."""
     rng = np.random.default_rng([seed, t])
     count = max(1, round(participation * n))
     chosen = np.arange(n) if count == n else np.sort(rng.choice(n, count, replace=False, shuffle=False))
     participants = torch.from_numpy(chosen)
-    if loss == 0:
+    if drop == 0:
         return Draw(participants, participants)
-    return Draw(participants, participants[torch.from_numpy(rng.random(count) >= loss)])
+    return Draw(participants, participants[torch.from_numpy(rng.random(count) >= drop)])

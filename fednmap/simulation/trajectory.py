@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fednmap import distributed
 from fednmap.core import Algorithm, Problem, Regularizer
 from fednmap.measure import evaluate
+from fednmap.names import InputError
 from fednmap.problems import FiniteSum, Network
+from fednmap.simulation import distributed
 from fednmap.simulation.loop import Diverged, Round, first_point, simulate
 
 Record = dict[str, float]
@@ -50,7 +51,7 @@ class Result:
     def module(self) -> nn.Module:
         """The trained torch.nn.Module, for problems made from one."""
         if not isinstance(self.problem, Network):
-            raise TypeError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")
+            raise InputError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")
         return self.problem.module(self.x)
 
 
@@ -85,8 +86,8 @@ def run(
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
     """
     if every < 1 or closing < 1:
-        raise ValueError(f"every is {every}, closing {closing}; measure every 1 round or more, and the last 1 or more")
-    phi = algorithm.phi if phi is None else phi  # type: ignore[attr-defined]
+        raise InputError(f"every is {every}, closing {closing}; measure every 1 round or more, and the last 1 or more")
+    phi = algorithm.phi if phi is None else phi
     gamma = measure_gamma or getattr(algorithm, "gamma", None) or 1.0
     start = first_point(problem, start)
     result = Result(problem, start if after is None else algorithm.model(after.server))

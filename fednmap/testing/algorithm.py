@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Regularizer, State, nbytes
+from fednmap.core import Algorithm, FixedPoint, Regularizer, State, nbytes
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
@@ -78,7 +78,7 @@ def check_algorithm(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10)
         _check_refusal(algorithm, problem, name)
         return Report(full, None, None)
     sampled = _reached(algorithm, problem, problem, phi, 2 * rounds, tolerance, name, participation=0.5)
-    lossy = _reached(algorithm, problem, problem, phi, 2 * rounds, tolerance, name, loss=0.3)
+    lossy = _reached(algorithm, problem, problem, phi, 2 * rounds, tolerance, name, drop=0.3)
     return Report(full, sampled, lossy)
 
 
@@ -159,7 +159,7 @@ def _check_identical(algorithm: Algorithm, problem: LeastSquares, name: str) -> 
 
 
 def _check_refusal(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
-    for options in ({"participation": 0.5}, {"loss": 0.3}):
+    for options in ({"participation": 0.5}, {"drop": 0.3}):
         try:
             simulate(algorithm, problem, rounds=1, **options)  # type: ignore[arg-type]
         except ValueError:
@@ -178,7 +178,7 @@ def _reached(
     **options: float,
 ) -> float:
     """Distance to the optimum after `rounds`; exact methods must arrive, and h must stay the mean of the h_i."""
-    best, exact = optimum(objective, phi), algorithm.traits.fixed_point == "exact"
+    best, exact = optimum(objective, phi), algorithm.traits.fixed_point == FixedPoint.EXACT
     for last in simulate(algorithm, problem, rounds=rounds, **options):  # type: ignore[arg-type]
         distance = float((algorithm.model(last.server) - best).norm() / best.norm())
         if exact and distance < tolerance / 100:

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fednmap.theory.check import at_least_one, nonnegative, positive
+from fednmap.names import InputError
+from fednmap.theory.assumptions import at_least_one, nonnegative, positive
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def rounds_to(
     nonnegative(rho=rho, sigma2=sigma2, shift2=shift2, gradients2=gradients2)
     at_least_one(n=n, Q=Q)
     if (delta_psi is None) == (mu is None):
-        raise ValueError("give delta_psi for the nonconvex setting or mu for the PL setting, one of the two")
+        raise InputError("give delta_psi for the nonconvex setting or mu for the PL setting, one of the two")
     if mu is not None:
         positive(mu=mu)
         one = (L + rho) * sigma2 / (eps * mu**2)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fednmap.core import Problem, Regularizer
 from fednmap.measure import objective
+from fednmap.names import InputError
 from fednmap.problems import FiniteSum, Network
-from fednmap.theory.check import at_least_one, positive
+from fednmap.theory.assumptions import at_least_one, positive
 
 Points = Tensor | Sequence[Tensor]
 """One point (p,), or several."""
@@ -101,7 +102,7 @@ def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> V
     1.0
     """
     if draws < 2:
-        raise ValueError(f"draws is {draws}; a variance needs at least 2")
+        raise InputError(f"draws is {draws}; a variance needs at least 2")
     return Variance(torch.stack([_moments(problem, x, draws).variance for x in _points(points)]).amax(0))
 
 

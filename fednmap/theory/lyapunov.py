@@ -12,6 +12,7 @@ from torch import Tensor
 from fednmap.algorithms import FedNMap
 from fednmap.core import Oracle, Problem
 from fednmap.measure import normal_map, objective
+from fednmap.names import InputError
 from fednmap.simulation import simulate
 from fednmap.simulation.loop import first_point
 from fednmap.theory.steps import c0
@@ -53,7 +54,7 @@ def lyapunov(
     smoothness: the L of the assumptions; see `fednmap.theory.estimate_smoothness`.
     """
     if getattr(problem, "weights", None) is not None:
-        raise ValueError("the analysis is for clients of equal weight; use a problem with weights=None")
+        raise InputError("the analysis is for clients of equal weight; use a problem with weights=None")
     rho, gamma, Q = algorithm.phi.rho, algorithm.gamma, algorithm.Q
     recorder = _Recorder(problem, Q)
     server, client = algorithm.init(first_point(problem, start))
@@ -130,7 +131,7 @@ def descent(runs: Sequence[Lyapunov], *, m: int = 1, sigma2: float = 0.0) -> Des
     first = runs[0]
     a, L, n = first.algorithm, first.smoothness, first.n
     if not 1 <= m < len(first.L):
-        raise ValueError(f"m is {m}; with {len(first.L)} rounds it must be between 1 and {len(first.L) - 1}")
+        raise InputError(f"m is {m}; with {len(first.L)} rounds it must be between 1 and {len(first.L) - 1}")
     c, root, eta_hat = 1 - a.gamma * a.phi.rho, math.hypot(L, 1 / a.gamma), a.eta_a * a.eta_s * a.Q
     noise = eta_hat * sigma2 * (6 / (n * a.Q) + (625 + 1375 * m) * a.eta_a**2 * a.Q * L**2 / c**2)
     change = torch.stack([run.L[m:] - run.L[:-m] for run in runs])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fednmap.theory.check import at_least_one, nonnegative, positive
+from fednmap.theory.assumptions import at_least_one, nonnegative, positive
 
 
 @dataclass(frozen=True)

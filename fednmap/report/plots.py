@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fednmap.runs import RunFolder
+from fednmap.runs.folder import RunFolder
 
 PANELS = (
     ("stationarity", r"$\|F_{nat}(x)\|^2$", 1.0, True),

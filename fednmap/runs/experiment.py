@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from fednmap import data as datasets
 from fednmap.algorithms import ALGORITHMS, FedNMap, NormalMapSGD
-from fednmap.algorithms.checks import default_gamma
-from fednmap.config import Config
+from fednmap.algorithms.hyperparameters import default_gamma
+from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
 from fednmap.data import ClientData, Dataset
 from fednmap.measure import accuracy, support
 from fednmap.models import build
+from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
+from fednmap.runs.configuration import Config
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Experiment:
         largest = torch.finfo(getattr(torch, config.dtype)).max
         for parameter, value in vars(algorithm).items():
             if isinstance(value, float) and value > largest:
-                raise ValueError(f"{name}: {parameter} is {value:g}; {config.dtype} holds numbers up to {largest:.3g}")
-        return algorithm.compiled() if config.compile else algorithm
+                raise InputError(f"{name}: {parameter} is {value:g}; {config.dtype} holds numbers up to {largest:.3g}")
+        return algorithm
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
         return Pooled(self.problem) if algorithm.traits.central else self.problem
@@ -101,10 +103,12 @@ def assemble(config: Config, dataset: Dataset, problem: FiniteSum) -> Experiment
     phi = parse(config.reg, module)
     if config.reg_only:
         if module is None:
-            raise ValueError(f"reg_only is {config.reg_only!r}, and {config.model} is no network; leave it out")
+            raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is no network; leave it out")
         phi = restrict(phi, module, config.reg_only)
     gamma = config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps)
     experiment = Experiment(config, dataset, problem, phi, gamma)
+    if config.compile:
+        check_compiler()
     for name in config.algorithms:
         experiment.algorithm(name)  # a hyper-parameter that does not fit is refused before anything runs
     return experiment
@@ -115,7 +119,7 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
     try:
         device = torch.zeros(0, device=config.device).device
     except (RuntimeError, AssertionError):
-        raise ValueError(f"device is {config.device!r}; this torch cannot use it, try cpu") from None
+        raise InputError(f"device is {config.device!r}; this torch cannot use it, try cpu") from None
 
     def to(v: Tensor) -> Tensor:
         return v.to(device, getattr(torch, config.dtype)) if v.is_floating_point() else v.to(device)

@@ -17,18 +17,19 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
-from fednmap import distributed
-from fednmap.execute import Interrupted, follow
+from fednmap.names import InputError
+from fednmap.runs.execution import Interrupted, follow
+from fednmap.simulation import distributed
 
 
 @contextmanager
 def group(workers: int) -> Iterator[None]:
     """This process with `workers` - 1 more beside it, or with those that torchrun has started; their process 0."""
     if workers < 1:
-        raise ValueError(f"workers is {workers}; at least one process must do the work")
+        raise InputError(f"workers is {workers}; at least one process must do the work")
     if under_torchrun():
         if workers > 1:
-            raise ValueError("torchrun has started the processes already; leave --workers out")
+            raise InputError("torchrun has started the processes already; leave --workers out")
         _join("env://", 0, int(os.environ["WORLD_SIZE"]))
         yield
         _dismiss()

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats  # type: ignore[import-untyped]
 
+from fednmap.names import InputError
+
 LINEAR = -0.5
 """Slope of log |F_nat|^2 against log n or log Q under linear speedup: |F_nat|^2 = O(1/sqrt(n Q T)), Theorem 1."""
 
@@ -84,7 +86,7 @@ def speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int],
     """
     over, ordered = checked(over, values)
     if trials < 1:
-        raise ValueError(f"trials is {trials}; it must be at least 1")
+        raise InputError(f"trials is {trials}; it must be at least 1")
     reached = np.array([[run(value, trial) for trial in range(trials)] for value in ordered])
     if not (np.isfinite(reached).all() and (reached > 0).all()):
         raise ArithmeticError(f"a run of the sweep reached {reached.max():g}; use smaller step sizes")
@@ -99,10 +101,10 @@ def speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int],
 def checked(over: str, values: Sequence[int]) -> tuple[Over, tuple[int, ...]]:
     """What is swept, the values in order."""
     if over not in ("n", "q"):
-        raise ValueError(f"over is {over!r}; sweep over n (clients) or q (local steps)")
+        raise InputError(f"over is {over!r}; sweep over n (clients) or q (local steps)")
     different = tuple(sorted(set(values)))
     if len(different) < 2 or different[0] < 1:
-        raise ValueError(f"values are {list(different)}; a slope needs two different numbers, 1 or more")
+        raise InputError(f"values are {list(different)}; a slope needs two different numbers, 1 or more")
     return "n" if over == "n" else "q", different
 
 

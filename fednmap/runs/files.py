@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fednmap.names import InputError
+
 LOCK = ".lock"
 
 
@@ -65,7 +67,7 @@ def alone(path: Path) -> Iterator[None]:
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if not _lock(descriptor):
-            raise ValueError(f"{path} is in use by another run; wait for it to end, or choose another folder")
+            raise InputError(f"{path} is in use by another run; wait for it to end, or choose another folder")
         yield
     finally:
         os.close(descriptor)
@@ -107,9 +109,9 @@ def from_json(path: Path, kind: type[Any]) -> Any:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ValueError(f"{path} was changed or cut short: it is no JSON") from None
+        raise InputError(f"{path} was changed or cut short: it is no JSON") from None
     if not isinstance(value, kind):
-        raise ValueError(f"{path} was changed: it holds no {'list' if kind is list else 'object'}")
+        raise InputError(f"{path} was changed: it holds no {'list' if kind is list else 'object'}")
     return value

@@ -16,6 +16,7 @@ from torch import Tensor
 from fednmap.algorithms import FedNMap
 from fednmap.core import Problem, Regularizer
 from fednmap.measure import objective, stationarity
+from fednmap.names import InputError
 from fednmap.simulation import Diverged, simulate
 from fednmap.simulation.loop import first_point
 from fednmap.theory import Steps, estimate_gap, estimate_smoothness, estimate_variance, nonconvex
@@ -111,7 +112,7 @@ def tune(
     residual_only: bool = False,
     start: Tensor | None = None,
     participation: float = 1.0,
-    loss: float = 0.0,
+    drop: float = 0.0,
     seed: int = 0,
 ) -> Tuned:
     r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
@@ -138,7 +139,7 @@ def tune(
                    Default: 16 pilots.
     eta_a, gamma:  a value given is kept, and only the other is searched for.
     measure_gamma: default 1/L, of f.
-    start, participation, loss, seed: as in `simulate`.
+    start, participation, drop, seed: as in `simulate`.
 
     >>> import torch
     >>> from fednmap.problems import LeastSquares
@@ -149,11 +150,11 @@ def tune(
     (True, True)
     """
     if rounds < 1:
-        raise ValueError(f"rounds is {rounds}; it must be at least 1")
+        raise InputError(f"rounds is {rounds}; it must be at least 1")
     if not phi.rho < math.inf:
-        raise ValueError(f"{type(phi).__name__} has rho = inf, which no theorem covers: give eta_a and gamma")
+        raise InputError(f"{type(phi).__name__} has rho = inf, which no theorem covers: give eta_a and gamma")
     if budget is not None and budget < PILOTS:
-        raise ValueError(f"the budget is {budget} rounds; {PILOTS} pilots need at least one round each")
+        raise InputError(f"the budget is {budget} rounds; {PILOTS} pilots need at least one round each")
     length = min(rounds, LONGEST if budget is None else budget // PILOTS)
     budget = budget or PILOTS * length
     z = first_point(problem, start)
@@ -161,7 +162,7 @@ def tune(
     smoothness = estimate_smoothness(problem, x, iterations=15)
     L, overall = smoothness.largest, smoothness.overall
     if not 0 < overall < math.inf:
-        raise ValueError(f"the smoothness measured at the start is {overall:g}; start where gradients vary")
+        raise InputError(f"the smoothness measured at the start is {overall:g}; start where gradients vary")
     unit = 1 / overall
     sigma2 = estimate_variance(problem, x, draws=8).largest
     psi = float(objective(problem, phi, x))
@@ -189,7 +190,7 @@ def tune(
     def pilot(p: Pair) -> _Run:
         algorithm = FedNMap(phi, eta_a=p[0], eta_s=eta_s, Q=Q, gamma=p[1])
         return _Run(
-            algorithm, problem, measure_gamma, rounds=length, start=z, participation=participation, loss=loss, seed=seed
+            algorithm, problem, measure_gamma, rounds=length, start=z, participation=participation, drop=drop, seed=seed
         )
 
     grid = [

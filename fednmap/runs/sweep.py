@@ -16,11 +16,12 @@ from typing import Any
 
 import tomli_w
 
-from fednmap.config import Config
-from fednmap.execute import Reporter, execute
-from fednmap.files import alone, clear_errors, from_json, to_json, write_atomically
-from fednmap.runs import Job, RunFolder
-from fednmap.speedup import Over, checked
+from fednmap.names import InputError
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import Reporter, execute
+from fednmap.runs.files import alone, clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.folder import Job, RunFolder
+from fednmap.theory.scaling import Over, checked
 
 RECORD, OUTCOME = "speedup.toml", "speedup.json"
 
@@ -40,12 +41,12 @@ class Sweep:
     def open(cls, path: Path) -> Sweep:
         """A folder that a sweep has made."""
         if not is_sweep(path):
-            raise ValueError(f"{path} is no sweep: it has no {RECORD}")
+            raise InputError(f"{path} is no sweep: it has no {RECORD}")
         try:
             record = tomllib.loads((path / RECORD).read_text(encoding="utf-8"))
             return cls(RunFolder.open(path), *checked(record["over"], [int(value) for value in record["values"]]))
         except (KeyError, TypeError, ValueError, OSError) as error:
-            raise ValueError(f"{path / RECORD} was changed or cut short: {error}") from None
+            raise InputError(f"{path / RECORD} was changed or cut short: {error}") from None
 
     def name(self, value: int) -> str:
         return f"{self.over}={value}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fednmap.data import cache
 from fednmap.data.dataset import Dataset
+from fednmap.names import InputError
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -63,7 +64,7 @@ def parse(path: Path | str, contents: bytes) -> Tensor:
     shape = np.frombuffer(contents, ">u4", axes, offset=4).tolist() if len(contents) >= 4 + 4 * axes else []
     start = 4 + 4 * axes
     if not shape or len(contents) - start != int(np.prod(shape)):
-        raise ValueError(f"{path} is not a whole idx file of bytes; put a fresh copy there")
+        raise InputError(f"{path} is not a whole idx file of bytes; put a fresh copy there")
     return torch.from_numpy(np.frombuffer(contents, np.uint8, offset=start).reshape(shape).copy())
 
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure as Picture
 
 from fednmap.paper.figure import Figure, caption, lines, panels
 from fednmap.paper.runs import computed
-from fednmap.paper.table_trials import FACTORS, MU, NOISE, PHI, PROBLEMS, STEPS, cross, limit, rate
-from fednmap.paper.trials import Curve, Job, Setting, select
+from fednmap.paper.table1_trials import FACTORS, MU, NOISE, PHI, PROBLEMS, STEPS, cross, limit, rate
+from fednmap.paper.trials import Curve, Setting, Trial, select
 from fednmap.paper.verdict import Claim, Verdict, slope
 from fednmap.simulation import Record
 
@@ -87,7 +87,7 @@ Settled only after a first look at results: gamma = 1 beside FedNMap-4, the allo
 |F_nat|^2 is measured in every round; 64 samples of the rounds had given the first one too much weight."""
 
 
-def jobs(scale: str, trials: int) -> list[Job]:
+def jobs(scale: str, trials: int) -> list[Trial]:
     limits = [
         _job(_setting("limit", method, problem, 0), partial(limit, method, problem, LIMIT_ROUNDS))
         for problem in PROBLEMS
@@ -102,8 +102,8 @@ def jobs(scale: str, trials: int) -> list[Job]:
     return limits + rates
 
 
-def _job(setting: Setting, measure: Callable[[], list[Record]]) -> Job:
-    return Job(setting, partial(computed, setting, measure))
+def _job(setting: Setting, measure: Callable[[], list[Record]]) -> Trial:
+    return Trial(setting, partial(computed, setting, measure))
 
 
 def _setting(part: str, method: str, problem: str, trial: int) -> Setting:

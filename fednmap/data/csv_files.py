@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.tables import located, targets
+from fednmap.data.rows import located, targets
+from fednmap.names import InputError
 
 LABELS = ("label", "target", "y")
 
@@ -32,7 +33,7 @@ def csv(
     parts = [_read(p, label, client) for p in paths]
     for file, part in zip(paths, parts, strict=True):
         if part[0] != parts[0][0]:
-            raise ValueError(f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree")
+            raise InputError(f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree")
     x = [torch.from_numpy(part[1]) for part in parts]
     y = targets(paths, [part[2] for part in parts], regression)
     owners = parts[0][3]
@@ -57,17 +58,17 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             header, *rows = [row for row in reader.reader(lines, strict=True) if row] or [[]]
     except (UnicodeDecodeError, reader.Error) as error:
-        raise ValueError(f"{path} is no CSV file in UTF-8 ({error})") from None
+        raise InputError(f"{path} is no CSV file in UTF-8 ({error})") from None
     header = [name.strip() for name in header]
     if not rows or len(header) < 2:
-        raise ValueError(
+        raise InputError(
             f"{path} needs a header, two columns and a row; it has {len(header)} columns and {len(rows)} rows"
         )
     if all(_is_number(name) for name in header):
-        raise ValueError(f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns")
+        raise InputError(f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns")
     for k, row in enumerate(rows):
         if len(row) != len(header):
-            raise ValueError(f"{path}, row {k + 1}: {len(row)} values for {len(header)} columns; truncated or damaged")
+            raise InputError(f"{path}, row {k + 1}: {len(row)} values for {len(header)} columns; truncated or damaged")
     owner = _column(path, header, client) if client else header.index("client") if "client" in header else None
     usual = [header.index(name) for name in LABELS if name in header]
     last = max(j for j in range(len(header)) if j != owner)
@@ -78,7 +79,7 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
         x[:, i] = _numbers(path, header[j], [row[j] for row in rows])
     values = [row[target].strip() for row in rows]
     if "" in values:
-        raise ValueError(f"{path}, row {values.index('') + 1}: no value in column {header[target]!r}; fill or drop it")
+        raise InputError(f"{path}, row {values.index('') + 1}: no value in column {header[target]!r}; fill or drop it")
     y = np.array(values, float) if all(map(_is_number, values)) else np.array(values)
     return (
         [header[j] for j in features],
@@ -95,14 +96,14 @@ def _ids(names: list[str]) -> npt.NDArray[np.generic]:
 
 def _column(path: Path, header: list[str], name: str) -> int:
     if name not in header:
-        raise ValueError(f"{path} has no column {name!r}; it has {', '.join(header)}")
+        raise InputError(f"{path} has no column {name!r}; it has {', '.join(header)}")
     return header.index(name)
 
 
 def _numbers(path: Path, name: str, cells: list[str]) -> npt.NDArray[np.float64]:
     for k, cell in enumerate(cells):
         if not _is_number(cell):
-            raise ValueError(f"{path}, row {k + 1}: {cell!r} in column {name!r} is no number; encode, fill or drop it")
+            raise InputError(f"{path}, row {k + 1}: {cell!r} in column {name!r} is no number; encode, fill or drop it")
     return np.array(cells, float)
 
 

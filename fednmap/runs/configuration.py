@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from fednmap.algorithms import ALGORITHMS
 from fednmap.data import DATASETS, PARTITIONS
 from fednmap.models.build import MODELS
-from fednmap.names import choose, unknown
+from fednmap.names import InputError, choose, unknown
 from fednmap.regularizers.parse import REGULARIZERS
 
 Value = bool | int | float | str
@@ -42,7 +42,7 @@ class Config(BaseModel):
     rounds: int = Field(300, ge=0, description="Communication rounds T.")
     batch_size: int = Field(32, ge=0, description="Samples of a local step; 0 for exact gradients.")
     participation: float = Field(1.0, gt=0, le=1, description="Share of the clients drawn in a round.")
-    loss: float = Field(0.0, ge=0, lt=1, description="Probability that a reply is lost.")
+    drop: float = Field(0.0, ge=0, lt=1, description="Probability that a reply is lost.")
     seed: int = Field(0, ge=0, lt=2**32, description="Decides first model, partition, minibatches and participation.")
     trials: int = Field(1, ge=1, description="Independent repetitions, with seeds seed, seed + 1, ...")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
@@ -59,7 +59,7 @@ class Config(BaseModel):
     @classmethod
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError("true and false are no numbers")  # Python would count with them
+            raise InputError("true and false are no numbers")  # Python would count with them
         return value
 
     @field_validator("data")
@@ -97,7 +97,7 @@ class Config(BaseModel):
         twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
         mistakes += [f"{value!r} is named {values.count(value)} times; name it once" for value in twice]
         if mistakes:
-            raise ValueError("\n".join(mistakes))
+            raise InputError("\n".join(mistakes))
         return values
 
     @field_validator("set")
@@ -105,16 +105,16 @@ class Config(BaseModel):
     def _set(cls, values: dict[str, Value]) -> dict[str, Value]:
         mistakes = [str(mistake) for key in values if (mistake := _parameter_mistake(key))]
         if mistakes:
-            raise ValueError("\n".join(mistakes))
+            raise InputError("\n".join(mistakes))
         return values
 
     @model_validator(mode="after")
     def _everybody(self) -> Config:
         need = [name for name in self.algorithms if ALGORITHMS[name].traits.full_participation]
-        if need and (self.participation < 1 or self.loss > 0):
-            raise ValueError(
+        if need and (self.participation < 1 or self.drop > 0):
+            raise InputError(
                 f"{', '.join(need)} needs every client in every round, given participation = {self.participation} "
-                f"and loss = {self.loss}; use participation = 1 and loss = 0, or fednmap"
+                f"and drop = {self.drop}; use participation = 1 and drop = 0, or fednmap"
             )
         return self
 
@@ -125,7 +125,7 @@ class Config(BaseModel):
             return cls(**values)
         except ValidationError as error:
             lines = [line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
-            raise ValueError("\n".join(dict.fromkeys(lines))) from None
+            raise InputError("\n".join(dict.fromkeys(lines))) from None
 
     @classmethod
     def read(cls, path: Path) -> Config:
@@ -133,13 +133,13 @@ class Config(BaseModel):
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror}") from None
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not valid TOML: {shown(str(error), 120)}") from None
+            raise InputError(f"{path} is not valid TOML: {shown(str(error), 120)}") from None
         try:
             return cls.make(**values)
         except ValueError as error:
-            raise ValueError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+            raise InputError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
     def toml(self) -> str:
         """As TOML, with what each setting means; `read` gives the same configuration back."""
@@ -153,11 +153,33 @@ class Config(BaseModel):
         return "\n".join(lines) + "\n" + (tomli_w.dumps({"set": self.set}) if self.set else "")
 
 
-def _parameter_mistake(key: str) -> ValueError | None:
+def parse_set(assignments: list[str] | None) -> dict[str, Any]:
+    """METHOD.PARAMETER=VALUE, with VALUE a number, true, false or a word."""
+    values: dict[str, Any] = {}
+    for assignment in assignments or []:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise InputError(f"--set takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {assignment!r}")
+        values[key.strip()] = _parsed(text.strip())
+    return values
+
+
+def _parsed(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _parameter_mistake(key: str) -> InputError | None:
     """What is wrong with METHOD.PARAMETER."""
     name, dot, parameter = key.partition(".")
     if not dot:
-        return ValueError(f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}")
+        return InputError(f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}")
     if name not in ALGORITHMS:
         return unknown("algorithm", name, ALGORITHMS)
     allowed = [f.name for f in fields(ALGORITHMS[name]) if f.name != "phi"]  # type: ignore[arg-type]

@@ -16,9 +16,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fednmap.core import Algorithm, Problem
-from fednmap.files import from_json, to_json, write_atomically
+from fednmap.names import InputError
+from fednmap.runs.files import from_json, to_json, write_atomically
 from fednmap.simulation import Record, Round
-from fednmap.simulation.store import Clients
+from fednmap.simulation.states import Clients
 
 KEPT = 2
 
@@ -76,20 +77,20 @@ def _read(
 ) -> tuple[Round, Record]:
     facts = from_json(path, dict)
     if facts.pop("check", None) != digest(facts) or path.stem != f"round-{facts['round']:08d}":
-        raise ValueError("its JSON was changed or cut short")
+        raise InputError("its JSON was changed or cut short")
     if facts["settings"] != digest(settings):
-        raise ValueError("it was made with other settings")
+        raise InputError("it was made with other settings")
     try:
         data = path.with_suffix(".safetensors").read_bytes()
     except OSError as error:
-        raise ValueError(f"its tensors cannot be read ({error.strerror})") from None
+        raise InputError(f"its tensors cannot be read ({error.strerror})") from None
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        raise ValueError("its tensors were changed or cut short")
+        raise InputError("its tensors were changed or cut short")
     tensors = {name: v.to(start.device) for name, v in load(data).items()}
     first, client = algorithm.init(start)
     server = type(first)(**{name: tensors[f"server.{name}"] for name in first._fields})
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(server, first, strict=True)):
-        raise ValueError("it does not fit the problem, whose data must have changed")
+        raise InputError("it does not fit the problem, whose data must have changed")
     clients = Clients(problem.n, client)
     clients.restore({name.removeprefix("clients."): v for name, v in tensors.items() if name.startswith("clients.")})
     nobody = torch.arange(0)

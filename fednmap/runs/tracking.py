@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fednmap.config import Config, shown
-from fednmap.execute import Reporter
-from fednmap.names import choose
-from fednmap.runs import RunFolder
+from fednmap.names import InputError, choose
+from fednmap.runs.configuration import Config, shown
+from fednmap.runs.execution import Reporter
+from fednmap.runs.folder import RunFolder
 from fednmap.simulation import Record
 
 
@@ -151,5 +151,5 @@ def _mlflow_uri(folder: RunFolder) -> str | None:
     return (folder.path / "mlflow").resolve().as_uri()
 
 
-def _missing(name: str) -> ValueError:
-    return ValueError(f"{name} is not installed; pip install 'fednmap[tracking]'")
+def _missing(name: str) -> InputError:
+    return InputError(f"{name} is not installed; pip install 'fednmap[tracking]'")

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.tables import located, targets
+from fednmap.data.rows import located, targets
+from fednmap.names import InputError
 
 LARGEST = 8 * 2**30  # bytes of a dense table
 
@@ -24,17 +25,17 @@ def svm(path: str, test: str | None = None, regression: bool | None = None) -> D
     tables, values = [], []
     for file in paths:
         if not file.stat().st_size:
-            raise ValueError(f"{file} is empty; give a LIBSVM file")
+            raise InputError(f"{file} is empty; give a LIBSVM file")
         try:
             table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=_zero_based(file))
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file} is truncated or no LIBSVM file ({str(error).splitlines()[0]})") from None
+            raise InputError(f"{file} is truncated or no LIBSVM file ({str(error).splitlines()[0]})") from None
         tables.append(table)
         values.append(value)
     width = max(table.shape[1] for table in tables)
     needed = 4 * width * sum(table.shape[0] for table in tables)
     if needed > LARGEST:
-        raise ValueError(f"{paths[0]} would need {needed / 2**30:.0f} GB as a dense table; use fewer rows or features")
+        raise InputError(f"{paths[0]} would need {needed / 2**30:.0f} GB as a dense table; use fewer rows or features")
     for table in tables:
         table.resize(table.shape[0], width)  # a feature may occur in one of the two files only
     x = [torch.from_numpy(table.toarray().astype(np.float32)) for table in tables]

@@ -7,8 +7,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fednmap.config import Config
-from fednmap.execute import Reporter
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import Reporter
 from fednmap.simulation import Record, Round
 
 PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fednmap.data import cache
 from fednmap.data.dataset import Dataset
+from fednmap.names import InputError
 
 # md5 of the six files, binary version and python version, as published.
 FILES = {
@@ -36,7 +37,7 @@ def cifar10(first: int = 50_000) -> Dataset:
     Reference: Krizhevsky, Learning multiple layers of features from tiny images, 2009.
     """
     if not 5 <= first <= 50_000:
-        raise ValueError(f"cifar10 has 50,000 training pictures, asked for {first}; take 5 to 50000")
+        raise InputError(f"cifar10 has 50,000 training pictures, asked for {first}; take 5 to 50000")
     train, test = _files()
     x_train, y_train = (torch.cat(parts)[:first] for parts in zip(*map(_parse, train), strict=True))
     x_test, y_test = (part[: first // 5] for part in _parse(test))
@@ -59,7 +60,7 @@ def _in_folder(folder: Path) -> list[tuple[str, bytes]]:
             paths = [place / (name + suffix) for name in FILES]
             here = [path.is_file() for path in paths]
             if any(here) and not all(here):
-                raise ValueError(f"{paths[here.index(False)]} is missing beside the others; put it there")
+                raise InputError(f"{paths[here.index(False)]} is missing beside the others; put it there")
             if any(here):
                 return [(str(path), path.read_bytes()) for path in paths]
     return next((_unpack(folder / archive) for archive in MD5 if (folder / archive).is_file()), [])

@@ -25,8 +25,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fednmap.config import Config
-from fednmap.files import LOCK, alone, clear_errors, from_json, in_use, replacing, to_disk, to_json, write_atomically
+from fednmap.names import InputError
+from fednmap.runs.configuration import Config
+from fednmap.runs.files import (
+    LOCK,
+    alone,
+    clear_errors,
+    from_json,
+    in_use,
+    replacing,
+    to_disk,
+    to_json,
+    write_atomically,
+)
 from fednmap.simulation import Record
 
 COLUMNS = ("method", "trial", "round", "metric", "value")
@@ -71,12 +82,12 @@ class RunFolder:
         if path is None:
             path = _fresh(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}")
         elif path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; choose another folder")
+            raise InputError(f"{path} is a file; choose another folder")
         with clear_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             with alone(path):
                 if any(_is_content(p) for p in path.iterdir()):
-                    raise ValueError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
+                    raise InputError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
                 for name, data in (more or {}).items():
                     write_atomically(path / name, data)
                 write_atomically(path / "run.toml", config.toml().encode())
@@ -87,7 +98,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """A folder that a run has made."""
         if not (path / "run.toml").is_file():
-            raise ValueError(f"{path} is not a run folder: it has no run.toml")
+            raise InputError(f"{path} is not a run folder: it has no run.toml")
         return cls(path)
 
     def config(self) -> Config:
@@ -105,7 +116,7 @@ class RunFolder:
             with clear_errors(self.path):
                 write_atomically(self.path / "environment.json", to_json(began | {"data": data}))
         elif began["data"] != data:
-            raise ValueError(
+            raise InputError(
                 f"the data of {self.path} have changed since the run began; put them back, or start a new run with "
                 f"--config {self.path / 'run.toml'}"
             )
@@ -118,7 +129,7 @@ class RunFolder:
             changed = [k for k in before.keys() & now.keys() - EXTENDABLE if before[k] != now[k]]
             if changed:
                 words = ", ".join(f"{k} is {now[k]!r} and was {before[k]!r}" for k in sorted(changed))
-                raise ValueError(
+                raise InputError(
                     f"{self.path / 'run.toml'} was edited after the run began: {words}; "
                     "put it back, or use it for a new run with --config"
                 )
@@ -213,7 +224,7 @@ class RunFolder:
             return []
         results = from_json(path, list)
         if not all(isinstance(r, dict) and {"method", "trial", "rounds"} <= r.keys() for r in results):
-            raise ValueError(f"{path} was changed: each entry needs method, trial and rounds")
+            raise InputError(f"{path} was changed: each entry needs method, trial and rounds")
         return list(results)
 
     def finish(self, job: Job, result: dict[str, Any], model: Model | None) -> None:
@@ -240,7 +251,7 @@ class RunFolder:
                 parameters = {name: file.get_tensor(name) for name in about.get("order") or list(file.keys())}
                 return Model(parameters, tuple(about.get("inputs", ())))
         except (SafetensorError, ValueError, TypeError, AttributeError, OSError) as error:
-            raise ValueError(f"{path} was changed or cut short: {error}") from None
+            raise InputError(f"{path} was changed or cut short: {error}") from None
 
     def model_path(self, job: Job) -> Path:
         return self.path / "models" / f"{job}.safetensors"

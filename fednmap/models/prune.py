@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from fednmap.names import InputError
+
 Layer = nn.Linear | nn.Conv2d
 
 POINTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh)
@@ -47,7 +49,7 @@ def prune(module: nn.Module) -> nn.Module:
     Linear(in_features=4, out_features=1, bias=True)
     """
     if not prunable(module):
-        raise ValueError(f"{type(module).__name__} is not a row of layers without normalisation; only those are pruned")
+        raise InputError(f"{type(module).__name__} is not a row of layers without normalisation; only those are pruned")
     module = copy.deepcopy(module)
     before = -1
     while (size := sum(p.numel() for p in module.parameters())) != before:  # what goes can free what came before it

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fednmap.names import choose
+from fednmap.names import InputError, choose
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def _torch(module: nn.Module, path: Path, example: Tensor | None) -> None:
 def _onnx(module: nn.Module, path: Path, example: Tensor | None) -> None:
     """The whole computation, for onnxruntime and others; the number of samples is free."""
     if example is None:
-        raise ValueError("onnx needs an example of the inputs, a tensor of some samples")
+        raise InputError("onnx needs an example of the inputs, a tensor of some samples")
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ValueError("onnx output needs packages that are not installed: pip install 'fednmap[export]'") from None
+        raise InputError("onnx output needs packages that are not installed: pip install 'fednmap[export]'") from None
     import logging
     import warnings
 

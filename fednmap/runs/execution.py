@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fednmap import checkpoints, distributed
-from fednmap.config import Config
-from fednmap.experiment import Experiment, prepare
-from fednmap.files import alone, clear_errors
+from fednmap.names import InputError
 from fednmap.problems import Network
-from fednmap.runs import EXTENDABLE, Job, Model, RunFolder
-from fednmap.simulation import Callback, Diverged, Record, Result, Round, run
+from fednmap.runs import checkpoints
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import Experiment, prepare
+from fednmap.runs.files import alone, clear_errors
+from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
+from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed, run
 
 
 class Interrupted(Exception):
@@ -78,7 +79,7 @@ def execute(
 
 def _is_finished(result: dict[str, Any], config: Config) -> bool:
     if "error" not in result and result["rounds"] > config.rounds:
-        raise ValueError(
+        raise InputError(
             f"run.toml asks for {config.rounds} rounds and {result['method']} has run {result['rounds']}; "
             "ask for as many or more, or start a new run with --config"
         )
@@ -106,7 +107,7 @@ def _job(
         tell(line)
     done = 0 if after is None else after.t + 1
     if done >= config.rounds > 0:
-        raise ValueError(f"run.toml asks for {config.rounds} rounds and {job.method} has run {done}; ask for more")
+        raise InputError(f"run.toml asks for {config.rounds} rounds and {job.method} has run {done}; ask for more")
     if measured:
         folder.forget_after(job, -1 if after is None else done)
     for reporter in reporters:
@@ -147,7 +148,7 @@ def follow() -> None:
         problem, start = experiment.problem_for(algorithm), experiment.start(algorithm)
         after, before, _ = checkpoints.newest(task.checkpoints, algorithm, problem, start, settings(task.config))
         if task.done != (0 if after is None else after.t + 1):
-            raise ValueError(f"{task.checkpoints} is not what process 0 sees; give all machines the same folder")
+            raise InputError(f"{task.checkpoints} is not what process 0 sees; give all machines the same folder")
         _rounds(task.method, experiment, after, before, (_Companion(task.config),))
 
 
@@ -180,9 +181,10 @@ def _rounds(
             after=after,
             before=before,
             participation=config.participation,
-            loss=config.loss,
+            drop=config.drop,
             seed=config.seed,
             chunk=config.chunk,
+            compile=config.compile,
         )
     except Diverged as diverged:
         return diverged.result, str(diverged)

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fednmap import distributed
 from fednmap.core import State
+from fednmap.simulation import distributed
 
 
 class Clients:

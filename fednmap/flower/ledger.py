@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fednmap.core import State
-from fednmap.files import write_atomically
 from fednmap.flower.settings import client_name
+from fednmap.names import InputError
+from fednmap.runs.files import write_atomically
 
 TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -33,7 +34,7 @@ class Store:
 
     def __init__(self, root: Path, run: object, client: str) -> None:
         if not isinstance(run, str) or not RUN.fullmatch(run):
-            raise ValueError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
+            raise InputError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
         self.folder = root / run / client_name(client)
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -80,5 +81,5 @@ class Store:
 
     def _path(self, ticket: object) -> Path:
         if not isinstance(ticket, str) or not TICKET.fullmatch(ticket):
-            raise ValueError(f"the ticket is {ticket!r:.40}; due were 8 digits, '-' and 8 hexadecimal digits")
+            raise InputError(f"the ticket is {ticket!r:.40}; due were 8 digits, '-' and 8 hexadecimal digits")
         return self.folder / f"{ticket}.state"

@@ -11,18 +11,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fednmap.names import InputError
+
 
 def located(path: str) -> Path:
     """The file at `path`, else at that path inside the folder of FEDNMAP_DATA."""
     if not path:
-        raise ValueError("no file given; write the path after the colon, for example csv:table.csv")
+        raise InputError("no file given; write the path after the colon, for example csv:table.csv")
     places = [Path(path).expanduser()]
     if root := os.environ.get("FEDNMAP_DATA"):
         places.append(Path(root) / path)
     for place in places:
         if place.is_file():
             return place
-    raise ValueError(f"there is no file {' or '.join(map(str, places))}; give the path of an existing file")
+    raise InputError(f"there is no file {' or '.join(map(str, places))}; give the path of an existing file")
 
 
 def targets(paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], regression: bool | None) -> list[Tensor]:
@@ -35,13 +37,13 @@ def targets(paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], re
         regression = numbers and any(bool((value != np.rint(value)).any()) for value in values)
     if regression:
         if not numbers:
-            raise ValueError(f"{paths[0]} has words for targets; a regression needs numbers")
+            raise InputError(f"{paths[0]} has words for targets; a regression needs numbers")
         return [torch.from_numpy(value.astype(np.float32)) for value in values]
     names = np.unique(values[0])
     for path, value in zip(paths, values, strict=True):
         strange = np.setdiff1d(value, names)
         if len(strange):
-            raise ValueError(
+            raise InputError(
                 f"{path} has the label {strange[0]}, which the training file has not; give files that match"
             )
     return [torch.from_numpy(np.searchsorted(names, value)) for value in values]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fednmap.core import Algorithm, Regularizer
+from fednmap.names import InputError
 from fednmap.regularizers import Zero
 
 
@@ -14,17 +15,17 @@ def positive(algorithm: Algorithm, *names: str) -> None:
         value = getattr(algorithm, name)
         who = type(algorithm).__name__
         if name == "Q" and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{who}: Q is {value!r}; the number of local steps must be an integer, at least 1")
+            raise InputError(f"{who}: Q is {value!r}; the number of local steps must be an integer, at least 1")
         if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise ValueError(f"{who}: {name} is {value!r}; it must be a finite positive number")
+            raise InputError(f"{who}: {name} is {value!r}; it must be a finite positive number")
 
 
 def weakly_convex(algorithm: Algorithm, name: str, step: float) -> None:
     """The prox at `step` is single-valued: step * rho < 1. Where rho = inf none is, and phi was made knowing that."""
-    rho = algorithm.phi.rho  # type: ignore[attr-defined]
+    rho = algorithm.phi.rho
     if rho < math.inf and step * rho >= 1:
-        raise ValueError(
-            f"{type(algorithm).__name__}: {name} = {step:g} and {type(algorithm.phi).__name__} has rho = {rho:g}; "  # type: ignore[attr-defined]
+        raise InputError(
+            f"{type(algorithm).__name__}: {name} = {step:g} and {type(algorithm.phi).__name__} has rho = {rho:g}; "
             f"{name} * rho must stay below 1, so use {name} < {1 / rho:g}"
         )
 
@@ -33,7 +34,7 @@ def convex(algorithm: Algorithm, phi: Regularizer) -> None:
     """phi is convex, for methods whose prox weight grows without bound."""
     if phi.rho > 0:
         who = type(algorithm).__name__
-        raise ValueError(
+        raise InputError(
             f"{who} needs a convex regularizer, {type(phi).__name__} has rho = {phi.rho:g}; "
             f"FedNMap, Zhang and FedCanon take weakly convex ones"
         )
@@ -42,7 +43,7 @@ def convex(algorithm: Algorithm, phi: Regularizer) -> None:
 def smooth(algorithm: Algorithm, phi: Regularizer) -> None:
     """phi = 0, for methods that know no prox."""
     if not isinstance(phi, Zero):
-        raise ValueError(
+        raise InputError(
             f"{type(algorithm).__name__} is for smooth problems: use phi=Zero(), given {type(phi).__name__}; "
             f"composite methods are FedNMap, Zhang, FedCanon, FedDA, FedMiD, FastFedDA, EControlDA, FedDR and FedADMM"
         )

@@ -1,0 +1,84 @@
+"""The arithmetic of local steps, where a round waits for memory: in place, and fused by torch.compile where asked for.
+
+A method calls `step(z, a, b)` where its box says z - eta_a (a + b). What is written over is memory of the steps' own:
+never an input of the method, never a gradient.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fednmap.names import InputError
+
+Fused = Callable[..., Tensor]
+
+_fused: ContextVar[bool] = ContextVar("fused", default=False)
+
+
+class Steps:
+    """step(z, *directions) = z - eta (the sum of the directions), written over the iterate before it.
+
+    >>> step = Steps(0.5)
+    >>> step(torch.zeros(2), torch.ones(2), torch.ones(2))
+    tensor([-1., -1.])
+    """
+
+    def __init__(self, eta: float) -> None:
+        self.eta, self._fused = eta, _fused.get()
+        self._space: Tensor | None = None
+
+    def __call__(self, z: Tensor, *directions: Tensor) -> Tensor:
+        if self._space is None:  # (k, p) where the directions are those of k clients, also while z is still common
+            self._space = z.new_empty(torch.broadcast_shapes(z.shape, *(d.shape for d in directions)))
+        if self._fused:
+            return _compiled(len(directions))(z, torch.tensor(self.eta, dtype=torch.float64), self._space, *directions)
+        first, *others = directions
+        z = torch.sub(z, first, alpha=self.eta, out=self._space)
+        for direction in others:  # one pass each: a sum first would be written and read once more
+            z.sub_(direction, alpha=self.eta)
+        return z
+
+    def mean(self, z: Tensor, last: Tensor, count: int) -> Tensor:
+        """(z - last) / (eta count), written over `last`, the iterate after `count` steps from z."""
+        return torch.sub(z, last, out=last).div_(self.eta * count)
+
+
+@contextmanager
+def fused() -> Iterator[None]:
+    """Steps made in this block are fused by torch.compile."""
+    token = _fused.set(True)
+    try:
+        yield
+    finally:
+        _fused.reset(token)
+
+
+def check_compiler() -> None:
+    """Refuse to fuse where there is no compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise InputError(f"--compile needs a C++ compiler, and there is no {compiler}; install one, or leave it out")
+
+
+@cache
+def _compiled(directions: int) -> Fused:
+    """One kernel for each number of directions; eta is a tensor, so that a schedule does not compile anew."""
+    if directions == 1:
+        return torch.compile(_step1, dynamic=False)
+    return torch.compile(_step2, dynamic=False)
+
+
+def _step1(z: Tensor, eta: Tensor, out: Tensor, a: Tensor) -> Tensor:
+    return out.copy_(z - eta * a)
+
+
+def _step2(z: Tensor, eta: Tensor, out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return out.copy_(z - eta * a - eta * b)
