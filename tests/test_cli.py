@@ -119,7 +119,7 @@ def test_compile_without_a_compiler(command, monkeypatch, tmp_path):
 def test_several_mistakes_are_several_lines(command):
     code, _, err = command("train", "--rounds", "-1", "--drop", "2", "--data", "x")
     assert code == 2
-    assert [line[:15] for line in err.splitlines()] == ["fednmap: data: ", "fednmap: rounds", "fednmap: loss i"]
+    assert [line[:15] for line in err.splitlines()] == ["fednmap: data: ", "fednmap: rounds", "fednmap: drop i"]
 
 
 def test_data_with_holes_is_refused(command, tmp_path):
