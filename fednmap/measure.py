@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ __all__ = [
     "nbytes",
     "normal_map",
     "objective",
+    "problem_gamma",
     "stationarity",
     "zeros",
 ]
@@ -23,6 +27,34 @@ __all__ = [
 def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:
     """psi(x) = f(x) + phi(x)."""
     return problem.loss(x) + phi.value(x)
+
+
+def hessian_norms(gradient: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, iterations: int) -> Tensor:
+    """|H| at x for each row of a stack of functions with these gradients, by power iteration from the vectors v (k, p).
+
+    H v = (grad(x + e v) - grad(x - e v)) / (2 e), e = eps^(1/3) max(1, |x|): two gradients per iteration.
+    """
+    e = torch.finfo(x.dtype).eps ** (1 / 3) * max(1.0, float(x.norm()))
+    for _ in range(iterations):
+        v = v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+        v = (gradient(x + e * v) - gradient(x - e * v)) / (2 * e)
+    size: Tensor = v.norm(dim=-1)
+    return size
+
+
+@torch.no_grad()
+def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int = 8) -> float:
+    """The gamma with which a problem is measured by default: 1 / L, at most 0.5 / rho; 1 where f is linear at x.
+
+    L is the smoothness of f at x, the problem's first point, by a few power iterations, in two digits: a yardstick
+    that belongs to the problem, the same for every method and step size, and for every way of adding up f.
+    """
+    first = torch.randn(
+        1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
+    )
+    L = float(hessian_norms(lambda u: problem.gradient(u[0])[None], x, first.to(x), iterations))
+    gamma = float(f"{1 / L:.2g}") if 0 < L < math.inf else 1.0
+    return min(gamma, 0.5 / phi.rho) if 0 < phi.rho < math.inf else gamma
 
 
 def natural_residual(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:

@@ -7,7 +7,7 @@ estimate of what the assumptions ask for. Measure at several points of a short r
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Problem, Regularizer
-from fednmap.measure import objective
+from fednmap.measure import hessian_norms, objective
 from fednmap.names import InputError
 from fednmap.problems import FiniteSum, Network
 from fednmap.theory.assumptions import at_least_one, positive
@@ -59,19 +59,9 @@ def estimate_smoothness(problem: Problem, points: Points, *, iterations: int = 3
     v = torch.randn(problem.n + 1, problem.dim, generator=generator, dtype=torch.float64)
     each, overall = [], []
     for x in _points(points):
-        each.append(_norms(lambda u: everyone(u, 0), x, v[:-1].to(x), iterations))
-        overall.append(_norms(lambda u: problem.gradient(u[0])[None], x, v[-1:].to(x), iterations))
+        each.append(hessian_norms(lambda u: everyone(u, 0), x, v[:-1].to(x), iterations))
+        overall.append(hessian_norms(lambda u: problem.gradient(u[0])[None], x, v[-1:].to(x), iterations))
     return Smoothness(torch.stack(each).amax(0), float(torch.stack(overall).max()))
-
-
-def _norms(gradient: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, iterations: int) -> Tensor:
-    """|H| for each row of a stack of functions with these gradients, from the first vectors v (k, p)."""
-    e = torch.finfo(x.dtype).eps ** (1 / 3) * max(1.0, float(x.norm()))
-    for _ in range(iterations):
-        v = v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        v = (gradient(x + e * v) - gradient(x - e * v)) / (2 * e)
-    size: Tensor = v.norm(dim=-1)
-    return size
 
 
 @dataclass(frozen=True, eq=False)
