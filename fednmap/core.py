@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -130,6 +130,7 @@ class Algorithm(ABC):
         return packed
 
 
+@runtime_checkable
 class Problem(Protocol):
     """n clients, each a gradient oracle on one flat vector of length dim.
 

@@ -107,6 +107,10 @@ def accuracy(predictions: Tensor, labels: Tensor) -> float:
     return float((predictions == labels).double().mean())
 
 
+EVALUATED = ("objective", "loss", "stationarity", "zeros", "hoyer")
+"""What `evaluate` measures."""
+
+
 @torch.no_grad()
 def evaluate(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> dict[str, float]:
     """The numbers a run reports of a model."""

@@ -35,7 +35,7 @@ from fednmap.runs.files import alone, from_json, to_json, write_atomically
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.simulation import Diverged, Round
 from fednmap.simulation.loop import dry_run
-from fednmap.simulation.participation import draw
+from fednmap.simulation.participation import Uniform, take_part
 from fednmap.simulation.states import Clients
 
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
@@ -165,7 +165,8 @@ class Coordinator:
         nodes = self.roster.refresh()
         if len(nodes) < self.federation.min_clients:
             nodes = self.roster.wait(self.federation.min_clients, self.federation.deadline)
-        drawn = draw(self.n, t, participation=config.participation, drop=0.0, seed=config.seed).participants.tolist()
+        sampler = Uniform(config.participation)
+        drawn = take_part(self.n, t, sampler=sampler, drop=0.0, seed=config.seed).participants.tolist()
         wanted = [self.federation.names[i] for i in drawn]
         if attempt and len(drawn) < self.n:
             order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
@@ -291,7 +292,7 @@ class Coordinator:
     def _save(self, t: int, server: State) -> None:
         nobody = torch.arange(0)
         about: Any = {**self.totals, "counted": self.counted}
-        round = Round(t, server, self.nobody, nobody, nobody, 0, 0)
+        round = Round(t, server, self.nobody.snapshot(), nobody, nobody, 0, 0)
         self.folder.flush()
         checkpoints.write(self.folder.checkpoints(self.job), round, about, settings(self.config))
 

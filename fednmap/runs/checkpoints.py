@@ -94,4 +94,4 @@ def _read(
     clients = Clients(problem.n, client)
     clients.restore({name.removeprefix("clients."): v for name, v in tensors.items() if name.startswith("clients.")})
     nobody = torch.arange(0)
-    return Round(facts["round"], server, clients, nobody, nobody, 0, 0), facts["totals"]
+    return Round(facts["round"], server, clients.snapshot(), nobody, nobody, 0, 0), facts["totals"]

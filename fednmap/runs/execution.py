@@ -113,7 +113,7 @@ def _job(
     for reporter in reporters:
         reporter.begin(job.method, job.trial, done, config)
     closing = None
-    distributed.same(lambda: _Task(job.method, config, folder.checkpoints(job), done))
+    distributed.broadcast(lambda: _Task(job.method, config, folder.checkpoints(job), done))
     keeper = _Keeper(job, folder, config, asked)
     try:
         result, error = _rounds(job.method, experiment, after, before, (keeper, *callbacks))
@@ -141,7 +141,7 @@ class _Task(NamedTuple):
 def follow() -> None:
     """Compute what process 0 announces, until it announces nothing more."""
     experiment: Experiment | None = None
-    while task := distributed.same(_nothing):
+    while task := distributed.broadcast(_nothing):
         if experiment is None or experiment.config != task.config:
             experiment = prepare(task.config)
         algorithm = experiment.algorithm(task.method)

@@ -86,7 +86,7 @@ def _join(meeting: str, rank: int, workers: int) -> None:
 
 
 def _dismiss() -> None:
-    distributed.same(lambda: None)
+    distributed.broadcast(lambda: None)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,18 @@
 """Running a method on one machine."""
 
+from fednmap.simulation.callbacks import Callback, Patience, Record, TimeLimit, Tolerance
 from fednmap.simulation.loop import Diverged, Round, simulate
-from fednmap.simulation.trajectory import Callback, Record, Result, run
+from fednmap.simulation.trajectory import Result, run
 
-__all__ = ["Callback", "Diverged", "Record", "Result", "Round", "run", "simulate"]
+__all__ = [
+    "Callback",
+    "Diverged",
+    "Patience",
+    "Record",
+    "Result",
+    "Round",
+    "TimeLimit",
+    "Tolerance",
+    "run",
+    "simulate",
+]

@@ -32,7 +32,7 @@ def rank() -> int:
     return dist.get_rank() if size() > 1 else 0
 
 
-def total(parts: Sequence[Tensor]) -> list[Tensor]:
+def all_sum(parts: Sequence[Tensor]) -> list[Tensor]:
     """The sum over all processes, of each tensor: one all-reduce."""
     if size() == 1:
         return list(parts)
@@ -43,10 +43,10 @@ def total(parts: Sequence[Tensor]) -> list[Tensor]:
 
 def anywhere(flag: bool) -> bool:
     """Whether it holds in any process."""
-    return bool(total([torch.tensor(float(flag))])[0] > 0)
+    return bool(all_sum([torch.tensor(float(flag), device="cpu")])[0] > 0)
 
 
-def same(make: Callable[[], T]) -> T:
+def broadcast(make: Callable[[], T]) -> T:
     """What process 0 makes, in every process."""
     box = [make() if rank() == 0 else None]
     if size() > 1:
@@ -54,7 +54,7 @@ def same(make: Callable[[], T]) -> T:
     return box[0]  # type: ignore[return-value]
 
 
-def collected(rows: Tensor) -> Tensor:
+def gather(rows: Tensor) -> Tensor:
     """The rows of all processes, one after another, in process 0; elsewhere this process's own."""
     if size() == 1:
         return rows

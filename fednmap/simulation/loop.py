@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.kernels import check_compiler, fused
-from fednmap.core import Algorithm, Problem, State, nbytes
+from fednmap.core import Algorithm, Declared, Problem, State, declared, nbytes
 from fednmap.names import InputError
-from fednmap.simulation import distributed
-from fednmap.simulation.participation import draw
-from fednmap.simulation.states import Clients
+from fednmap.simulation import distributed, schedules
+from fednmap.simulation.participation import Sampler, Uniform, take_part
+from fednmap.simulation.schedules import Schedule
+from fednmap.simulation.states import Clients, Snapshot
 
-VECTORS_BYTES = 4 << 20  # of one vector a client: a round keeps some six of them, and these are faster in cache
+VECTORS_BYTES = 4 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
 
 
 class Round(NamedTuple):
-    """What is known after round t; the model is `algorithm.model(round.server)`."""
+    """What is known after round t; the model is `algorithm.model(round.server)`. A value: it never changes."""
 
     t: int
     server: State
-    clients: Clients
+    clients: Snapshot
     participants: Tensor
     counted: Tensor
     bytes_up: int
@@ -50,6 +51,8 @@ def simulate(
     participation: float = 1.0,
     drop: float = 0.0,
     seed: int = 0,
+    sampler: Sampler | None = None,
+    eta_a: float | Schedule | None = None,
     chunk: int | None = None,
     store: Path | None = None,
     after: Round | None = None,
@@ -61,59 +64,90 @@ def simulate(
     participation: share of the clients drawn in each round.
     drop:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
     seed:          decides who takes part and whose reply is lost; the minibatches belong to the problem.
+    sampler:       who takes part, in place of `participation`: see `fednmap.simulation.participation`, or a function
+                   of (n, t, rng).
+    eta_a:         the local step size as a function of the round (see `fednmap.simulation.schedules`), in place of the
+                   method's own.
     chunk:         clients run side by side; any value gives the same trajectory, to the order of floating-point sums.
                    Default: the problem's own, else what keeps the clients' vectors in cache.
     store:         a folder for the clients' states, when they are too many for memory; default: in memory.
-    after:         a round of an earlier call with the same arguments, to go on from: rounds after.t + 1 .. rounds - 1.
-
+    after:         any round of an earlier call with the same arguments, to go on from.
     compile:       fuse the local steps by torch.compile; needs a C++ compiler.
 
     In a process group of torch.distributed every process makes the same call: client i is computed and kept by process
     i mod size, the server's state is the same everywhere.
     """
-    if rounds < 0:
-        raise InputError(f"rounds is {rounds}; it must be at least 0")
-    if not 0 < participation <= 1:
-        raise InputError(f"participation is {participation}; it must be in (0, 1]")
-    if not 0 <= drop < 1:
-        raise InputError(f"drop is {drop}; the probability of a lost reply must be in [0, 1)")
-    if chunk is not None and chunk < 1:
-        raise InputError(f"chunk is {chunk}; it must be at least 1")
-    if algorithm.traits.full_participation and (participation < 1 or drop > 0):
+    check_kinds(algorithm, problem)
+    _check_numbers(algorithm, problem, rounds, drop, chunk)
+    everybody = participation == 1 and drop == 0 and sampler is None
+    who = Uniform(participation) if sampler is None else sampler
+    if algorithm.traits.full_participation and not everybody:
         name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
-    if algorithm.traits.central and problem.n != 1:
-        name = type(algorithm).__name__
-        raise InputError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
     if compile:
         check_compiler()
-    torch.empty(31 << 20, dtype=torch.uint8)  # freed at once: glibc then keeps blocks up to this size for the next step
-    start = first_point(problem, start)
+    # freed at once: glibc then keeps blocks up to this size for the next step
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
+    about, start = declared(problem), first_point(problem, start)
+    algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
-    clients = Clients(problem.n, initial, store)
     first, message = 0, dry_run(algorithm, server, initial)
     up, down = nbytes(algorithm.pack(message)), nbytes(algorithm.broadcast(server))
-    if after is not None:
-        first, server, clients = after.t + 1, after.server, after.clients
-    step = _Step(algorithm, problem, message, chunk or side_by_side(problem, start), compile)
+    if after is None:
+        clients = Clients(problem.n, initial, store)
+    else:
+        first, server, clients = after.t + 1, after.server, after.clients.thaw(initial, store)
+    step = _Step(problem, about, message, chunk or side_by_side(problem, start), compile)
+    token = clients.claim()
 
     def loop() -> Iterator[Round]:
         nonlocal server
         for t in range(first, rounds):
-            participants, counted = draw(problem.n, t, participation=participation, drop=drop, seed=seed)
-            server = step(t, server, clients, counted)
+            if clients.owner is not token:
+                raise InputError("the states on disk were taken over by a later call; go on with that one")
+            participants, counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
+            server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
             k = len(participants)
-            yield Round(t, server, clients, participants, counted, k * up, k * down)
+            yield Round(t, server, clients.snapshot(), participants, counted, k * up, k * down)
 
     return loop()
 
 
-def first_point(problem: Problem, start: Tensor | None) -> Tensor:
+def check_kinds(algorithm: Algorithm, problem: Problem) -> None:
+    """Everyday slips: arguments swapped, or something else in their place."""
+    if not isinstance(algorithm, Algorithm):
+        raise InputError(
+            f"the first argument is {_kind(algorithm)}; a method is due, such as FedNMap(L1(0.1), eta_a=0.1)"
+        )
+    if not isinstance(problem, Problem):
+        raise InputError(
+            f"the second argument is {_kind(problem)}; a problem is due, with n, dim, oracle, loss and gradient"
+        )
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def _check_numbers(algorithm: Algorithm, problem: Problem, rounds: int, drop: float, chunk: int | None) -> None:
+    if rounds < 0:
+        raise InputError(f"rounds is {rounds}; it must be at least 0")
+    if not 0 <= drop < 1:
+        raise InputError(f"drop is {drop}; the probability of a lost reply must be in [0, 1)")
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk is {chunk}; it must be at least 1")
+    if algorithm.traits.central and problem.n != 1:
+        name = type(algorithm).__name__
+        raise InputError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
+
+
+def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
     """`start` if given and fitting, else the problem's own, else zeros."""
+    start = declared(problem).start if start is None else start
     if start is None:
-        start = getattr(problem, "start", None)
-    if start is None:
-        return torch.zeros(problem.dim)
+        return torch.zeros(problem.dim, device="cpu")
+    if not isinstance(start, Tensor):
+        raise InputError(f"start is {_kind(start)}; a tensor of length {problem.dim} is due")
     if start.shape != (problem.dim,):
         raise InputError(f"start has shape {tuple(start.shape)}; this problem needs a vector of length {problem.dim}")
     if not start.is_floating_point():
@@ -127,7 +161,7 @@ def side_by_side(problem: Problem, start: Tensor) -> int:
     A rule and not a measurement at run time: sums may round differently in another grouping, and the same seed must
     give the same bits again.
     """
-    chunk: int | None = getattr(problem, "chunk", None)
+    chunk = declared(problem).chunk
     return max(1, VECTORS_BYTES // (start.numel() * start.element_size())) if chunk is None else chunk
 
 
@@ -136,24 +170,32 @@ def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
     return algorithm.local(algorithm.broadcast(server), client, lambda x, q: torch.zeros_like(x))[0]
 
 
+def mean(ups: Sequence[State], weights: Sequence[float] | None = None) -> State:
+    """The (weighted) mean of uplinks."""
+    each = [1.0] * len(ups) if weights is None else list(weights)
+    total = sum(each)
+    return type(ups[0])(
+        *(sum(w * v for w, v in zip(each, values, strict=True)) / total for values in zip(*ups, strict=True))
+    )
+
+
 class _Step:
     """One round: the server's new state; the clients' states are replaced in the store.
 
     What a lost reply held is never used, so only the clients that are counted are computed.
     """
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, message: State, chunk: int, compile: bool) -> None:
-        self.algorithm, self.problem, self.message, self.chunk = algorithm, problem, message, chunk
+    def __init__(self, problem: Problem, about: Declared, message: State, chunk: int, compile: bool) -> None:
+        self.problem, self.message, self.chunk = problem, message, chunk
         self.context = fused if compile else nullcontext
-        weights = getattr(problem, "weights", None)
-        self.weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+        self.weights = about.weights
         self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
 
-    def __call__(self, t: int, server: State, clients: Clients, counted: Tensor) -> State:
+    def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
         received = float(self._weights(counted).sum())
         if received == 0:  # nobody replied, or only clients that weigh nothing: no news
             return server
-        algorithm, down = self.algorithm, self.algorithm.broadcast(server)
+        down = algorithm.broadcast(server)
         sums = [torch.zeros_like(v) for v in self.message]
         mine = _mine(counted)
         for ids in mine.split(self.chunk) if len(mine) else ():
@@ -162,14 +204,16 @@ class _Step:
             for total, v in zip(sums, up, strict=True):
                 _add_weighted(total, v, self._weights(ids))
             clients[ids] = new
-        mean = type(self.message)(*(total / received for total in distributed.total(sums)))
-        server = algorithm.aggregate(server, mean, received / self.everybody)
+        means = type(self.message)(*(total / received for total in distributed.all_sum(sums)))
+        server = algorithm.aggregate(server, means, received / self.everybody)
         if not all(bool(torch.isfinite(v.sum())) for v in server):
             raise Diverged(t)
         return server
 
     def _weights(self, ids: Tensor) -> Tensor:
-        return torch.ones(len(ids), dtype=torch.float64) if self.weights is None else self.weights[ids]
+        if self.weights is None:
+            return torch.ones(len(ids), dtype=torch.float64, device="cpu")
+        return self.weights[ids.to(self.weights.device)]
 
 
 def _mine(ids: Tensor) -> Tensor:

@@ -2,26 +2,148 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fednmap.names import InputError, choose
 
-class Draw(NamedTuple):
+Generator = np.random.Generator
+
+Sampler = Callable[[int, int, Generator], Any]
+"""sampler(n, t, rng): the clients of round t, different numbers from 0 to n - 1; rng is made of (seed, t)."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """max(1, round(share n)) different clients, all sets alike."""
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def __call__(self, n: int, t: int, rng: Generator) -> Any:
+        count = max(1, round(self.share * n))
+        return np.arange(n) if count == n else np.sort(rng.choice(n, count, replace=False, shuffle=False))
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every client by a coin of its own, with probability `share`; now and then nobody."""
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def __call__(self, n: int, t: int, rng: Generator) -> Any:
+        return np.flatnonzero(rng.random(n) < self.share)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """max(1, round(share n)) different clients, drawn one after another with these odds."""
+
+    odds: Sequence[float]
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+        if not len(self.odds) or not all(0 <= v < float("inf") for v in self.odds) or not sum(self.odds) > 0:
+            raise InputError(f"odds are {list(self.odds)[:4]} ...; give a number of at least 0 for every client")
+
+    def __call__(self, n: int, t: int, rng: Generator) -> Any:
+        count, odds = max(1, round(self.share * n)), np.asarray(self.odds, dtype=float)
+        if len(odds) != n or count > (odds > 0).sum():
+            raise InputError(f"{len(odds)} odds, {(odds > 0).sum()} above 0, for {count} of {n} clients per round")
+        return rng.choice(n, count, replace=False, p=odds / odds.sum())
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """max(1, round(share n)) clients in turn: 0, 1, 2, ..., and from the beginning again."""
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def __call__(self, n: int, t: int, rng: Generator) -> Any:
+        count = max(1, round(self.share * n))
+        return (t * count + np.arange(count)) % n
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Whoever was there: a list of client numbers per round, repeated when it ends."""
+
+    rounds: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        if not len(self.rounds):
+            raise InputError("the trace is empty; give the clients of at least one round")
+
+    @classmethod
+    def read(cls, path: str | Path) -> Trace:
+        """From a text file: a line per round, client numbers separated by spaces or commas; an empty line is nobody."""
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            return cls([[int(word) for word in line.replace(",", " ").split()] for line in lines])
+        except OSError as error:
+            raise InputError(f"cannot read the trace {path}: {error.strerror}") from None
+        except ValueError:
+            raise InputError(f"{path} is not a trace: a line per round, client numbers separated by spaces") from None
+
+    def __call__(self, n: int, t: int, rng: Generator) -> Any:
+        return np.asarray(self.rounds[t % len(self.rounds)], dtype=np.int64)
+
+
+SAMPLERS: dict[str, Callable[[float], Sampler]] = {"uniform": Uniform, "poisson": Poisson, "cyclic": Cyclic}
+
+
+def sampler_of(spec: str, share: float) -> Sampler:
+    """By name: uniform, poisson, cyclic, or trace:FILE.
+
+    >>> sampler_of("cyclic", 0.5)(4, 1, np.random.default_rng(0)).tolist()
+    [2, 3]
+    """
+    name, _, argument = spec.partition(":")
+    if name == "trace":
+        return Trace.read(argument)
+    if argument:
+        raise InputError(
+            f"sampler {name!r} takes nothing after a colon, given {argument!r}; its share is participation"
+        )
+    return choose("sampler", name, {**SAMPLERS, "trace": Uniform})(share)
+
+
+class Participation(NamedTuple):
     participants: Tensor
     """Clients that receive the broadcast and work, in ascending order."""
     counted: Tensor
     """Those of them whose reply arrived."""
 
 
-def draw(n: int, t: int, *, participation: float, drop: float, seed: int) -> Draw:
-    """max(1, round(participation * n)) clients without replacement; each reply is lost with probability `drop`."""
+def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Participation:
+    """The clients that `sampler` names for round t; each reply is lost with probability `drop`."""
     rng = np.random.default_rng([seed, t])
-    count = max(1, round(participation * n))
-    chosen = np.arange(n) if count == n else np.sort(rng.choice(n, count, replace=False, shuffle=False))
+    chosen = np.sort(np.asarray(sampler(n, t, rng), dtype=np.int64))
+    if chosen.ndim != 1 or (len(chosen) and (chosen[0] < 0 or chosen[-1] >= n or bool((np.diff(chosen) == 0).any()))):
+        raise InputError(
+            f"the sampler names {chosen.tolist()[:8]} for round {t}; different numbers from 0 to {n - 1} are due"
+        )
     participants = torch.from_numpy(chosen)
     if drop == 0:
-        return Draw(participants, participants)
-    return Draw(participants, participants[torch.from_numpy(rng.random(count) >= drop)])
+        return Participation(participants, participants)
+    return Participation(participants, participants[torch.from_numpy(rng.random(len(chosen)) >= drop)])
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise InputError(f"participation is {share}; it must be in (0, 1]")

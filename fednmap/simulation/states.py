@@ -1,7 +1,8 @@
-"""The clients' states between rounds, kept only for clients that have taken part."""
+"""The clients' states between rounds, kept only for clients that have taken part; each round's are a value."""
 
 from __future__ import annotations
 
+import weakref
 from math import prod
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fednmap.core import State
+from fednmap.names import InputError
 from fednmap.simulation import distributed
+from fednmap.simulation.lock import hold
 
 
 class Clients:
@@ -18,13 +21,21 @@ class Clients:
     Row 0 of every table is the initial state, which is what all clients without a row of their own have.
 
     folder: where the tables are kept as memory-mapped files; the system writes out what does not fit into memory.
+            It is locked while this object lives.
     """
 
     def __init__(self, n: int, initial: State, folder: Path | None = None) -> None:
         self.n = n
         self._make, self._folder = type(initial), folder
-        self._row = torch.zeros(n, dtype=torch.int64)
+        self._device = next(iter(initial)).device if len(initial) else torch.device("cpu")
+        self._row = torch.zeros(n, dtype=torch.int64, device="cpu")
         self._used = 1
+        self._version = 0
+        self.owner: object = None
+        self._snapshots: list[weakref.ref[Snapshot]] = []
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            weakref.finalize(self, hold(folder / f".lock-{distributed.rank()}", f"{folder}"))
         self._tables: list[Tensor] = [self._table(k, v.unsqueeze(0), 1) for k, v in enumerate(initial)]
 
     def __len__(self) -> int:
@@ -33,40 +44,52 @@ class Clients:
 
     def __getitem__(self, ids: Tensor) -> State:
         rows = self._row[ids]
-        return self._make(*(table[rows] for table in self._tables))
+        return self._make(*(table[rows].to(self._device) for table in self._tables))
 
     def view(self, ids: Tensor) -> State:
         """As `clients[ids]`, but without a copy where rows are neighbours: good until these states are replaced."""
         rows = _range(self._row[ids])
-        return self._make(*(table[rows] for table in self._tables))
+        return self._make(*(table[rows].to(self._device) for table in self._tables))
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
         if not self._tables:
             return
+        self._version += 1
+        self._save(ids)
         new = ids[self._row[ids] == 0]
         if len(new):
             self._reserve(self._used + len(new))
-            self._row[new] = torch.arange(self._used, self._used + len(new))
+            self._row[new] = torch.arange(self._used, self._used + len(new), device="cpu")
             self._used += len(new)
         rows = _range(self._row[ids])
         for table, values in zip(self._tables, states, strict=True):
-            table[rows] = values
+            table[rows] = values.to(table.device)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything there is, for a checkpoint; `restore` is the way back.
+    def claim(self) -> object:
+        """A token for one simulation; the one before it may not go on with these tables."""
+        self.owner = object()
+        return self.owner
 
-        In a process group all processes call this together, and process 0 gets the states of all.
-        """
-        taken = (self._row > 0).nonzero().squeeze(1)
-        rows = _range(self._row[taken])
-        named = {"ids": taken, **{k: v[rows] for k, v in zip(self._make._fields, self._tables, strict=True)}}
-        return {name: distributed.collected(v) for name, v in named.items()}
+    def snapshot(self) -> Snapshot:
+        """The states as they are now, whatever comes later."""
+        taken = Snapshot(self, self._version, self._used)
+        self._snapshots.append(weakref.ref(taken))
+        return taken
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """In a process group each process keeps the clients that are its own."""
+        """What `Snapshot.tensors` gave; in a process group each process keeps the clients that are its own."""
         mine = tensors["ids"] % distributed.size() == distributed.rank()
         if bool(mine.any()):
             self[tensors["ids"][mine]] = self._make(*(tensors[name][mine] for name in self._make._fields))
+
+    def _save(self, ids: Tensor) -> None:
+        """What is about to be replaced goes to the snapshots that somebody still holds."""
+        held = [taken for ref in self._snapshots if (taken := ref()) is not None]
+        self._snapshots = [weakref.ref(taken) for taken in held]
+        if held and self._folder is None:
+            states = self[ids]
+            for taken in held:
+                taken.save(ids, states)
 
     def _reserve(self, rows: int) -> None:
         """Tables at least double when they grow, never beyond a row for everybody."""
@@ -81,18 +104,98 @@ class Clients:
         if self._folder is None:
             table = have.new_empty(shape)
         else:
-            self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"{self._make._fields[k]}-{distributed.rank()}.bin"
-            table = torch.from_file(str(path), shared=True, size=prod(shape), dtype=have.dtype).view(shape)
+            table = torch.from_file(str(path), shared=True, size=prod(shape), dtype=have.dtype, device="cpu").view(
+                shape
+            )
             if size > 1:  # a larger view of the same file: what it held is where it was
                 return table
-        table[: len(have)] = have
+        table[: len(have)] = have.to(table.device)
         return table
+
+
+class Snapshot:
+    """The clients' states after one round. They stay what they are while the simulation goes on.
+
+    Nothing is copied as long as nothing is replaced; what is replaced later is saved here first, if anybody still holds
+    this object. States on disk are not saved: there only the newest snapshot can be read.
+    """
+
+    def __init__(self, clients: Clients, version: int, used: int) -> None:
+        self.n = clients.n
+        self._clients, self._version, self._used = clients, version, used
+        self._is_saved: Tensor | None = None
+        self._saved: list[tuple[Tensor, State]] = []
+
+    def __len__(self) -> int:
+        """How many clients have a state of their own."""
+        return self._used - 1
+
+    def __getitem__(self, ids: Tensor) -> State:
+        self._check()
+        now = self._clients[ids]
+        if self._is_saved is None or not bool(self._is_saved[ids].any()):
+            return now
+        flat = ids.reshape(-1)
+        stacked = [v.reshape(len(flat), *v.shape[ids.ndim :]).clone() for v in now]
+        place = torch.full((self.n,), -1, device="cpu")
+        for saved, states in self._saved:
+            place[saved] = torch.arange(len(saved), device="cpu")
+            rows = place[flat]
+            for into, values in zip(stacked, states, strict=True):
+                into[rows >= 0] = values[rows[rows >= 0]]
+            place[saved] = -1
+        return type(now)(*(v.reshape(old.shape) for v, old in zip(stacked, now, strict=True)))
+
+    def save(self, ids: Tensor, states: State) -> None:
+        """The states of these clients, which are about to be replaced."""
+        if self._is_saved is None:
+            self._is_saved = torch.zeros(self.n, dtype=torch.bool, device="cpu")
+        new = ~self._is_saved[ids]
+        if bool(new.all()):
+            self._saved.append((ids, states))
+        elif bool(new.any()):
+            self._saved.append((ids[new], type(states)(*(v[new] for v in states))))
+        self._is_saved[ids] = True
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything there is, for a checkpoint; `Clients.restore` is the way back.
+
+        In a process group all processes call this together, and process 0 gets the states of all.
+        """
+        taken = self._taken()
+        named = {"ids": taken, **self[taken]._asdict()}
+        return {name: distributed.gather(v) for name, v in named.items()}
+
+    def thaw(self, initial: State, folder: Path | None) -> Clients:
+        """States of their own to go on from: the tables themselves where these are on disk, else a copy."""
+        self._check()
+        if self._clients._folder is not None:
+            if folder is None or folder.resolve() != self._clients._folder.resolve():
+                raise InputError(f"the clients' states are in {self._clients._folder}; go on with store= that folder")
+            return self._clients
+        clients, ids = Clients(self.n, initial, folder), self._taken()
+        if len(ids):
+            ids = ids[self._clients._row[ids].argsort()]  # neighbours stay neighbours
+            clients[ids] = self[ids]
+        return clients
+
+    def _taken(self) -> Tensor:
+        """The clients that had a state of their own."""
+        row = self._clients._row
+        return ((row > 0) & (row < self._used)).nonzero().squeeze(1)
+
+    def _check(self) -> None:
+        if self._clients._folder is not None and self._version != self._clients._version:
+            raise InputError(
+                f"the clients' states in {self._clients._folder} have moved on since this round; states on disk keep "
+                "the newest round only: go on from the last one, or leave store= out"
+            )
 
 
 def _range(rows: Tensor) -> Tensor | slice:
     """Neighbouring rows as a slice: a view instead of a copy."""
     k = len(rows)
-    if k and bool((rows == torch.arange(int(rows[0]), int(rows[0]) + k)).all()):
+    if k and bool((rows == torch.arange(int(rows[0]), int(rows[0]) + k, device="cpu")).all()):
         return slice(int(rows[0]), int(rows[0]) + k)
     return rows

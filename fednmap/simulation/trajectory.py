@@ -9,36 +9,33 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fednmap.core import Algorithm, Problem, Regularizer
-from fednmap.measure import evaluate
+from fednmap.core import Algorithm, Problem, Regularizer, declared
+from fednmap.measure import EVALUATED, evaluate, problem_gamma
 from fednmap.names import InputError
-from fednmap.problems import FiniteSum, Network
 from fednmap.simulation import distributed
-from fednmap.simulation.loop import Diverged, Round, first_point, simulate
-
-Record = dict[str, float]
-"""What was measured after some number of rounds: column name -> number."""
+from fednmap.simulation.callbacks import Listener, Record, heard, listeners
+from fednmap.simulation.loop import Diverged, Round, check_kinds, first_point, simulate
 
 Metric = Callable[[Tensor], float]
 
-
-class Callback:
-    """Hears about a run while it goes on; override what you need."""
-
-    def on_round(self, round: Round, totals: Record) -> None:
-        """After every round, with the bytes and seconds spent so far."""
-
-    def on_record(self, record: Record) -> None:
-        """After every measurement."""
+TOTALS = ("train_seconds", "eval_seconds", "bytes_up", "bytes_down")
 
 
 @dataclass
 class Result:
-    """What a run leaves: the last model x and one record a measurement."""
+    """What a run leaves: the last model x, one record per measurement, and what it takes to go on."""
 
     problem: Problem
     x: Tensor
+    measure_gamma: float
+    """gamma of the natural residual in the records."""
     records: list[Record] = field(default_factory=list)
+    last: Round | None = None
+    """The last round, to go on from; None if there was none."""
+    totals: Record = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
+    """Bytes and seconds so far."""
+    ended: str = ""
+    """Why the run ended before its rounds were done; empty if they were."""
 
     @property
     def final(self) -> Record:
@@ -50,9 +47,10 @@ class Result:
 
     def module(self) -> nn.Module:
         """The trained torch.nn.Module, for problems made from one."""
-        if not isinstance(self.problem, Network):
+        module = declared(self.problem).module
+        if module is None:
             raise InputError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")
-        return self.problem.module(self.x)
+        return module(self.x)
 
 
 def run(
@@ -65,9 +63,10 @@ def run(
     phi: Regularizer | None = None,
     measure_gamma: float | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Listener | Iterable[Listener] = (),
+    stop: Listener | Iterable[Listener] | None = None,
     start: Tensor | None = None,
-    after: Round | None = None,
+    after: Round | Result | None = None,
     before: Record | None = None,
     history: bool = True,
     **options: Any,
@@ -76,71 +75,122 @@ def run(
 
     closing:       how many of the last rounds are all measured: a mean over them is less noisy than one of them.
     phi:           the regularizer of the objective that is measured; default the algorithm's own.
-    measure_gamma: gamma of the natural residual; default the algorithm's gamma, else eta_a eta_s Q times 4.
+    measure_gamma: gamma of the natural residual; default that of the problem, see `fednmap.measure.problem_gamma`.
     metrics:       more to measure: name -> function of the model x.
-    callbacks:     hear every round and every record.
-    after, before: to go on from a checkpoint: its round and its totals of bytes and seconds.
+    callbacks:     hear every round and every record: Callbacks, or functions of a record. One that returns True, or a
+                   reason, ends the run.
+    stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record.
+    after, before: to go on from the Result of an earlier call with the same arguments; or from a Round, with its totals
+                   of bytes and seconds.
     history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
     options:       of `simulate`.
 
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
     """
+    check_kinds(algorithm, problem)
     if every < 1 or closing < 1:
         raise InputError(f"every is {every}, closing {closing}; measure every 1 round or more, and the last 1 or more")
+    _check_metrics(metrics or {})
     phi = algorithm.phi if phi is None else phi
-    gamma = measure_gamma or getattr(algorithm, "gamma", None) or 1.0
-    start = first_point(problem, start)
-    result = Result(problem, start if after is None else algorithm.model(after.server))
-    divided = _divided(problem)
-    clock = {"train_seconds": 0.0, "eval_seconds": 0.0, "bytes_up": 0.0, "bytes_down": 0.0}
-    if before is not None:
-        clock = {name: before[name] for name in clock}
+    gamma = problem_gamma(problem, phi, first_point(problem)) if measure_gamma is None else measure_gamma
+    start, hearers = first_point(problem, start), listeners(callbacks, stop)
+    result = _continued(algorithm, problem, start, gamma, after, before)
+    whole, clock = _divided(problem), result.totals
 
-    def measure(done: int, x: Tensor) -> None:
+    def measure(done: int, x: Tensor) -> str | None:
         began = time.perf_counter()
-        values = evaluate(divided, phi, x, gamma) | {name: f(x) for name, f in (metrics or {}).items()}
+        values = evaluate(whole, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x
         if not history:
             result.records.clear()
-        result.records.append({"round": done, **values, **clock})
-        for callback in callbacks:
-            callback.on_record(result.records[-1])
+        record = {"round": done, **values, **clock}
+        result.records.append(record)
+        return heard(hearers, lambda callback: callback.on_record(record))
+
+    for callback in hearers:
+        callback.on_begin()
+        for record in result.records:
+            callback.on_record(record)
+
+    def account(last: Round, seconds: float) -> None:
+        clock["train_seconds"] += seconds
+        clock["bytes_up"] += last.bytes_up
+        clock["bytes_down"] += last.bytes_down
+
+    def close(last: Round) -> str | None:
+        """Measure if it is time, tell everybody; a reason to end here."""
+        done = last.t + 1
+        due = done % every == 0 or done > rounds - closing
+        reason = measure(done, algorithm.model(last.server)) if due else None
+        totals = dict(clock)
+        reason = heard(hearers, lambda callback: callback.on_round(last, totals)) or reason
+        if _anywhere(reason) and not due:
+            measure(done, algorithm.model(last.server))
+        return reason
 
     try:
-        rounds_to_go = simulate(algorithm, problem, rounds=rounds, start=start, after=after, **options)
-        if after is None:
-            measure(0, algorithm.model(algorithm.init(start)[0]))
-        while True:
-            began = time.perf_counter()
-            last = next(rounds_to_go, None)
-            if last is None:
-                return result
-            clock["train_seconds"] += time.perf_counter() - began
-            clock["bytes_up"] += last.bytes_up
-            clock["bytes_down"] += last.bytes_down
-            done = last.t + 1
-            if done % every == 0 or done > rounds - closing:
-                measure(done, algorithm.model(last.server))
-            for callback in callbacks:
-                callback.on_round(last, dict(clock))
+        first = 0 if result.last is None else result.last.t + 1
+        rounds_to_go = simulate(algorithm, problem, rounds=rounds, start=start, after=result.last, **options)
+        reason = None if result.last or result.records else measure(0, algorithm.model(algorithm.init(start)[0]))
+        for _ in range(first, rounds):
+            if _anywhere(reason):
+                break
+            began, result.last = time.perf_counter(), None  # nobody holds the round before: its states need no copy
+            result.last = next(rounds_to_go)
+            account(result.last, time.perf_counter() - began)
+            reason = close(result.last)
+        result.ended = reason or ""
+        return result
     except Diverged as error:
         error.result = result
         raise
 
 
+def _check_metrics(metrics: Mapping[str, Metric]) -> None:
+    for name in metrics:
+        if name in ("round", *EVALUATED, *TOTALS):
+            raise InputError(f"a metric is called {name!r}, which is measured anyway; give it another name")
+
+
+def _continued(
+    algorithm: Algorithm,
+    problem: Problem,
+    start: Tensor,
+    gamma: float,
+    after: Round | Result | None,
+    before: Record | None,
+) -> Result:
+    """The result to go on with: fresh, or what an earlier call or a checkpoint left."""
+    result = Result(problem, start, gamma)
+    if isinstance(after, Result):
+        result.records, result.totals, result.last = list(after.records), dict(after.totals), after.last
+    elif after is not None:
+        result.last = after
+        result.totals |= {name: before[name] for name in TOTALS} if before is not None else {}
+    if result.last is not None:
+        result.x = algorithm.model(result.last.server)
+    return result
+
+
+def _anywhere(reason: str | None) -> bool:
+    """Whether any process of the group has a reason to stop; all of them stop then."""
+    return bool(reason) if distributed.size() == 1 else distributed.anywhere(bool(reason))
+
+
 def _divided(problem: Problem) -> Problem:
     """The problem with the sums over all data shared between the processes, if there are several."""
-    return _Divided(problem) if distributed.size() > 1 and isinstance(problem, FiniteSum) else problem
+    part = declared(problem).part
+    return problem if distributed.size() == 1 or part is None else _Divided(problem, part)
 
 
 class _Divided:
-    def __init__(self, problem: FiniteSum) -> None:
+    def __init__(self, problem: Problem, part: Callable[[int, int], Problem]) -> None:
         self.n, self.dim, self.oracle = problem.n, problem.dim, problem.oracle
-        self._part = problem.part(distributed.rank(), distributed.size())
+        self._part = part(distributed.rank(), distributed.size())
 
     def loss(self, x: Tensor) -> Tensor:
-        return distributed.total([self._part.loss(x)])[0]
+        return distributed.all_sum([self._part.loss(x)])[0]
 
     def gradient(self, x: Tensor) -> Tensor:
-        return distributed.total([self._part.gradient(x)])[0]
+        return distributed.all_sum([self._part.gradient(x)])[0]
