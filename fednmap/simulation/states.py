@@ -90,6 +90,7 @@ class Clients:
             states = self[ids]
             for taken in held:
                 taken.save(ids, states)
+            self._snapshots = [weakref.ref(taken) for taken in held if not taken.complete]
 
     def _reserve(self, rows: int) -> None:
         """Tables at least double when they grow, never beyond a row for everybody."""
@@ -146,6 +147,11 @@ class Snapshot:
                 into[rows >= 0] = values[rows[rows >= 0]]
             place[saved] = -1
         return type(now)(*(v.reshape(old.shape) for v, old in zip(stacked, now, strict=True)))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every client's state is saved here: nothing that comes later matters."""
+        return self._is_saved is not None and bool(self._is_saved.all())
 
     def save(self, ids: Tensor, states: State) -> None:
         """The states of these clients, which are about to be replaced."""

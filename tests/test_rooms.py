@@ -1,0 +1,107 @@
+"""The house: imports point downward, room by room; the drawing in CONTRIBUTING.md is the one that the sources draw."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import fednmap
+
+PACKAGE = Path(fednmap.__file__).parent
+CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
+
+FLOORS = [  # the highest first; rooms of one floor may use each other, but not in a circle
+    ("__main__", "cli"),
+    ("commands",),
+    ("paper", "flower"),
+    ("report",),
+    ("runs",),
+    ("theory", "testing"),
+    ("simulation",),
+    ("algorithms", "problems", "models", "data"),
+    ("regularizers",),
+    ("measure",),
+    ("core",),
+    ("names",),
+]
+FLOOR = {room: len(FLOORS) - k for k, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def modules():
+    """Dotted name inside the package -> its parsed source."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return found
+
+
+def imported(tree, known, everywhere=True):
+    """The modules of the package that a source imports; with `everywhere` also inside functions."""
+    nodes = ast.walk(tree) if everywhere else tree.body
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fednmap":
+            base = ".".join(node.module.split(".")[1:])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".strip(".")
+                if (target := inner if inner in known else base) in known and target:
+                    yield target
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("fednmap."):
+                    yield alias.name.removeprefix("fednmap.")
+
+
+def rooms():
+    """Room -> the rooms it imports."""
+    known = modules()
+    graph = {}
+    for name, tree in known.items():
+        if name:
+            room = name.split(".")[0]
+            graph.setdefault(room, set()).update(target.split(".")[0] for target in imported(tree, known))
+    return {room: targets - {room} for room, targets in graph.items()}
+
+
+def drawing():
+    """The house as text: floors from the top, and behind each room what it stands on directly."""
+    graph, lines = rooms(), []
+    for floor in FLOORS:
+        for room in floor:
+            if room in graph and not room.startswith("__"):
+                below = sorted(graph[room], key=lambda r: (-FLOOR[r], r))
+                lines.append(f"{room:<13}{'-> ' + ', '.join(below) if below else ''}".rstrip())
+    return "\n".join(lines)
+
+
+def test_every_room_has_a_floor():
+    assert set(rooms()) <= set(FLOOR)
+    at_the_root = {p.stem for p in PACKAGE.glob("*.py")}
+    assert at_the_root == {"__init__", "__main__", "cli", "core", "measure", "names"}
+
+
+def test_imports_point_downward():
+    upward = [
+        f"{room} imports {target}" for room, below in rooms().items() for target in below if FLOOR[target] > FLOOR[room]
+    ]
+    assert not upward
+
+
+def test_no_circle_of_rooms():
+    list(TopologicalSorter(rooms()).static_order())  # raises on a circle
+
+
+def test_no_circle_of_files():
+    known = modules()
+    graph = {name: set(imported(tree, known, everywhere=False)) - {name} for name, tree in known.items() if name}
+    list(TopologicalSorter(graph).static_order())
+
+
+def test_the_drawing_is_true():
+    assert drawing() in CONTRIBUTING.read_text(), f"CONTRIBUTING.md should hold\n\n{drawing()}"
+
+
+def test_a_simulation_does_not_know_networks():
+    known = modules()
+    for name, tree in known.items():
+        if name.startswith("simulation"):
+            assert not [t for t in imported(tree, known) if t.startswith(("problems", "models", "data"))]

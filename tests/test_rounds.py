@@ -1,0 +1,373 @@
+"""A Round is a value; who takes part, with which step, and when a run ends are arguments."""
+
+import gc
+import math
+import re
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from lasso import PHI, last
+from methods import MAKE
+
+from fednmap import algorithms as A
+from fednmap import run, simulate
+from fednmap.measure import problem_gamma, stationarity
+from fednmap.names import InputError
+from fednmap.problems import Pooled
+from fednmap.regularizers import L1, MCP, Zero
+from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance
+from fednmap.simulation.participation import Cyclic, Poisson, Trace, Uniform, Weighted, sampler_of, take_part
+from fednmap.simulation.schedules import Cosine, InverseSqrt, StepDown, schedule_of
+from fednmap.simulation.states import Clients
+from fednmap.testing import heterogeneous, smoothness
+
+SIX = heterogeneous(n=6)
+L = smoothness(SIX)
+EVERYBODY = torch.arange(6)
+HISTORIES = [{}, {"participation": 0.5, "drop": 0.3, "seed": 3}, {"participation": 0.34, "chunk": 1, "seed": 1}]
+
+
+def method(Q=3, **more):
+    return A.FedNMap(PHI, eta_a=0.5 / (L * Q), Q=Q, **more)
+
+
+def same(a, b):
+    return all(torch.equal(u, v) for u, v in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=["everybody", "lossy", "one by one"])
+@pytest.mark.parametrize("name", MAKE)
+def test_going_on_from_any_round_gives_the_same_bits(name, history):
+    algorithm = MAKE[name](PHI if MAKE[name](Zero(), L, 1).traits.composite else Zero(), L, 1)
+    if algorithm.traits.full_participation and history:
+        pytest.skip("needs everybody")
+    problem = Pooled(SIX) if algorithm.traits.central else SIX
+    rounds = list(simulate(algorithm, problem, rounds=12, **history))
+    ids = torch.arange(problem.n)
+    for k in (0, 4, 4, 10):
+        *_, end = simulate(algorithm, problem, rounds=12, after=rounds[k], **history)
+        assert same(end.server, rounds[-1].server)
+        assert same(end.clients[ids], rounds[-1].clients[ids])
+
+
+def test_what_was_yielded_does_not_change():
+    """Checked against copies taken at the time, also of clients that had no state yet."""
+    running, kept = simulate(method(), SIX, rounds=30, participation=0.34, drop=0.2), []
+    for round_ in running:
+        kept.append((round_, [v.clone() for v in round_.clients[EVERYBODY]], len(round_.clients)))
+    for round_, states, count in kept:
+        assert same(round_.clients[EVERYBODY], states)
+        assert len(round_.clients) == count
+        assert len(round_.clients.tensors()["ids"]) == count
+        for i in (0, 3):
+            assert torch.equal(round_.clients[torch.tensor(i)].h, states[0][i])
+
+
+def test_two_runs_go_on_from_one_round_without_disturbing_each_other():
+    first = next(simulate(method(), SIX, rounds=1))
+    one, two = (simulate(method(), SIX, rounds=9, after=first) for _ in range(2))
+    together = [(next(one), next(two)) for _ in range(8)]
+    assert all(same(a.server, b.server) for a, b in together)
+
+
+def test_a_snapshot_nobody_holds_costs_nothing():
+    clients = Clients(4, method().Client(torch.zeros(2)))
+    held, dropped = clients.snapshot(), clients.snapshot()
+    del dropped
+    gc.collect()
+    clients[torch.arange(2)] = method().Client(torch.ones(2, 2))
+    assert len(clients._snapshots) == 1
+    clients[torch.arange(4)] = method().Client(torch.ones(4, 2))
+    assert not clients._snapshots  # it has all that it needs
+    assert float(held[torch.arange(4)].h.sum()) == 0
+
+
+def test_states_on_disk_belong_to_one_run(tmp_path):
+    running = simulate(method(), SIX, rounds=5, store=tmp_path)
+    next(running)
+    with pytest.raises(InputError, match="in use by another run"):
+        simulate(method(), SIX, rounds=5, store=tmp_path)
+    del running
+    gc.collect()
+    assert len(list(simulate(method(), SIX, rounds=5, store=tmp_path))) == 5
+
+
+def test_states_on_disk_go_on_from_the_last_round_alone(tmp_path):
+    whole = list(simulate(method(), SIX, rounds=8))
+    part = list(simulate(method(), SIX, rounds=5, store=tmp_path))
+    with pytest.raises(InputError, match="newest round only"):
+        simulate(method(), SIX, rounds=8, store=tmp_path, after=part[2])
+    with pytest.raises(InputError, match="go on with store="):
+        simulate(method(), SIX, rounds=8, after=part[-1])
+    earlier = simulate(method(), SIX, rounds=8, store=tmp_path, after=part[-1])
+    later = list(simulate(method(), SIX, rounds=8, store=tmp_path, after=part[-1]))
+    assert same(later[-1].server, whole[-1].server)
+    with pytest.raises(InputError, match="taken over"):
+        next(earlier)
+
+
+# who takes part
+
+
+def drawn(sampler, rounds=400, n=10, seed=0):
+    return [take_part(n, t, sampler=sampler, drop=0.0, seed=seed).participants.tolist() for t in range(rounds)]
+
+
+def test_uniform_is_the_default():
+    a, b = (
+        list(simulate(method(), SIX, rounds=9, **how)) for how in ({"participation": 0.5}, {"sampler": Uniform(0.5)})
+    )
+    assert all(same(x.server, y.server) for x, y in zip(a, b, strict=True))
+
+
+def test_poisson_takes_everyone_by_a_coin():
+    rounds = drawn(Poisson(0.3))
+    counts = np.array([len(r) for r in rounds])
+    assert abs(counts.mean() - 3) < 4 * math.sqrt(10 * 0.3 * 0.7 / 400)
+    assert counts.var() > 1.2  # 2.1 expected; a fixed number would give 0
+    together = np.mean([0 in r and 1 in r for r in rounds])
+    assert abs(together - 0.09) < 4 * math.sqrt(0.09 * 0.91 / 400)
+
+
+def test_a_round_without_anybody_changes_nothing():
+    rounds = list(simulate(method(), SIX, rounds=40, sampler=Poisson(0.05)))
+    empty = [k for k, r in enumerate(rounds) if not len(r.participants) and k]
+    assert empty
+    assert all(same(rounds[k].server, rounds[k - 1].server) and rounds[k].bytes_up == 0 for k in empty)
+
+
+def test_weighted_follows_the_odds():
+    seen = np.bincount(np.concatenate(drawn(Weighted([1, 3, 0, 1, 1, 1, 1, 1, 1, 10], share=0.1))), minlength=10) / 400
+    assert seen[2] == 0
+    assert abs(seen[9] - 0.5) < 4 * math.sqrt(0.25 / 400)
+    assert abs(seen[1] - 0.15) < 4 * math.sqrt(0.15 * 0.85 / 400)
+
+
+def test_cyclic_and_trace():
+    assert drawn(Cyclic(0.4), rounds=3) == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9]]
+    assert drawn(Trace([[3, 1], [], [2]]), rounds=4) == [[1, 3], [], [2], [1, 3]]
+
+
+@pytest.mark.parametrize("sampler", [Poisson(0.4), Cyclic(0.34), Trace([[0, 1], [2, 3, 4], [5], []])])
+def test_fednmap_is_exact_whoever_takes_part(sampler):
+    algorithm = method()
+    end = last(algorithm, SIX, rounds=1500, sampler=sampler, drop=0.1)
+    assert float(stationarity(SIX, PHI, algorithm.model(end.server), 1 / L)) < 1e-18
+    assert float((end.clients[EVERYBODY].h.mean(0) - end.server.h).abs().max()) < 1e-12
+
+
+def test_a_trace_from_a_file(tmp_path):
+    (tmp_path / "trace.txt").write_text("0 2\n\n1,2\n")
+    assert sampler_of(f"trace:{tmp_path / 'trace.txt'}", 1.0).rounds == [[0, 2], [], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [0, 0]), "different numbers from 0 to 5"),
+        (lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [7]), "different numbers from 0 to 5"),
+        (lambda: simulate(A.Scaffnew(), SIX, rounds=1, sampler=Poisson(0.5)), "needs every client"),
+        (lambda: simulate(method(), SIX, rounds=1, sampler=Weighted([1, 1], 0.5)), "2 odds"),
+        (lambda: sampler_of("poison", 0.5), "did you mean 'poisson'"),
+        (lambda: sampler_of("trace:nowhere", 0.5), "cannot read the trace"),
+        (lambda: Poisson(0.0), "participation is 0.0"),
+        (lambda: Trace([]), "empty"),
+        (lambda: simulate(SIX, method(), rounds=1), "the first argument is of type LeastSquares"),
+        (lambda: simulate(A.FedNMap, SIX, rounds=1), "the first argument is the class FedNMap"),
+        (lambda: simulate(method(), 3, rounds=1), "the second argument is of type int"),
+        (lambda: simulate(method(), SIX, rounds=1, start=[0.0] * SIX.dim), "start is of type list"),
+        (lambda: run(SIX, method(), rounds=1), "the first argument"),
+    ],
+)
+def test_refusals_are_one_line(make, words):
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        list(make())
+    assert "\n" not in str(caught.value)
+
+
+# step sizes
+
+
+def test_a_schedule_gives_the_step_of_each_round():
+    steps = [0.3, 0.2, 0.05, 0.1]
+    scheduled = list(simulate(method(gamma=1.0), SIX, rounds=4, eta_a=lambda t: steps[t] / L))
+    server = None
+    for t, eta in enumerate(steps):
+        algorithm = A.FedNMap(PHI, eta_a=eta / L, Q=3, gamma=1.0)
+        after = scheduled[t - 1] if t else None
+        (round_,) = islice(simulate(algorithm, SIX, rounds=t + 1, after=after), 1)
+        server = round_.server
+        assert same(server, scheduled[t].server)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Cosine(0.5 / L, 1500, 0.05 / L), InverseSqrt(0.5 / L), StepDown(0.5 / L, 0.5, 100)]
+)
+def test_fednmap_ends_at_the_same_point_under_a_schedule(schedule):
+    algorithm = A.FedNMap(PHI, eta_a=0.1, Q=1, gamma=1 / L)
+    first, end = (last(algorithm, SIX, rounds=rounds, eta_a=schedule) for rounds in (1, 600))
+    ratio = [float(stationarity(SIX, PHI, algorithm.model(r.server), 1 / L)) for r in (first, end)]
+    assert ratio[1] < 1e-3 * ratio[0]
+
+
+def test_schedules_by_name():
+    assert schedule_of("0.1", 9) == 0.1
+    assert schedule_of("cosine:0.1,0.01", 9) == Cosine(0.1, 9, 0.01)
+    assert schedule_of("steps:0.1,0.5,30", 9) == StepDown(0.1, 0.5, 30)
+    cosine = Cosine(1.0, 100)
+    assert (cosine(0), cosine(50), cosine(100)) == pytest.approx((1.0, 0.5, 0.0))
+    assert [InverseSqrt(1.0)(t) for t in (0, 3)] == [1.0, 0.5]
+    assert [StepDown(1.0, 0.5, 10)(t) for t in (0, 9, 10, 25)] == [1.0, 1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "x", "cosine", "cosine:", "cosine:-1", "sqrt:1,2", "steps:0.1", "steps:1,1,0.5", "nan"]
+)
+def test_a_bad_schedule_is_one_line(spec):
+    with pytest.raises(InputError) as caught:
+        schedule_of(spec, 10)
+    assert "\n" not in str(caught.value)
+
+
+# measuring, stopping, going on
+
+
+@pytest.mark.parametrize("eta", [1e-3, 1e-1, 1e3])
+def test_the_yardstick_belongs_to_the_problem(eta):
+    """Neither the step size nor a parameter called gamma decides with which gamma a method is measured."""
+    expected = problem_gamma(SIX, PHI, SIX.start)
+    assert expected == pytest.approx(
+        1 / float(torch.linalg.eigvalsh(torch.func.hessian(SIX.loss)(SIX.start))[-1]), rel=0.1
+    )
+    for algorithm in (
+        A.FedNMap(PHI, eta_a=eta),
+        A.FastFedDA(PHI, eta_a=eta),
+        A.EControlDA(PHI, eta_a=eta),
+        A.Zhang(PHI, eta_a=eta),
+    ):
+        result = run(algorithm, SIX, rounds=0)
+        assert result.measure_gamma == expected
+        x = algorithm.model(algorithm.init(SIX.start)[0])
+        assert result.final["stationarity"] == pytest.approx(float(stationarity(SIX, PHI, x, expected)))
+
+
+def test_the_yardstick_respects_weak_convexity():
+    assert problem_gamma(SIX, MCP(0.1, 1e-3), SIX.start) == pytest.approx(0.5e-3)
+
+
+def test_a_linear_f_is_measured_with_1():
+    class Linear:
+        n, dim = 1, 2
+
+        def oracle(self, clients, t):
+            return lambda x, q: torch.ones_like(x)
+
+        def loss(self, x):
+            return x.sum()
+
+        def gradient(self, x):
+            return torch.ones_like(x)
+
+    assert problem_gamma(Linear(), Zero(), torch.zeros(2)) == 1.0
+
+
+class Ends(Callback):
+    def __init__(self, at, answer):
+        self.at, self.answer, self.heard = at, answer, []
+
+    def on_round(self, round, totals):
+        self.heard.append(round.t)
+        if round.t == self.at:
+            if self.answer is StopIteration:
+                raise StopIteration
+            return self.answer
+        return None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(True, "ended by Ends"), ("enough", "enough"), (StopIteration, "ended by Ends")]
+)
+def test_a_callback_can_end_a_run(answer, reason):
+    callback = Ends(6, answer)
+    result = run(method(), SIX, rounds=50, callbacks=[callback])
+    assert (result.ended, callback.heard, result.last.t) == (reason, list(range(7)), 6)
+    assert result.column("round") == [0, 7]  # what it ended with is measured
+    assert same([result.x], [method().model(result.last.server)])
+
+
+def test_functions_are_callbacks():
+    seen = []
+    result = run(method(), SIX, rounds=20, callbacks=seen.append)
+    assert seen == result.records
+    assert run(method(), SIX, rounds=90, stop=lambda record: record["round"] >= 30).final["round"] == 30
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [(Tolerance(1e-5), "converged"), (Patience(2, least=1e-6), "no progress"), (TimeLimit(1e-9), "time limit")],
+)
+def test_reasons_to_stop(stop, words):
+    for _ in range(2):  # a reason can be used again
+        result = run(method(), SIX, rounds=3000, stop=stop)
+        assert words in result.ended
+        assert result.final["round"] < 3000
+    assert run(method(), SIX, rounds=2, stop=Tolerance(1e-9)).ended == ""
+
+
+def test_a_tolerance_is_met():
+    result = run(method(), SIX, rounds=3000, every=1, stop=Tolerance(1e-5))
+    residuals = np.sqrt(result.column("stationarity"))
+    limit = 1e-5 * max(1.0, residuals[0])
+    assert residuals[-1] <= limit < residuals[-2]
+
+
+def test_a_result_can_be_continued():
+    whole = run(method(), SIX, rounds=35, participation=0.5)
+    part = run(method(), SIX, rounds=20, participation=0.5)
+    for _ in range(2):
+        result = run(method(), SIX, rounds=35, participation=0.5, after=part)
+        assert torch.equal(result.x, whole.x)
+        assert [r["objective"] for r in result.records] == [r["objective"] for r in whole.records]
+        assert result.totals["bytes_up"] == whole.totals["bytes_up"]
+    assert run(method(), SIX, rounds=20, participation=0.5, after=part).records == part.records
+
+
+@pytest.mark.parametrize("name", ["loss", "round", "stationarity", "bytes_up"])
+def test_a_metric_may_not_hide_another(name):
+    with pytest.raises(InputError, match="another name"):
+        run(method(), SIX, rounds=1, metrics={name: lambda x: 0.0})
+
+
+@pytest.mark.parametrize("bad", [3, "loss", Callback])
+def test_what_is_not_a_callback_is_refused(bad):
+    with pytest.raises(InputError, match="callback"):
+        run(method(), SIX, rounds=1, callbacks=bad)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Tolerance(0), lambda: Tolerance(-1), lambda: TimeLimit(0), lambda: Patience(0)]
+)
+def test_reasons_that_make_no_sense(make):
+    with pytest.raises(InputError, match="above 0"):
+        make()
+
+
+def test_a_problem_needs_the_protocol_alone():
+    class Own:
+        n, dim = 2, 3
+
+        def oracle(self, clients, t):
+            return lambda x, q: x - clients.to(x).reshape(-1, 1)
+
+        def loss(self, x):
+            return 0.25 * (x.square().sum() + (x - 1).square().sum())
+
+        def gradient(self, x):
+            return x - 0.5
+
+    result = run(A.FedNMap(L1(0.1), eta_a=0.1, Q=2), Own(), rounds=200)
+    assert torch.allclose(result.x, torch.full((3,), 0.4), atol=1e-5)
+    with pytest.raises(InputError, match="not made from a torch module"):
+        result.module()
