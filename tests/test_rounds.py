@@ -238,9 +238,8 @@ def test_a_bad_schedule_is_one_line(spec):
 def test_the_yardstick_belongs_to_the_problem(eta):
     """Neither the step size nor a parameter called gamma decides with which gamma a method is measured."""
     expected = problem_gamma(SIX, PHI, SIX.start)
-    assert expected == pytest.approx(
-        1 / float(torch.linalg.eigvalsh(torch.func.hessian(SIX.loss)(SIX.start))[-1]), rel=0.1
-    )
+    hessian = sum(a.T @ a / len(a) for a, _ in SIX.data) / SIX.n
+    assert expected == pytest.approx(1 / float(torch.linalg.eigvalsh(hessian)[-1]), rel=0.1)
     for algorithm in (
         A.FedNMap(PHI, eta_a=eta),
         A.FastFedDA(PHI, eta_a=eta),
