@@ -7,6 +7,7 @@ as small matrix products do. Here each product is written straight into its plac
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,9 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 
 
 class Dense:
-    """A chain of linear layers and activations, its parameters in one flat vector x.
+    """Linear layers, each followed by at most one activation, their parameters in one flat vector x.
 
+    So an activation may overwrite its input, a product that nothing else needs.
     Samples are (B, d) at one point x (p,), or (k, B, d) for k clients at x (k, p) or at one common x (p,).
     """
 
@@ -39,7 +41,8 @@ class Dense:
         flat = sample.ndim == 1
         if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
             layers, flat = layers[1:], True
-        known = all(type(layer) is nn.Linear or type(layer) in ACTIVATIONS for layer in layers)
+        neighbours = pairwise([None, *(type(layer) for layer in layers)])
+        known = all(b is nn.Linear or (b in ACTIVATIONS and a is nn.Linear) for a, b in neighbours)
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
         in_order = [id(p) for p in module.parameters()] == [id(p) for layer in layers for p in layer.parameters()]
         return cls(layers) if flat and known and in_order and not hooked else None

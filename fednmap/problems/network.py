@@ -172,7 +172,7 @@ class Network(FiniteSum):
     @torch.enable_grad()
     def _differentiated(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
         """The samples of all clients in one batch, since each counts by itself."""
-        out = out.requires_grad_()
+        out = out.detach().requires_grad_()
         batch = b.shape[: out.ndim - 1]
         joined, targets = out.flatten(0, -2), b.reshape(-1, *b.shape[len(batch) :])
         if isinstance(weight, Tensor):

@@ -1,0 +1,97 @@
+"""Backpropagation written out, against autograd on every chain of layers up to a depth of 4."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fednmap.problems import Network
+from fednmap.problems.dense import Dense
+
+WIDTH = 3  # of inputs, hidden layers and outputs: every order of layers fits
+KINDS = {
+    "linear": lambda: nn.Linear(WIDTH, WIDTH),
+    "no-bias": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "identity": nn.Identity,
+    "flatten": nn.Flatten,
+}
+EVERYBODY = torch.arange(3)
+
+
+def chains(depth):
+    """All orders of `depth` layers of which at least one has parameters."""
+    orders = product(KINDS, repeat=depth)
+    return [names for names in orders if "linear" in names or "no-bias" in names]
+
+
+def data(real):
+    rng = torch.Generator().manual_seed(0)
+    parts = []
+    for m in (4, 7, 5):
+        x = torch.randn(m, WIDTH, generator=rng, dtype=torch.float64)
+        y = torch.randn(m, WIDTH, generator=rng, dtype=torch.float64)
+        parts.append((x, y if real else y.argmax(1)))
+    return parts
+
+
+def autograd(module, loss, x, parts):
+    """Torch's own gradient of each part's loss at x."""
+    nn.utils.vector_to_parameters(x, module.parameters())
+    found = [torch.autograd.grad(loss(module(a), b), list(module.parameters())) for a, b in parts]
+    return torch.stack([nn.utils.parameters_to_vector(gradients) for gradients in found])
+
+
+def check(names, loss):
+    torch.manual_seed(len(names))
+    module = nn.Sequential(*(KINDS[name]() for name in names)).double()
+    parts = data(real=loss is mse_loss)
+    problem = Network(module, loss, parts, batch_size=None)
+    rows = problem.data.x.clone()
+    x = problem.start + 0.1
+    each = autograd(module, loss, x, parts)
+    torch.testing.assert_close(problem.gradient(x), each.mean(0), rtol=1e-10, atol=1e-12)
+    apart = torch.stack([x, x + 0.1, x - 0.1])
+    stacked = torch.stack([autograd(module, loss, apart[i], parts)[i] for i in range(3)])
+    torch.testing.assert_close(problem.oracle(EVERYBODY, 0)(x, 0), each, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(problem.oracle(EVERYBODY, 0)(apart, 0), stacked, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(problem.oracle(EVERYBODY[1], 0)(x, 0), each[1], rtol=1e-10, atol=1e-12)
+    assert torch.equal(problem.data.x, rows), f"{names} wrote over the samples"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", [cross_entropy, mse_loss])
+def test_every_chain_has_the_gradient_of_autograd_and_leaves_the_data_alone(depth, loss):
+    for names in chains(depth):
+        check(names, loss)
+
+
+def test_some_chains_of_four():
+    for names in chains(4)[::11]:
+        check(names, mse_loss)
+
+
+@pytest.mark.parametrize("names", [("linear", "relu", "sigmoid", "linear"), ("sigmoid", "linear"), ("linear", "tanh")])
+def test_the_orders_that_used_to_go_wrong(names):
+    check(names, cross_entropy)
+
+
+def test_minibatches_too():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.ReLU(), nn.Linear(WIDTH, 5), nn.Tanh(), nn.Sigmoid(), nn.Linear(5, WIDTH)).double()
+    problem = Network(module, cross_entropy, data(real=False), batch_size=4)
+    g, x = problem.oracle(EVERYBODY, 2), problem.start
+    one = torch.stack([problem.oracle(i, 2)(x, 1) for i in EVERYBODY])
+    torch.testing.assert_close(g(x, 1), one, rtol=1e-12, atol=1e-14)
+
+
+def test_ordinary_chains_stay_written_out():
+    linear = KINDS["linear"]
+    for layers in ([linear()], [nn.Flatten(), linear(), nn.ReLU(), linear(), nn.Sigmoid()], [linear(), linear()]):
+        assert Dense.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is not None
+    for layers in ([nn.ReLU(), linear()], [linear(), nn.ReLU(), nn.Tanh(), linear()]):
+        assert Dense.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is None
