@@ -85,4 +85,4 @@ def _parse(batch: tuple[str, bytes]) -> tuple[Tensor, Tensor]:
             warnings.simplefilter("ignore")  # the files were pickled by an old numpy; newer ones frown at its dtypes
             table = pickle.loads(contents, encoding="bytes")
         labels, pixels = np.array(table[b"labels"]), table[b"data"]
-    return torch.tensor(pixels).reshape(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+    return torch.from_numpy(pixels.copy()).reshape(-1, 3, 32, 32), torch.from_numpy(labels.astype(np.int64))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from fednmap.names import InputError
+
+ONE_PER_CLIENT = "give a list with one pair (x, y) per client"
+
+Pairs = Iterable[tuple[Any, Any] | TensorDataset]
+"""Samples and targets of each client, as tensors, numpy arrays or data sets of tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +33,9 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
     sizes: Tensor
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", self.sizes.cpu())  # with the offsets: indices are computed on the CPU
+        if self.x.device != self.y.device:
+            raise InputError(f"x is on {self.x.device} and y on {self.y.device}; move them to one device")
         if len(self.x) != len(self.y) or len(self.x) != int(self.sizes.sum()):
             raise InputError(
                 f"{len(self.x)} rows of x, {len(self.y)} of y, {int(self.sizes.sum())} by the sizes: must agree"
@@ -42,30 +55,54 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
                 )
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
-        """From one pair (x_i, y_i) a client."""
+    def of(cls, pairs: Pairs) -> ClientData:
+        """From one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
         if isinstance(pairs, ClientData):
             return pairs
-        if not len(pairs):
-            raise InputError("no clients: give one pair (x, y) for each")
-        for i, (x, y) in enumerate(pairs):
-            if len(x) != len(y):
-                raise InputError(f"client {i} has {len(x)} rows of x and {len(y)} of y; they must agree")
-        x, y = (torch.cat([pair[k] for pair in pairs]) for k in (0, 1))
-        return cls(x, y, torch.tensor([len(pair[0]) for pair in pairs]))
+        if isinstance(pairs, Tensor | np.ndarray | TensorDataset | str) or not isinstance(pairs, Iterable):
+            raise InputError(f"the data is a {type(pairs).__name__}; {ONE_PER_CLIENT}")
+        found = list(pairs)
+        if not found:
+            raise InputError(f"no clients: {ONE_PER_CLIENT}")
+        if isinstance(found[0], Tensor | np.ndarray):
+            raise InputError(
+                "the data is not divided among clients: give [(x, y)] for one client, "
+                "or ClientData.split(x, y, partition('iid', y, n)) for n of them"
+            )
+        each = [_pair(i, value) for i, value in enumerate(found)]
+        for k, name in enumerate("xy"):
+            for i, pair in enumerate(each):
+                mine, first = (tuple(v.shape[1:]) for v in (pair[k], each[0][k]))
+                if mine != first:
+                    raise InputError(
+                        f"one {name} of client {i} has shape {mine}, of client 0 {first}; all clients' must agree"
+                    )
+        x, y = (torch.cat([pair[k] for pair in each]) for k in (0, 1))
+        return cls(x, y, torch.tensor([len(pair[0]) for pair in each], device="cpu"))
 
     @classmethod
-    def split(cls, x: Tensor, y: Tensor, parts: Sequence[Tensor]) -> ClientData:
+    def split(cls, x: Any, y: Any, parts: Sequence[Tensor]) -> ClientData:
         """From pooled data and, for each client, the indices of its rows (see `fednmap.data.partition`)."""
-        order = torch.cat(list(parts))
-        return cls(x[order], y[order], torch.tensor([len(part) for part in parts]))
+        x, y, order = tensor("x", x), tensor("y", y), torch.cat(list(parts))
+        sizes = torch.tensor([len(part) for part in parts], device="cpu")
+        return cls(x[order.to(x.device)], y[order.to(y.device)], sizes)
 
     def mixed(self, seed: int = 0) -> ClientData:
         """The same with each client's rows shuffled."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(seed)
         pairs = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
-        order = torch.cat([first + torch.randperm(size, generator=generator) for first, size in pairs])
+        shuffled = [first + torch.randperm(size, generator=generator, device="cpu") for first, size in pairs]
+        order = torch.cat(shuffled).to(self.x.device)
         return ClientData(self.x[order], self.y[order], self.sizes)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all numbers and of whose they are: the same for the same data."""
+        found = hashlib.sha256()
+        for values in (self.x, self.y, self.sizes):
+            found.update(f"{values.dtype} {tuple(values.shape)}".encode())
+            found.update(values.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
     @property
     def offsets(self) -> Tensor:
@@ -83,3 +120,26 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         sizes = self.sizes.tolist()
         return iter(list(zip(self.x.split(sizes), self.y.split(sizes), strict=True)))
+
+
+def tensor(name: str, values: Any) -> Tensor:
+    """Numbers in a form that others use, such as a numpy array, as a tensor; `name` says what they are."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.tensor(np.array(values, order="C"), device="cpu")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is a {type(values).__name__} that does not hold numbers only ({error})") from None
+
+
+def _pair(i: int, value: Any) -> tuple[Tensor, Tensor]:
+    """Client i's samples and targets."""
+    parts = value.tensors if isinstance(value, TensorDataset) else value
+    if not isinstance(parts, tuple | list) or len(parts) != 2:
+        raise InputError(f"client {i} is a {type(value).__name__}, not a pair; {ONE_PER_CLIENT}")
+    x, y = (tensor(f"{name} of client {i}", part) for name, part in zip("xy", parts, strict=True))
+    if not x.ndim or not y.ndim:
+        raise InputError(f"client {i} has one number for x or y; give one row of x and one entry of y per sample")
+    if len(x) != len(y):
+        raise InputError(f"client {i} has {len(x)} rows of x and {len(y)} of y; they must agree")
+    return x, y

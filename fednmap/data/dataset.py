@@ -46,11 +46,11 @@ class Dataset:
 
 def hold_out(x: Tensor, y: Tensor, clients: Tensor | None = None, truth: Tensor | None = None) -> Dataset:
     """Every fifth row (of every client) for the test: for sets that come without a test part."""
-    rank = torch.arange(len(x))
+    rank = torch.arange(len(x), device="cpu")
     if clients is not None:
         for i in torch.unique(clients):
             mine = clients == i
-            rank[mine] = torch.arange(int(mine.sum()))
+            rank[mine] = torch.arange(int(mine.sum()), device="cpu")
     test = rank % 5 == 4
     if clients is None:
         return Dataset(x[~test], y[~test], x[test], y[test], truth=truth)

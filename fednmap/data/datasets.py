@@ -27,7 +27,7 @@ def digits() -> Dataset:
     from sklearn.datasets import load_digits
 
     pictures, labels = load_digits(return_X_y=True)
-    return hold_out(torch.tensor(pictures, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
+    return hold_out(torch.from_numpy(pictures).float().view(-1, 1, 8, 8) / 16, torch.from_numpy(labels))
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {

@@ -41,7 +41,7 @@ def heart_disease() -> Dataset:
         table = np.delete(table, (SLOPE, CA, THAL), axis=1)
         table = table[~(table == "?").any(axis=1)].astype(np.float32)
         rows.append(torch.from_numpy(table))
-        clients.append(torch.full((len(table),), i))
+        clients.append(torch.full((len(table),), i, device="cpu"))
     pooled = torch.cat(rows)
     plain = [j for j in range(pooled.shape[1] - 1) if j not in (CHEST_PAIN, REST_ECG)]
     kinds = [one_hot(pooled[:, j].long() - pooled[:, j].long().min())[:, 1:] for j in (CHEST_PAIN, REST_ECG)]

@@ -1,7 +1,7 @@
 """Dividing pooled samples among n clients: each function returns, per client, the indices of its rows.
 
 Every sample goes to exactly one client, every client gets at least one, and the result is a pure
-function of its arguments.
+function of its arguments. Indices are on the CPU, wherever the labels are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednmap.data.clients import tensor
 from fednmap.names import InputError, unknown
 
 Parts = list[Tensor]
@@ -19,13 +20,13 @@ Parts = list[Tensor]
 
 def sorted_by_label(y: Tensor, n: int, seed: int = 0) -> Parts:
     """Samples sorted by label and cut into n consecutive parts whose sizes differ by at most one."""
-    _enough(y, n)
+    y = _labels(y, n)
     return _cut(torch.sort(y, stable=True).indices, n)
 
 
 def iid(y: Tensor, n: int, seed: int = 0) -> Parts:
     """A random permutation cut into n parts whose sizes differ by at most one."""
-    _enough(y, n)
+    y = _labels(y, n)
     return _cut(torch.from_numpy(np.random.default_rng(seed).permutation(len(y))), n)
 
 
@@ -36,7 +37,7 @@ def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
     """
     if per_client < 1:
         raise InputError(f"shards per client is {per_client}; it must be at least 1")
-    _enough(y, n * per_client)
+    y = _labels(y, n * per_client)
     pieces = _cut(torch.sort(y, stable=True).indices, n * per_client)
     order = np.random.default_rng(seed).permutation(len(pieces)).reshape(n, per_client)
     return [torch.cat([pieces[j] for j in row]) for row in order]
@@ -51,7 +52,7 @@ def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
     """
     if not alpha > 0:
         raise InputError(f"Dirichlet alpha is {alpha}; it must be positive")
-    _enough(y, n)
+    y = _labels(y, n)
     rng = np.random.default_rng(seed)
     held: list[list[Tensor]] = [[] for _ in range(n)]
     for label in torch.unique(y):
@@ -69,6 +70,7 @@ def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
 
 def by_client(ids: Tensor) -> Parts:
     """One client for each distinct id, in ascending order of the ids."""
+    ids = tensor("ids", ids).cpu()
     return [(ids == i).nonzero().squeeze(1) for i in torch.unique(ids)]
 
 
@@ -100,11 +102,14 @@ def partition(spec: str, y: Tensor, n: int, *, seed: int = 0, ids: Tensor | None
     return PARTITIONS[name](y, n, seed, value)
 
 
-def _enough(y: Tensor, parts: int) -> None:
+def _labels(y: Tensor, parts: int) -> Tensor:
+    """The labels where rows are counted, on the CPU, if they are enough for so many parts."""
+    y = tensor("y", y).cpu()
     if parts < 1:
         raise InputError(f"{parts} clients; at least 1 is needed")
     if parts > len(y):
         raise InputError(f"{parts} parts of {len(y)} samples: every client needs a sample; use fewer clients")
+    return y
 
 
 def _cut(order: Tensor, n: int) -> Parts:

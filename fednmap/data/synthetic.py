@@ -37,7 +37,7 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 30, seed: in
         rows = rng.normal(centre, 1, features) + scale * rng.standard_normal((size, features))
         x.append(rows)
         y.append((rows @ weights + bias).argmax(1))
-    ids = torch.repeat_interleave(torch.arange(clients), torch.from_numpy(sizes))
+    ids = torch.repeat_interleave(torch.arange(clients, device="cpu"), torch.from_numpy(sizes))
     return hold_out(torch.from_numpy(np.concatenate(x)).float(), torch.from_numpy(np.concatenate(y)), ids)
 
 
@@ -72,7 +72,7 @@ def sparse_regression(
         [rng.normal(0, spread, features) + rng.standard_normal((samples, features)) @ root.T for _ in range(clients)]
     )
     y = x @ truth + noise * rng.standard_normal(len(x))
-    ids = torch.arange(clients).repeat_interleave(samples)
+    ids = torch.arange(clients, device="cpu").repeat_interleave(samples)
     tensors = [torch.from_numpy(values).float() for values in (x, y, truth)]
     return hold_out(tensors[0], tensors[1], ids, truth=tensors[2])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
+import torch
 from torch import nn
 
 from fednmap.data.dataset import Dataset
@@ -58,7 +59,7 @@ MODELS: dict[str, Callable[[Shape, int, list[str]], nn.Module]] = {
 
 
 def build(spec: str, dataset: Dataset) -> nn.Module:
-    """The network that `spec` names, for the samples of `dataset`: one output a label, or one number in regression.
+    """The network that `spec` names, for the samples of `dataset`: one output per label, or one number in regression.
 
     linear, mlp:64, mlp:64,32:relu, cnn, mobilenet-v3-small, mobilenet-v3-small:group.
 
@@ -68,7 +69,10 @@ def build(spec: str, dataset: Dataset) -> nn.Module:
     """
     name, *arguments = spec.split(":")
     make = choose("model", name, MODELS)
-    module = make(dataset.x_train.shape[1:], dataset.classes or 1, arguments)
+    if dataset.classes == 1:
+        raise InputError("all training rows have the same label; give data with at least two")
+    with torch.device("cpu"):
+        module = make(dataset.x_train.shape[1:], dataset.classes or 1, arguments)
     # targets of a regression have shape (N,), and so must the outputs have: (N, 1) would broadcast to (N, N)
     return module if dataset.classes else nn.Sequential(*_parts(module), nn.Flatten(0))
 

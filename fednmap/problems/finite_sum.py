@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Oracle
-from fednmap.data.clients import ClientData
+from fednmap.data.clients import ClientData, Pairs
 from fednmap.names import InputError
 from fednmap.problems.minibatch import minibatches
 
@@ -39,7 +39,7 @@ class FiniteSum(ABC):
 
     def __init__(
         self,
-        data: Sequence[tuple[Tensor, Tensor]],
+        data: Pairs,
         *,
         batch_size: int | None,
         seed: int,
@@ -62,6 +62,17 @@ class FiniteSum(ABC):
         return max(
             1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + one.element_size() * one.numel() * batch)
         )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the data."""
+        return self.data.digest
+
+    def exact(self) -> Self:
+        """The same problem with exact client gradients."""
+        exact = copy.copy(self)
+        exact.batch_size = None
+        return exact
 
     def part(self, rank: int, ranks: int) -> Self:
         """The terms of f that fall to one of several processes: their losses and gradients sum to f's."""
@@ -110,12 +121,13 @@ class FiniteSum(ABC):
 
     def _exact(self, clients: Tensor) -> Oracle:
         """Full local gradients: clients' samples side by side, the shorter ones padded with weight 0."""
+        clients = clients.cpu()
         sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
         longest = int(sizes.max())
         step = max(1, self._rows_at_once() // max(1, clients.numel()))
 
         def batch(c: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            j = torch.arange(c, min(c + step, longest))
+            j = torch.arange(c, min(c + step, longest), device="cpu")
             a, b = self._gather(first + torch.minimum(j, sizes - 1), x)
             return a, b, (j < sizes).to(x) / sizes.to(x)
 
@@ -132,7 +144,8 @@ class FiniteSum(ABC):
 
     def _everything(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples in chunks, each weighing what it contributes to f."""
-        clients = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64) if self.weights is None else self.weights
+        equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")
+        clients = equal if self.weights is None else self.weights
         weights = torch.repeat_interleave(clients / self._sizes, self._sizes).to(x)
         rank, ranks = self._part
         for rows in islice(self._chunks(), rank, None, ranks):
@@ -163,7 +176,7 @@ def like(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _checked(weights: Sequence[float] | Tensor, n: int) -> Tensor:
-    w = torch.as_tensor(weights, dtype=torch.float64)
+    w = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
     if w.shape != (n,) or bool((w < 0).any()) or abs(float(w.sum()) - 1) > 1e-6:
         raise InputError(
             f"weights must be {n} numbers >= 0 that sum to 1, given {tuple(w.shape)} summing to {float(w.sum()):g}"

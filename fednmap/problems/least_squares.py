@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from fednmap.data.clients import ClientData, Pairs
 from fednmap.problems.finite_sum import FiniteSum, Weight
+from fednmap.problems.table import table
 
 
 class LeastSquares(FiniteSum):
@@ -21,13 +24,22 @@ class LeastSquares(FiniteSum):
 
     def __init__(
         self,
-        data: Sequence[tuple[Tensor, Tensor]],
+        data: Pairs,
         *,
         batch_size: int | None = None,
         seed: int = 0,
         weights: Sequence[float] | Tensor | None = None,
     ) -> None:
-        super().__init__(data, batch_size=batch_size, seed=seed, weights=weights)
+        rows = table(data)
+        if not rows.y.is_floating_point():
+            warnings.warn(
+                f"LeastSquares takes {rows.y.dtype} labels for real numbers; to classify use Logistic, "
+                "for a regression give targets as floats",
+                UserWarning,
+                stacklevel=2,
+            )
+            rows = ClientData(rows.x, rows.y.to(rows.x.dtype), rows.sizes)
+        super().__init__(rows, batch_size=batch_size, seed=seed, weights=weights)
         self.dim = self.data.x[0].numel()
         self.start = self.data.x.new_zeros(self.dim)
 

@@ -53,9 +53,12 @@ def minibatches(
 ) -> Callable[[int], Tensor]:
     """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch).
 
+    They are computed on the CPU, where sizes and offsets are.
+
     first: the number that client 0 has in the whole federation, where only some of its clients are here.
     """
-    ids = np.asarray(clients.cpu().numpy() + first)
+    clients = clients.cpu()
+    ids = np.asarray(clients.numpy() + first)
     held, offset = sizes[clients].numpy(), offsets[clients].unsqueeze(-1)
     blocks: dict[int, Tensor] = {}
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parameters_to_vector
 
+from fednmap.data.clients import ClientData, Pairs
 from fednmap.names import InputError
-from fednmap.problems import batch_norm
+from fednmap.problems import batch_norm, probe
 from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from fednmap.problems.probe import Loss
 
 
 class Network(FiniteSum):
     """f_i(x) = mean_j loss(module_x(a_j), b_j): x holds the module's parameters, in the order of `named_parameters()`.
 
     module: any torch.nn.Module without randomness in its forward pass; it is copied, its parameters are the start.
+            Parameters with requires_grad=False stay as they are and are not part of x.
     loss:   loss(outputs, targets), the mean over the batch, such as torch.nn.functional.cross_entropy.
-    data:   one pair (inputs, targets) a client.
+    data:   one pair (inputs, targets) per client.
 
     Batch norm normalises by the statistics of the minibatch in gradients, and of fixed chunks of a client's rows,
     `batch_size` each, in `loss` and `gradient`; these are then exact for that choice of chunks. Running statistics
@@ -41,34 +43,66 @@ class Network(FiniteSum):
         self,
         module: nn.Module,
         loss: Loss,
-        data: Sequence[tuple[Tensor, Tensor]],
+        data: Pairs,
         *,
         batch_size: int | None = 32,
         seed: int = 0,
         weights: Sequence[float] | Tensor | None = None,
     ) -> None:
-        super().__init__(data, batch_size=batch_size, seed=seed, weights=weights)
+        probe.check_kinds(module, loss)
+        given = ClientData.of(data)
+        targets = probe.labels(loss, given.y)
+        rows = given if targets is given.y else ClientData(given.x, targets, given.sizes)
+        super().__init__(rows, batch_size=batch_size, seed=seed, weights=weights)
         self.normalised = bool(batch_norm.layers(module))
         if self.normalised and batch_size is None:
             raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original, self._module, self._loss = copy.deepcopy(module), batch_norm.without_running(module), loss
-        self._names = [name for name, _ in module.named_parameters()]
-        self._shapes = [p.shape for p in module.parameters()]
-        self._numels = [p.numel() for p in module.parameters()]
+        self._own = dict(self._module.named_parameters())
+        self._places = _places(self._module)
+        self._names = [name for name, p in self._own.items() if p.requires_grad]
         if not self._names:
-            raise InputError(f"{type(module).__name__} has no parameters to train")
-        self.start = parameters_to_vector(module.parameters()).detach().clone()
+            raise InputError(f"{type(module).__name__} has no parameters to train; give a module with some")
+        self._leaves = [self._own[name] for name in self._names]
+        self._shapes = [p.shape for p in self._leaves]
+        self._numels = [p.numel() for p in self._leaves]
+        self._frozen = {name: p.detach() for name, p in self._own.items() if not p.requires_grad}
+        self.start = parameters_to_vector(self._leaves).detach().clone()
         self.dim = self.start.numel()
-        self._dense = Dense.of(module, self.data.x[0])
+        self._dense = None if self._frozen else Dense.of(module, self.data.x[0])
         labels = not self.data.y.is_floating_point() and int(self.data.y.min()) >= 0
         self._classifies = loss is nn.functional.cross_entropy and labels
-        self._leaves = list(self._module.requires_grad_().parameters())
-        self._convolves = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+        # convolutions are fastest one client at a time
+        self._one_by_one = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+        self._try()
+
+    def _try(self) -> None:
+        """A few samples go through the module and the loss: what does not fit is refused before anything runs."""
+
+        def module(inputs: Tensor) -> Tensor:
+            return self.outputs(self.start, like(inputs, self.start))
+
+        few = probe.rows(self.data)
+        a, b = like(self.data.x[few], self.start), like(self.data.y[few], self.start)
+        out = probe.outputs(module, a)
+        if self.normalised:
+            probe.check_single(module, self.data, self.batch_size)
+        probe.check_labels(self._loss, out, self.data.y)
+        probe.check_loss(self._loss, out, b)
+        if self.n > 1 and not self._dense and not self._one_by_one:
+            try:
+                self._stacked(self.start.expand(2, -1), torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
+            except RuntimeError:  # recurrent layers, among others, cannot be computed for a stack of clients
+                self._one_by_one = True
 
     @property
     def chunk(self) -> int:
-        """Clients computed side by side; convolutions are fastest one client at a time."""
-        return 1 if self._convolves else super().chunk
+        """Clients computed side by side, unless they are computed one by one."""
+        return 1 if self._one_by_one else super().chunk
+
+    def exact(self) -> Self:
+        """The same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""
+        return self if self.normalised else super().exact()
 
     @property
     def architecture(self) -> nn.Module:
@@ -116,12 +150,18 @@ class Network(FiniteSum):
         pieces = x.split(self._numels, -1)
         return {name: v.view(shape) for name, v, shape in zip(self._names, pieces, self._shapes, strict=True)}
 
+    def _values(self, x: Tensor) -> dict[str, Tensor]:
+        """The parameters x and those that stay as they are."""
+        return self.parameters(x) | {name: v.to(x.dtype) for name, v in self._frozen.items()}
+
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The way back: named tensors as one vector."""
         return torch.cat([parameters[name].flatten() for name in self._names])
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return functional_call(self._module, self.parameters(x), (inputs,))  # type: ignore[no-any-return]
+        values = self._values(x)
+        named = {place: values[name] for place, name in self._places.items()}
+        return functional_call(self._module, named, (inputs,), tie_weights=False)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
@@ -140,16 +180,18 @@ class Network(FiniteSum):
             return self._dense.gradient(x, a, lambda out: self._slope(out, b, weight))
         if not stacked:
             return self._gradient(x, a, b, weight)
-        if len(a) == 1:  # alone: the plain kernels are faster than those for a stack
-            one = weight[0] if isinstance(weight, Tensor) else weight
-            return self._gradient(x.reshape(-1), a[0], b[0], one).unsqueeze(0)
-        return self._stacked(x.expand(len(a), -1), a, b, weight)
+        x = x.expand(len(a), -1)
+        if len(a) > 1 and not self._one_by_one:
+            return self._stacked(x, a, b, weight)
+        weights = weight if isinstance(weight, Tensor) else [weight] * len(a)  # alone the plain kernels are faster
+        each = [self._gradient(*one) for one in zip(x, a, b, weights, strict=True)]
+        return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
 
     @torch.enable_grad()
     def _gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         """One client: the module's own parameters become views of x, which costs nothing."""
-        for leaf, value in zip(self._leaves, self.parameters(x).values(), strict=True):
-            leaf.data = _channels_last(value)
+        for name, value in self._values(x).items():
+            self._own[name].data = _channels_last(value)
         total = self._weighted(self._module(_channels_last(a)), b, weight)
         return torch.cat([v.reshape(-1) for v in torch.autograd.grad(total, self._leaves, materialize_grads=True)])
 
@@ -184,8 +226,20 @@ class Network(FiniteSum):
     def _weighted(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
             return self._loss(out, b)
-        each = vmap(lambda o, target: self._loss(o.unsqueeze(0), target.unsqueeze(0)))(out, b)
-        return (weight * each).sum()
+        return (weight * probe.by_sample(self._loss, out, b)).sum()
+
+
+def _places(module: nn.Module) -> dict[str, str]:
+    """Every place of a parameter in the module, and the name it has in `named_parameters()`.
+
+    A layer that is used twice has one place: torch's own way to find them takes it for two, and does not restore it.
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {
+        f"{path}.{own}" if path else own: names[id(p)]
+        for path, layer in module.named_modules()
+        for own, p in layer.named_parameters(recurse=False, remove_duplicate=False)
+    }
 
 
 def _channels_last(v: Tensor) -> Tensor:

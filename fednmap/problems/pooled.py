@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle, Problem
+from fednmap.core import Oracle, Problem, declared
 
 
 class Pooled:
@@ -18,12 +18,18 @@ class Pooled:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.dim = problem, problem.dim
-        self.start = getattr(problem, "start", None)
-        weights = getattr(problem, "weights", None)
-        self._weights = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64) if weights is None else weights
+        said = declared(problem)
+        self.start, self.module, self.digest = said.start, said.module, said.digest
+        equal = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64, device="cpu")
+        self._weights = equal if said.weights is None else said.weights
+
+    def exact(self) -> Pooled:
+        """The same with the exact gradient, where the clients' can be had."""
+        make = declared(self.problem).exact
+        return self if make is None else Pooled(make())
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
-        each = self.problem.oracle(torch.arange(self.problem.n), t)
+        each = self.problem.oracle(torch.arange(self.problem.n, device="cpu"), t)
 
         def g(x: Tensor, q: int) -> Tensor:
             mean: Tensor = torch.tensordot(self._weights.to(x), each(x.reshape(-1), q), dims=([0], [0]))

@@ -6,7 +6,6 @@ estimate of what the assumptions ask for. Measure at several points of a short r
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Problem, Regularizer
+from fednmap.core import Problem, Regularizer, declared
 from fednmap.measure import hessian_norms, objective
 from fednmap.names import InputError
-from fednmap.problems import FiniteSum, Network
 from fednmap.theory.assumptions import at_least_one, positive
 
 Points = Tensor | Sequence[Tensor]
@@ -161,14 +159,9 @@ def estimate_gap(
 
 
 def exact(problem: Problem) -> Problem:
-    """The same problem with exact client gradients where it is one of ours; another one as it is.
-
-    A network with batch norm also stays as it is: its statistics are a minibatch's.
-    """
-    if isinstance(problem, FiniteSum) and not (isinstance(problem, Network) and problem.normalised):
-        problem = copy.copy(problem)
-        problem.batch_size = None
-    return problem
+    """The same problem with exact client gradients where it declares how; another one as it is."""
+    make = declared(problem).exact
+    return problem if make is None else make()
 
 
 class _Moments(NamedTuple):

@@ -1,0 +1,162 @@
+"""One try on a few samples: whether a module and a loss are what `Network` can train."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fednmap.data.clients import ClientData
+from fednmap.names import InputError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+IGNORED = -100  # torch's label for samples that do not count
+
+
+def check_kinds(module: object, loss: object) -> None:
+    """Each argument in its place."""
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"module is a {type(module).__name__}; give Network(module, loss, data) a torch.nn.Module first"
+        )
+    if not callable(loss) or isinstance(loss, type):
+        what = f"the class {loss.__name__}" if isinstance(loss, type) else repr(loss)
+        raise InputError(
+            f"loss is {what}; give a function of (outputs, targets), such as torch.nn.functional.cross_entropy"
+        )
+
+
+def labels(loss: Loss, y: Tensor) -> Tensor:
+    """Whole-number targets as int64, which torch's losses take; whole floats too, where the loss is for labels."""
+    if y.is_floating_point() and _for_labels(loss) and y.ndim == 1 and torch.equal(y, y.round()):
+        return y.to(torch.int64)
+    return y if y.is_floating_point() else y.to(torch.int64)
+
+
+def rows(data: ClientData) -> Tensor:
+    """A few samples with unlike targets."""
+    counted = data.y.reshape(len(data.y), -1).double().sum(1)
+    usable = torch.arange(len(counted), device=counted.device)
+    if not data.y.is_floating_point() and bool((counted >= 0).any()):
+        usable = usable[counted >= 0]  # without samples that the loss ignores
+    ends = [0, int(counted[usable].argmin()), int(counted[usable].argmax()), len(usable) - 1]
+    return usable[sorted(set(ends))]
+
+
+@torch.no_grad()
+def check_single(module: Callable[[Tensor], object], data: ClientData, batch_size: int | None) -> None:
+    """Batch norm may meet one sample alone, which has no variance unless it is a picture."""
+    single = batch_size == 1 or int(data.sizes.min()) == 1
+    try:
+        if single:
+            module(data.x[:1])
+    except ValueError:
+        who = "batch_size is 1" if batch_size == 1 else f"client {int(data.sizes.argmin())} holds one sample"
+        raise InputError(f"{who}, and batch norm needs two; merge or drop it, or use group norm") from None
+
+
+@torch.no_grad()
+def outputs(module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
+    """What the module gives for the inputs, if it is one tensor, by samples, and a function of the inputs alone."""
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before, version = _random_state(inputs), inputs._version
+        try:
+            out = module(inputs)
+        except Exception as error:
+            raise InputError(
+                f"the module cannot take samples of shape {tuple(inputs.shape)}: {_line(error)}"
+            ) from error
+        random = not torch.equal(before, _random_state(inputs))
+    if random:
+        raise InputError(
+            "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; "
+            "call module.eval() before, or take the layer out"
+        )
+    if inputs._version != version:
+        raise InputError("the module overwrites its inputs (a first layer with inplace=True?); use inplace=False")
+    if not isinstance(out, Tensor):
+        raise InputError(
+            f"the module returns a {type(out).__name__}; wrap it so that it returns one tensor, the outputs"
+        )
+    if out.ndim == 0 or len(out) != len(inputs):
+        raise InputError(
+            f"the module gives outputs of shape {tuple(out.shape)} for {len(inputs)} samples; "
+            "the first axis must be the samples"
+        )
+    return out
+
+
+def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
+    """Labels are numbers of outputs, where the loss is for labels."""
+    if not _for_labels(loss) or y.is_floating_point() or out.ndim < 2:
+        return
+    count = out.shape[1]
+    if count == 1:
+        raise InputError("one output is too few for cross-entropy, its loss is always 0; give one output per label")
+    ignored = loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) else IGNORED
+    wrong = y[((y < 0) | (y >= count)) & (y != ignored)]
+    if len(wrong):
+        raise InputError(f"label {int(wrong[0])} with {count} outputs; labels must be 0 to {count - 1}")
+
+
+@torch.enable_grad()
+def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
+    """The loss of a batch must be the mean of its samples' losses, each of its own output and target.
+
+    Values and slopes are compared: where targets are broadcast against outputs, the slopes differ.
+    """
+    out = out.detach().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of shapes that differ; here they are refused if it matters
+        try:
+            whole = loss(out, y)
+            scalar = isinstance(whole, Tensor) and whole.ndim == 0 and whole.requires_grad
+            each = by_sample(loss, out, y) if scalar else whole
+            slopes = [torch.autograd.grad(v, out)[0] for v in (whole, each.mean())] if scalar else []
+        except Exception as error:
+            raise InputError(
+                f"the loss cannot take outputs of shape {tuple(out.shape)} and {y.dtype} targets of shape "
+                f"{tuple(y.shape)}: {_line(error)}"
+            ) from error
+    if not scalar:
+        what = f"a tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else f"a {type(whole).__name__}"
+        raise InputError(
+            f"the loss returns {what}; it must be one differentiable number, the mean over the batch (reduction='mean')"
+        )
+    whole, each, tolerance = whole.detach(), each.detach(), max(1e-5, 30 * torch.finfo(out.dtype).eps)
+    same_value = bool((whole - each.mean()).abs() <= tolerance * each.abs().mean())
+    same_slope = bool((slopes[0] - slopes[1]).norm() <= tolerance * slopes[1].norm())
+    if (same_value and same_slope) or not torch.isfinite(whole):  # a start that overflows is not for here to judge
+        return
+    if out.shape != y.shape and y.is_floating_point():
+        raise InputError(
+            f"outputs have shape {tuple(out.shape)} and targets {tuple(y.shape)}, so that samples mix; "
+            "give both one shape, for example targets.unsqueeze(1)"
+        )
+    raise InputError(
+        f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
+        "they must agree: use reduction='mean', without class weights"
+    )
+
+
+def by_sample(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
+    """The loss of each sample, (B,)."""
+    return vmap(lambda o, target: loss(o.unsqueeze(0), target.unsqueeze(0)))(out, y)
+
+
+def _for_labels(loss: Loss) -> bool:
+    functions = (nn.functional.cross_entropy, nn.functional.nll_loss)
+    return loss in functions or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+
+
+def _random_state(inputs: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(inputs.device) if inputs.is_cuda else torch.get_rng_state()
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
