@@ -123,7 +123,7 @@ def test_every_client_gives_every_fifth_row_for_the_test(tmp_path):
         ("a,y\n1,2\n?,2\n", r"row 2: '\?' in column 'a'"),
         ("a,y\nnan,2\n", "row 1: 'nan' in column 'a'"),
         ("a,y\n1,\n", "row 1: no value in column 'y'"),
-        ('a,y\n"1,2', "no CSV file"),
+        ('a,y\n"1,2', "not a CSV file"),
     ],
 )
 def test_damaged_csv_is_refused_by_name(text, what, tmp_path):
@@ -135,7 +135,7 @@ def test_damaged_csv_is_refused_by_name(text, what, tmp_path):
 
 def test_binary_file_is_no_csv(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ValueError, match=r"a\.csv is no CSV"):
+    with pytest.raises(ValueError, match=r"a\.csv is not a CSV"):
         load(f"csv:{tmp_path / 'a.csv'}")
 
 

@@ -1,4 +1,4 @@
-"""CSV files: a header, one sample a line."""
+"""CSV files: a header, one sample per line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             header, *rows = [row for row in reader.reader(lines, strict=True) if row] or [[]]
     except (UnicodeDecodeError, reader.Error) as error:
-        raise InputError(f"{path} is no CSV file in UTF-8 ({error})") from None
+        raise InputError(f"{path} is not a CSV file in UTF-8 ({error})") from None
     header = [name.strip() for name in header]
     if not rows or len(header) < 2:
         raise InputError(
@@ -103,7 +103,9 @@ def _column(path: Path, header: list[str], name: str) -> int:
 def _numbers(path: Path, name: str, cells: list[str]) -> npt.NDArray[np.float64]:
     for k, cell in enumerate(cells):
         if not _is_number(cell):
-            raise InputError(f"{path}, row {k + 1}: {cell!r} in column {name!r} is no number; encode, fill or drop it")
+            raise InputError(
+                f"{path}, row {k + 1}: {cell!r} in column {name!r} is not a number; encode, fill or drop it"
+            )
     return np.array(cells, float)
 
 

@@ -1,4 +1,4 @@
-"""LIBSVM files: one sample a line, `label index:value index:value ...`."""
+"""LIBSVM files: one sample per line, `label index:value index:value ...`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def svm(path: str, test: str | None = None, regression: bool | None = None) -> D
         try:
             table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=_zero_based(file))
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} is truncated or no LIBSVM file ({str(error).splitlines()[0]})") from None
+            raise InputError(f"{file} is truncated or not a LIBSVM file ({str(error).splitlines()[0]})") from None
         tables.append(table)
         values.append(value)
     width = max(table.shape[1] for table in tables)

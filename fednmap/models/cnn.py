@@ -15,7 +15,7 @@ def cnn(shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), 
     shape: (channels, height, width) of a picture, at least 8 x 8.
 
     There is no padding, so a filter whose weights are all zero gives the same number everywhere, and that
-    number can move into the next layer's bias (`fednmap.models.export.prune`).
+    number can move into the next layer's bias (`fednmap.models.prune.prune`).
 
     >>> sum(p.numel() for p in cnn((1, 28, 28), 10).parameters())
     79242

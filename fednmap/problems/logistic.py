@@ -41,7 +41,7 @@ class Logistic(FiniteSum):
         labels = _labels(rows.y)
         self.classes = _classes(labels) if classes is None else classes
         if self.classes < 2:
-            raise InputError(f"classes is {classes}; a classification needs at least 2")
+            raise InputError(f"classes is {classes}; a classification needs data with at least 2 different labels")
         if labels.min() < 0 or labels.max() >= self.classes:
             raise InputError(
                 f"labels are {labels.min()} to {labels.max()}; with {self.classes} classes use 0 to {self.classes - 1}"
