@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from lasso import PHI, PROBLEM, L, best, distance, last, models
@@ -9,6 +10,7 @@ from methods import MAKE
 
 from fednmap import algorithms as A
 from fednmap.core import FixedPoint, Regularizer, nbytes
+from fednmap.names import InputError
 from fednmap.regularizers import L1, Zero
 from fednmap.testing import check_algorithm
 
@@ -182,7 +184,7 @@ def test_weakly_convex_steps_just_inside_are_taken():
 
 
 @pytest.mark.parametrize("name", [n for n in MAKE if n != "EControlDA"])
-@pytest.mark.parametrize("Q", [0, -1, 2.0])
+@pytest.mark.parametrize("Q", [0, -1, 2.0, True, "5", None, torch.tensor(5)])
 def test_local_steps_are_a_positive_integer(name, Q):
     cls = getattr(A, name)
     with pytest.raises(ValueError, match="Q is"):
@@ -190,10 +192,37 @@ def test_local_steps_are_a_positive_integer(name, Q):
 
 
 @pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("eta_a", [0.0, -0.1, float("nan"), float("inf"), "0.1"])
+@pytest.mark.parametrize("eta_a", [0.0, -0.1, float("nan"), float("inf"), "0.1", True, torch.tensor(0.1)])
 def test_step_sizes_are_positive_numbers(name, eta_a):
     with pytest.raises(ValueError, match="eta_a is"):
         getattr(A, name)(Zero(), eta_a=eta_a)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_numbers_of_numpy_are_stored_as_plain_ones(name):
+    cls, Q = getattr(A, name), 1 if name == "EControlDA" else 5
+    for eta_a in (np.float64(0.25), np.float32(0.25)):
+        algorithm = cls(Zero(), eta_a=eta_a, Q=np.int64(Q))
+        assert algorithm == cls(Zero(), eta_a=0.25, Q=Q)
+        assert type(algorithm.Q) is int
+        assert type(algorithm.eta_a) is float
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("phi", [0.1, "l1:0.1", L1, None, torch.ones(30, 30), [L1(0.1)]], ids=lambda phi: str(phi)[:8])
+def test_what_is_not_a_regularizer_is_refused_in_one_line(name, phi):
+    with pytest.raises(
+        InputError, match=rf"^{name}: phi is [^\n]*; it must be a regularizer, such as [^\n]*$"
+    ) as caught:
+        getattr(A, name)(phi, L1(0.1))  # and so are swapped arguments
+    assert len(str(caught.value)) < 160
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, True, "1"])
+def test_seeds_are_integers_from_0(seed):
+    for make in (A.Scaffnew, lambda seed: A.EControlDA(PHI, seed=seed)):
+        with pytest.raises(InputError, match="seed is"):
+            make(seed=seed)
 
 
 @pytest.mark.parametrize("name", [n for n in MAKE if not MAKE[n](Zero(), 1.0, 1).traits.composite])

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.algorithms.hyperparameters import check, convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
+from fednmap.regularizers.parameters import integer, positive
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class EControlDA(Algorithm):
         size: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q", "K")
+        check(self, "eta_a", "Q", "K")
         if self.Q != 1:
             raise InputError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
         if self.K >= 1 and int(self.K) != self.K:
@@ -88,6 +89,7 @@ class EControlDA(Algorithm):
         if self.gamma is None:
             object.__setattr__(self, "gamma", 1 / self.eta_a)
         positive(self, "gamma")
+        integer(self, "seed", 0)
         convex(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class FedADMM(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         if self.beta is None:
             object.__setattr__(self, "beta", 1 / safe_step(self.phi, self.eta_a * self.Q))
         positive(self, "beta")

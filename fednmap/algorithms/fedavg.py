@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
@@ -47,7 +47,7 @@ class FedAvg(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class FedCanon(Algorithm):
         y: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         if self.alpha is None:
             object.__setattr__(self, "alpha", self.eta_a * self.eta_s * self.Q)
         positive(self, "alpha")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.algorithms.hyperparameters import check, convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -55,7 +55,7 @@ class FedDA(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         convex(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class FedDR(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q", "alpha")
+        check(self, "eta_a", "Q", "alpha")
         if self.alpha >= 2:
             raise InputError(f"FedDR: alpha is {self.alpha}; the relaxation must be in (0, 2)")
         if self.r is None:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class FedPD(Algorithm):
         x: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         if self.r is None:
             object.__setattr__(self, "r", self.eta_a * self.Q)
         positive(self, "r")

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import default_gamma, positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class NormalMapSGD(Algorithm):
         z: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         if self.gamma is None:
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, 1.0, 1))
         positive(self, "gamma")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -40,7 +40,7 @@ class ProxSGD(Algorithm):
         x: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         weakly_convex(self, "eta_a", self.eta_a)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

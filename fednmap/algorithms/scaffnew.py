@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import integer
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Scaffnew(Algorithm):
         xhat: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
+        integer(self, "seed", 0)
         smooth(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -62,7 +62,7 @@ class Zhang(Algorithm):
         y: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         weakly_convex(self, "eta_a Q max(1, eta_s)", self.eta_a * self.Q * max(1.0, self.eta_s))
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

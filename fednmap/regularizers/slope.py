@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import nonnegative
+from fednmap.regularizers.parameters import plain, weights, wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +34,12 @@ class Slope(Regularizer):
     q: float = 0.1
 
     def __post_init__(self) -> None:
-        nonnegative("Slope", weight=self.weight)
+        weights(self, "weight")
         if isinstance(self.weight, Tensor) and bool((self.weight.diff() > 0).any()):
             raise InputError("Slope needs weights that do not increase; sort them in descending order")
-        if not 0 < self.q < 1:
-            raise InputError(f"Slope needs q between 0 and 1, given q = {self.q}")
+        q = plain(self, "q")
+        if q is None or not 0 < q < 1:
+            raise wrong(self, "q", "a number between 0 and 1")
 
     def value(self, x: Tensor) -> Tensor:
         return (self._weights(x) * x.abs().sort(-1, descending=True).values).sum(-1)

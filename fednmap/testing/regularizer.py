@@ -326,8 +326,8 @@ def _convex_domain(phi: Regularizer, x: Tensor, rng: torch.Generator) -> None:
         _require(
             not bool((between & off)[i]),
             phi,
-            f"value is not weakly convex with rho = {phi.rho:g}: it is finite at x = {_row(x[i])} and y = {_row(y[i])}, "
-            "but not at their middle",
+            f"value is not weakly convex with rho = {phi.rho:g}: it is finite at x = {_row(x[i])} and "
+            f"y = {_row(y[i])}, but not at their middle",
         )
 
 
