@@ -131,6 +131,38 @@ def test_packing_works_for_one_client_and_for_a_stack():
     assert algorithm.pack(up).indices.dtype == torch.int32
 
 
+def randomness(algorithm, rounds=20):
+    """What a method draws by itself: Scaffnew's numbers of steps, EControlDA's coordinates."""
+    server, client = algorithm.init(torch.ones(40, dtype=torch.float64))
+    for _ in range(rounds):
+        down = algorithm.broadcast(server)
+        up, _ = algorithm.local(down, client, lambda x, q: torch.ones_like(x))
+        yield down, up
+        server = algorithm.aggregate(server, up, 1.0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [A.Scaffnew(eta_a=0.1, Q=5), A.EControlDA(PHI, K=0.25, compressor="random")],
+    ids=lambda a: type(a).__name__,
+)
+def test_a_seed_decides_what_a_method_draws(algorithm):
+    def drawn(seed):
+        return [[v.tolist() for v in (*down, *up)] for down, up in randomness(algorithm.seeded(seed))]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    assert drawn(algorithm.seed) == [[v.tolist() for v in (*d, *u)] for d, u in randomness(algorithm)]
+    assert algorithm.seed == 0  # a copy was seeded
+
+
+def test_seeding_leaves_a_method_without_randomness_as_it_is():
+    for name, make in MAKE.items():
+        algorithm = make(Zero(), 1.0, 1)
+        with_seed = name in ("Scaffnew", "EControlDA")
+        assert (algorithm.seeded(7) is algorithm) == (not with_seed)
+
+
 class Weak(Regularizer):
     """-|x|^2: weakly convex with rho = 2."""
 

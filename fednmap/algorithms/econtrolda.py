@@ -5,8 +5,8 @@ Gao et al., Composite Optimization with Error Feedback: the Dual Averaging Appro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -91,6 +91,9 @@ class EControlDA(Algorithm):
         positive(self, "gamma")
         integer(self, "seed", 0)
         convex(self, self.phi)
+
+    def seeded(self, seed: int) -> Self:
+        return replace(self, seed=seed)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers.parameters import positive
 
@@ -70,9 +71,9 @@ class FedADMM(Algorithm):
         return self.Down(server.xbar)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, lam = client.x, client.lam
+        x, lam, step = client.x, client.lam, Steps(self.eta_a)
         for q in range(self.Q):
-            x = x - self.eta_a * (g(x, q) + lam + self.beta * (x - down.xbar))
+            x = step(x, g(x, q), lam + self.beta * (x - down.xbar))
         lam = lam + self.beta * (x - down.xbar)
         xhat = x + lam / self.beta
         return self.Up(xhat - client.xhat), self.Client(x, lam, xhat)

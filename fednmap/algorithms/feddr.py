@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import positive
@@ -76,9 +77,9 @@ class FedDR(Algorithm):
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         y = client.y + self.alpha * (down.xbar - client.x)
-        x = client.x
+        x, step = client.x, Steps(self.eta_a)
         for q in range(self.Q):
-            x = x - self.eta_a * (g(x, q) + (x - y) / self.r)
+            x = step(x, g(x, q), (x - y) / self.r)
         xhat = 2 * x - y
         return self.Up(xhat - client.xhat), self.Client(y, x, xhat)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -61,9 +62,9 @@ class FedMiD(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        w = down.w
+        w, step = down.w, Steps(self.eta_a)
         for q in range(self.Q):
-            w = w - self.eta_a * g(w, q)
+            w = step(w, g(w, q))
             if not self.server_only:
                 w = self.phi.prox(w, self.eta_a)
         return self.Up(w - down.w), client

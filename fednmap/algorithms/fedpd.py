@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import positive
@@ -63,8 +64,9 @@ class FedPD(Algorithm):
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, lam = client
+        step = Steps(self.eta_a)
         for q in range(self.Q):
-            x = x - self.eta_a * (g(x, q) + lam + (x - down.x) / self.r)
+            x = step(x, g(x, q), lam + (x - down.x) / self.r)
         lam = lam + (x - down.x) / self.r
         return self.Up(x + self.r * lam), self.Client(x, lam)
 

@@ -12,7 +12,8 @@ from fednmap.regularizers.parameters import integer, positive, regularizer
 
 def check(algorithm: Algorithm, *names: str) -> None:
     """phi is a regularizer, each named hyper-parameter a finite positive number, Q a positive integer."""
-    regularizer(algorithm, "phi", "L1(0.1), as the first argument" if algorithm.traits.composite else "Zero(), its default")
+    example = "L1(0.1), as the first argument" if algorithm.traits.composite else "Zero(), its default"
+    regularizer(algorithm, "phi", example)
     for name in names:
         if name == "Q":
             integer(algorithm, name, 1)

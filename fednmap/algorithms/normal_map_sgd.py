@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers.parameters import positive
 
@@ -61,10 +62,10 @@ class NormalMapSGD(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z = down.z
+        z, step = down.z, Steps(self.eta_a)
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)
-            z = z - self.eta_a * (g(x, q) + (z - x) / self.gamma)
+            z = step(z, g(x, q), (z - x) / self.gamma)
         return self.Up(z), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -47,9 +48,9 @@ class ProxSGD(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x = down.x
+        x, step = down.x, Steps(self.eta_a)
         for q in range(self.Q):
-            x = self.phi.prox(x - self.eta_a * g(x, q), self.eta_a)
+            x = self.phi.prox(step(x, g(x, q)), self.eta_a)
         return self.Up(x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
