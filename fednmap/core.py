@@ -186,7 +186,7 @@ class Declared(NamedTuple):
 def declared(problem: Problem) -> Declared:
     """What `problem` says of itself: the one place that asks."""
     found = Declared(*(getattr(problem, name, None) for name in Declared._fields))
-    weights = None if found.weights is None else torch.as_tensor(found.weights, dtype=torch.float64)
+    weights = None if found.weights is None else torch.as_tensor(found.weights, dtype=torch.float64, device="cpu")
     return found._replace(weights=weights)
 
 

@@ -119,7 +119,7 @@ class EControlDA(Algorithm):
     def pack(self, up: Up) -> Packed:
         size = up.D.shape[-1]
         indices = up.D.abs().topk(self._kept(size)).indices
-        return self.Packed(up.D.gather(-1, indices), indices.to(torch.int32), torch.tensor(size))
+        return self.Packed(up.D.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
 
     def unpack(self, packed: Packed) -> Up:
         D = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))

@@ -68,11 +68,11 @@ class Scaffnew(Algorithm):
         return replace(self, seed=seed)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start, torch.tensor(0)), self.Client(start, torch.zeros_like(start))
+        return self.Server(start, start.new_zeros((), dtype=torch.int64)), self.Client(start, torch.zeros_like(start))
 
     def broadcast(self, server: Server) -> Down:
         steps = np.random.default_rng([self.seed, int(server.t)]).geometric(1 / self.Q)
-        return self.Down(server.x, torch.tensor(int(steps)))
+        return self.Down(server.x, server.t.new_tensor(int(steps)))
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         h = client.h + (down.x - client.xhat) / (self.Q * self.eta_a)

@@ -161,10 +161,10 @@ def as_groups(groups: GroupSpec) -> Groups:
 
 
 def _labels(groups: Sequence[Sequence[int]]) -> Tensor:
-    sizes = torch.tensor([len(group) for group in groups])
-    coordinates = torch.cat([torch.as_tensor(group, dtype=torch.long) for group in groups])
+    sizes = torch.tensor([len(group) for group in groups], device="cpu")
+    coordinates = torch.cat([torch.as_tensor(group, dtype=torch.long, device="cpu") for group in groups])
     if bool((coordinates < 0).any()) or int(coordinates.bincount().max()) > 1:
         raise InputError("groups are disjoint lists of coordinates >= 0; one is repeated or negative")
-    labels = torch.full((int(coordinates.max()) + 1,), -1)
-    labels[coordinates] = torch.arange(len(groups)).repeat_interleave(sizes)
+    labels = torch.full((int(coordinates.max()) + 1,), -1, device="cpu")
+    labels[coordinates] = torch.arange(len(groups), device="cpu").repeat_interleave(sizes)
     return labels

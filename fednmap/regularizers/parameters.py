@@ -66,7 +66,7 @@ def weights(owner: object, name: str) -> None:
     value = getattr(owner, name)
     if not isinstance(value, Tensor | np.ndarray):
         return nonnegative(owner, name)
-    tensor = torch.as_tensor(value)
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
     if tensor.dtype == torch.bool or tensor.is_complex() or not bool(((tensor >= 0) & tensor.isfinite()).all()):
         raise wrong(owner, name, "a tensor of finite numbers, at least 0")
     object.__setattr__(owner, name, tensor)

@@ -62,6 +62,11 @@ def check_algorithm(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10)
     Methods whose traits promise an exact fixed point must reach it, also with half of the clients sampled and with
     30 % of the replies lost unless they need everybody. For a biased one the distance is only reported.
     """
+    with torch.device("cpu"):
+        return _check(make, rounds, tolerance)
+
+
+def _check(make: Make, rounds: int, tolerance: float) -> Report:
     Q = 1 if _only_one_step(make) else 5
     phi = L1(0.2) if make(Zero(), 1.0, Q).traits.composite else Zero()
     problem = heterogeneous()

@@ -38,6 +38,11 @@ def check_regularizer(
     >>> from fednmap.regularizers import L1
     >>> check_regularizer(L1(0.3))
     """
+    with torch.device("cpu"):
+        _check(phi, dim, steps, points, seed)
+
+
+def _check(phi: Regularizer, dim: int, steps: Sequence[float] | None, points: Tensor | None, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     v = _vectors(dim, rng)
     if steps is None:
