@@ -1,5 +1,7 @@
 """Every method meets the contract and ends where its traits say, measured on a heterogeneous lasso."""
 
+import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +11,7 @@ from lasso import PHI, PROBLEM, L, best, distance, last, models
 from methods import MAKE
 
 from fednmap import algorithms as A
+from fednmap.algorithms.kernels import Steps, fused
 from fednmap.core import FixedPoint, Regularizer, nbytes
 from fednmap.names import InputError
 from fednmap.regularizers import L1, Zero
@@ -27,6 +30,34 @@ def test_contract(name):
     report = check_algorithm(MAKE[name], rounds=1500 if name in EXACT else 60)
     if name in EXACT:
         assert all(distance < 1e-10 for distance in report if distance is not None)
+
+
+def test_a_kind_of_fixed_point_that_is_only_a_word_is_noticed():
+    class Typo(A.FedAvg):
+        traits = replace(A.FedAvg.traits, fixed_point="exakt")
+
+    with pytest.raises(AssertionError, match="fixed_point is 'exakt'; say a member of FixedPoint"):
+        check_algorithm(lambda phi, L, Q: Typo(phi, eta_a=0.5 / (L * Q), Q=Q), rounds=1)
+
+
+def test_who_starts_at_a_z():
+    """Only there is gamma a prox parameter; in Fast-FedDA and EControlDA it is an inverse step."""
+    starts = {name: make(Zero(), 2.0, 1).prox_parameter for name, make in MAKE.items()}
+    assert {name: gamma for name, gamma in starts.items() if gamma is not None} == {"FedNMap": 0.5, "NormalMapSGD": 0.5}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("directions", [1, 2])
+def test_fused_steps_are_the_same_steps(directions):
+    z, *given = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(3, 10).sin().split(1)
+    given = [v.expand(4, -1) for v in given[:directions]]  # of 4 clients; z is common to them
+    plain = Steps(0.1)
+    with fused():
+        step = Steps(0.1)
+    expected = plain(plain(z, *given), *given)
+    torch.testing.assert_close(step(step(z, *given), *given), expected, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(plain.mean(z, expected, 2), sum(given), rtol=1e-13, atol=1e-13)
 
 
 def test_who_is_exact():

@@ -72,6 +72,8 @@ def _check(make: Make, rounds: int, tolerance: float) -> Report:
     problem = heterogeneous()
     algorithm = make(phi, smoothness(problem), Q)
     name = type(algorithm).__name__
+    kind = algorithm.traits.fixed_point
+    assert isinstance(kind, FixedPoint), f"{name}: traits.fixed_point is {kind!r}; say a member of FixedPoint"
     _check_messages(algorithm, problem, name)
     if algorithm.traits.central:
         return Report(_reached(algorithm, Pooled(problem), problem, phi, rounds, tolerance, name), None, None)
@@ -183,7 +185,7 @@ def _reached(
     **options: float,
 ) -> float:
     """Distance to the optimum after `rounds`; exact methods must arrive, and h must stay the mean of the h_i."""
-    best, exact = optimum(objective, phi), algorithm.traits.fixed_point == FixedPoint.EXACT
+    best, exact = optimum(objective, phi), algorithm.traits.fixed_point is FixedPoint.EXACT
     for last in simulate(algorithm, problem, rounds=rounds, **options):  # type: ignore[arg-type]
         distance = float((algorithm.model(last.server) - best).norm() / best.norm())
         if exact and distance < tolerance / 100:
