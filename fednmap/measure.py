@@ -86,10 +86,14 @@ def hoyer(x: Tensor) -> Tensor:
 
     0 when all magnitudes are equal, 1 for a single nonzero coordinate and, by convention, for x = 0.
     """
-    root = x.numel() ** 0.5
-    norm = x.norm()
-    ratio = x.abs().sum() / norm if norm > 0 else x.new_tensor(1.0)
-    return (root - ratio) / (root - 1) if x.numel() > 1 else x.new_tensor(1.0)
+    size = x.abs()
+    largest, root = size.max(), x.numel() ** 0.5
+    if x.numel() == 1 or largest == 0:
+        return x.new_tensor(1.0)
+    size = size / largest  # the ratio stays, and no square overflows or vanishes
+    ratio = size.sum() / size.norm()
+    sparsity: Tensor = (root - ratio) / (root - 1)
+    return sparsity.clamp(0, 1)
 
 
 def support(x: Tensor, truth: Tensor) -> tuple[float, float]:

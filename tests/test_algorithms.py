@@ -1,14 +1,19 @@
 """Every method meets the contract and ends where its traits say, measured on a heterogeneous lasso."""
 
+import shutil
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from lasso import PHI, PROBLEM, L, best, distance, last, models
 from methods import MAKE
 
 from fednmap import algorithms as A
+from fednmap.algorithms.kernels import Steps, fused
 from fednmap.core import FixedPoint, Regularizer, nbytes
+from fednmap.names import InputError
 from fednmap.regularizers import L1, Zero
 from fednmap.testing import check_algorithm
 
@@ -25,6 +30,34 @@ def test_contract(name):
     report = check_algorithm(MAKE[name], rounds=1500 if name in EXACT else 60)
     if name in EXACT:
         assert all(distance < 1e-10 for distance in report if distance is not None)
+
+
+def test_a_kind_of_fixed_point_that_is_only_a_word_is_noticed():
+    class Typo(A.FedAvg):
+        traits = replace(A.FedAvg.traits, fixed_point="exakt")
+
+    with pytest.raises(AssertionError, match="fixed_point is 'exakt'; say a member of FixedPoint"):
+        check_algorithm(lambda phi, L, Q: Typo(phi, eta_a=0.5 / (L * Q), Q=Q), rounds=1)
+
+
+def test_who_starts_at_a_z():
+    """Only there is gamma a prox parameter; in Fast-FedDA and EControlDA it is an inverse step."""
+    starts = {name: make(Zero(), 2.0, 1).prox_parameter for name, make in MAKE.items()}
+    assert {name: gamma for name, gamma in starts.items() if gamma is not None} == {"FedNMap": 0.5, "NormalMapSGD": 0.5}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("directions", [1, 2])
+def test_fused_steps_are_the_same_steps(directions):
+    z, *given = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(3, 10).sin().split(1)
+    given = [v.expand(4, -1) for v in given[:directions]]  # of 4 clients; z is common to them
+    plain = Steps(0.1)
+    with fused():
+        step = Steps(0.1)
+    expected = plain(plain(z, *given), *given)
+    torch.testing.assert_close(step(step(z, *given), *given), expected, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(plain.mean(z, expected, 2), sum(given), rtol=1e-13, atol=1e-13)
 
 
 def test_who_is_exact():
@@ -129,6 +162,38 @@ def test_packing_works_for_one_client_and_for_a_stack():
     assert algorithm.pack(up).indices.dtype == torch.int32
 
 
+def randomness(algorithm, rounds=20):
+    """What a method draws by itself: Scaffnew's numbers of steps, EControlDA's coordinates."""
+    server, client = algorithm.init(torch.ones(40, dtype=torch.float64))
+    for _ in range(rounds):
+        down = algorithm.broadcast(server)
+        up, _ = algorithm.local(down, client, lambda x, q: torch.ones_like(x))
+        yield down, up
+        server = algorithm.aggregate(server, up, 1.0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [A.Scaffnew(eta_a=0.1, Q=5), A.EControlDA(PHI, K=0.25, compressor="random")],
+    ids=lambda a: type(a).__name__,
+)
+def test_a_seed_decides_what_a_method_draws(algorithm):
+    def drawn(seed):
+        return [[v.tolist() for v in (*down, *up)] for down, up in randomness(algorithm.seeded(seed))]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    assert drawn(algorithm.seed) == [[v.tolist() for v in (*d, *u)] for d, u in randomness(algorithm)]
+    assert algorithm.seed == 0  # a copy was seeded
+
+
+def test_seeding_leaves_a_method_without_randomness_as_it_is():
+    for name, make in MAKE.items():
+        algorithm = make(Zero(), 1.0, 1)
+        with_seed = name in ("Scaffnew", "EControlDA")
+        assert (algorithm.seeded(7) is algorithm) == (not with_seed)
+
+
 class Weak(Regularizer):
     """-|x|^2: weakly convex with rho = 2."""
 
@@ -182,7 +247,7 @@ def test_weakly_convex_steps_just_inside_are_taken():
 
 
 @pytest.mark.parametrize("name", [n for n in MAKE if n != "EControlDA"])
-@pytest.mark.parametrize("Q", [0, -1, 2.0])
+@pytest.mark.parametrize("Q", [0, -1, 2.0, True, "5", None, torch.tensor(5)])
 def test_local_steps_are_a_positive_integer(name, Q):
     cls = getattr(A, name)
     with pytest.raises(ValueError, match="Q is"):
@@ -190,10 +255,37 @@ def test_local_steps_are_a_positive_integer(name, Q):
 
 
 @pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("eta_a", [0.0, -0.1, float("nan"), float("inf"), "0.1"])
+@pytest.mark.parametrize("eta_a", [0.0, -0.1, float("nan"), float("inf"), "0.1", True, torch.tensor(0.1)])
 def test_step_sizes_are_positive_numbers(name, eta_a):
     with pytest.raises(ValueError, match="eta_a is"):
         getattr(A, name)(Zero(), eta_a=eta_a)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_numbers_of_numpy_are_stored_as_plain_ones(name):
+    cls, Q = getattr(A, name), 1 if name == "EControlDA" else 5
+    for eta_a in (np.float64(0.25), np.float32(0.25)):
+        algorithm = cls(Zero(), eta_a=eta_a, Q=np.int64(Q))
+        assert algorithm == cls(Zero(), eta_a=0.25, Q=Q)
+        assert type(algorithm.Q) is int
+        assert type(algorithm.eta_a) is float
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("phi", [0.1, "l1:0.1", L1, None, torch.ones(30, 30), [L1(0.1)]], ids=lambda phi: str(phi)[:8])
+def test_what_is_not_a_regularizer_is_refused_in_one_line(name, phi):
+    with pytest.raises(
+        InputError, match=rf"^{name}: phi is [^\n]*; it must be a regularizer, such as [^\n]*$"
+    ) as caught:
+        getattr(A, name)(phi, L1(0.1))  # and so are swapped arguments
+    assert len(str(caught.value)) < 160
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, True, "1"])
+def test_seeds_are_integers_from_0(seed):
+    for make in (A.Scaffnew, lambda seed: A.EControlDA(PHI, seed=seed)):
+        with pytest.raises(InputError, match="seed is"):
+            make(seed=seed)
 
 
 @pytest.mark.parametrize("name", [n for n in MAKE if not MAKE[n](Zero(), 1.0, 1).traits.composite])

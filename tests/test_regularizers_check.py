@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,11 @@ def cancelling(phi: Regularizer, v: Tensor, step: Step) -> Tensor:
     return slope * softshrink(v, step * phi.lam) - (slope - 1) * softshrink(v, phi.theta * phi.lam)
 
 
+def two_nonzeros() -> R.TopK:
+    with warnings.catch_warnings(action="ignore"):
+        return R.TopK(2, allow_nonconvex=True)
+
+
 BROKEN: dict[str, tuple[Patched, str]] = {
     "threshold doubled": (Patched(R.L1(0.3), prox_of=lambda p, v, s: p.prox(v, 2 * s)), "not the minimiser"),
     "threshold off by a thousandth": (Patched(R.L1(0.3), prox_of=lambda p, v, s: p.prox(v, 1.001 * s)), "not the min"),
@@ -82,8 +88,16 @@ BROKEN: dict[str, tuple[Patched, str]] = {
     ),
     "a set the prox leaves": (Patched(R.Box(-1, 1), prox_of=lambda p, v, s: R.Box(-2, 2).prox(v, s)), "must be finite"),
     "sign flipped": (Patched(R.L1(0.3), prox_of=lambda p, v, s: -p.prox(v, s)), "not the minimiser"),
-    "rho understated": (Patched(R.MCP(0.3, 2.0), claim=0.4), "at step|rho"),
-    "rho forgotten": (Patched(R.LogSum(0.3, 0.7), claim=0.0), "."),
+    "rho understated": (Patched(R.MCP(0.3, 2.0), claim=0.4), "not weakly convex with rho = 0.4"),
+    "rho a little understated": (Patched(R.MCP(0.3, 2.0), claim=0.49), "not weakly convex with rho = 0.49"),
+    "rho of SCAD as that of MCP": (Patched(R.SCAD(0.3, 2.5), claim=0.4), "not weakly convex with rho = 0.4"),
+    "rho forgotten": (Patched(R.LogSum(0.3, 0.7), claim=0.0), "not weakly convex with rho = 0"),
+    "rho halved": (Patched(R.TransformedL1(0.3, 1.2), claim=0.45), "not weakly convex with rho = 0.45"),
+    "a set that is not convex": (Patched(two_nonzeros(), claim=0.0), "rho = 0 is too small"),
+    "prox of another theta": (
+        Patched(R.MCP(0.3, 2.0), prox_of=lambda p, v, s: R.MCP(0.3, 2.2).prox(v, p.check_step(s))),
+        "prox at step .* is not the minimiser",
+    ),
     "steps beyond 1/rho taken": (
         Patched(R.MCP(0.3, 2.0), prox_of=lambda p, v, s: p.prox(v, min(float(s), 1.9))),
         r"prox took step = 2 although step \* rho = 1 >= 1",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +17,9 @@ from fednmap import regularizers as R
 from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.core import Regularizer
+from fednmap.names import InputError
 from fednmap.problems import LeastSquares
+from fednmap.regularizers import total_variation
 from fednmap.regularizers.parse import signature
 
 
@@ -158,16 +163,16 @@ def test_every_name_parses() -> None:
         ("l1:small", r"'small' in 'l1:small' is not a number"),
         ("l1:", r"'l1:' does not fit"),
         ("mcp:0.1,", r"'' in 'mcp:0.1,' is not a number"),
-        ("l1:-1", r"L1 needs a finite weight >= 0, given weight = -1"),
-        ("l1:nan", r"L1 needs a finite weight"),
-        ("mcp:1,0", r"MCP needs a finite theta > 0, given theta = 0"),
-        ("scad:1,1", r"SCAD needs a finite a > 1, given a = 1"),
+        ("l1:-1", r"L1: weight is -1; it must be a finite number, at least 0"),
+        ("l1:nan", r"L1: weight is nan; it must be a finite number"),
+        ("mcp:1,0", r"MCP: theta is 0; it must be a finite positive number"),
+        ("scad:1,1", r"SCAD: a is 1; it must be a finite number above 1"),
         ("box:1,-1", r"Box needs lo <= hi, given lo = 1 and hi = -1"),
         ("group-lasso:0.1", r"'group-lasso' takes its structure from the weights of a network"),
         ("nuclear:0.1", r"'nuclear' takes its structure from the weights of a network"),
         ("l0:0.1", r"L0 is not weakly convex .* pass allow_nonconvex=True"),
         ("topk:3", r"TopK is not weakly convex .* pass allow_nonconvex=True"),
-        ("topk:2.5,allow_nonconvex", r"TopK needs a whole number k >= 1"),
+        ("topk:2.5,allow_nonconvex", r"TopK: k is 2.5; it must be an integer, at least 1"),
         ("l1:allow_nonconvex", r"'allow_nonconvex' in 'l1:allow_nonconvex' is not a number"),
     ],
 )
@@ -180,14 +185,14 @@ def test_errors_of_names(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: R.Masked(R.Zero(), torch.tensor([1, 0])), "mask of bools"),
+        (lambda: R.Masked(R.Zero(), torch.tensor([1, 0])), "1-D tensor of bools"),
         (lambda: R.Masked(R.Zero(), torch.tensor([True])).prox(torch.zeros(2), 1.0), "mask has 1 coordinates"),
         (lambda: R.Separable([(slice(0, 2), R.Zero()), (slice(1, 3), R.Zero())]), "disjoint slices"),
         (
             lambda: R.Separable([(slice(0, 4), R.Zero())]).prox(torch.zeros(3), 1.0),
             "the vector has 3 coordinates, .* ends at 4",
         ),
-        (lambda: R.Scaled(R.Zero(), 0.0), "factor > 0"),
+        (lambda: R.Scaled(R.Zero(), 0.0), "factor is 0.0; it must be a finite positive"),
         (lambda: R.PerLayer({"nothing": R.Zero()}, network()), "unknown parameter pattern 'nothing'"),
         (lambda: R.restrict(R.Zero(), network(), "4.weight"), r"did you mean '\d.weight'"),
         (lambda: R.restrict(R.Zero(), nn.BatchNorm1d(3), "weights"), "no parameter with two or more axes"),
@@ -197,7 +202,7 @@ def test_errors_of_names(spec: str, message: str) -> None:
         (lambda: R.GroupLasso(1.0, [[1], [0]]).prox(torch.zeros(3), 1.0), "the groups cover 2 coordinates"),
         (lambda: R.GroupLasso(1.0, torch.tensor([0.5])), "integers"),
         (lambda: R.Slope(torch.tensor([1.0, 2.0])), "descending"),
-        (lambda: R.Slope(1.0, 1.0), "q between 0 and 1"),
+        (lambda: R.Slope(1.0, 1.0), "q is 1.0; .* between 0 and 1"),
         (lambda: R.Nuclear(1.0, (2, 2)).prox(torch.zeros(3), 1.0), "2, 2"),
         (lambda: R.Halfspace(torch.zeros(3), 1.0), "nonzero"),
         (lambda: R.Affine(torch.ones(2, 3), torch.tensor([1.0, 2.0])), "contradict"),
@@ -213,13 +218,92 @@ def test_errors(make: object, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_total_variation_without_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fednmap.regularizers import total_variation
-
-    total_variation._compiled.cache_clear()
+@pytest.fixture
+def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As where only the base is installed."""
     monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.raises(ImportError, match=r"pip install 'fednmap\[numba\]'"):
-        R.TotalVariation(1.0)
+    total_variation._solver.cache_clear()
+    yield
+    total_variation._solver.cache_clear()
+
+
+V = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+COMPILED = R.TotalVariation(0.3).prox(V, 0.7)
+
+
+def test_total_variation_without_numba_is_the_same_and_says_that_it_is_slow(without_numba: None) -> None:
+    with pytest.warns(UserWarning, match=r"^TotalVariation is not compiled.*pip install 'fednmap\[numba\]'$"):
+        phi = R.TotalVariation(0.3)
+    R.TotalVariation(0.4)  # says it once
+    assert torch.equal(phi.prox(V, 0.7), COMPILED)
+
+
+def test_total_variation_without_numba_on_the_command_line(without_numba: None, command: Callable[..., Any]) -> None:
+    options = ("--data", "digits", "--model", "logistic", "--clients", "4", "--rounds", "1", "--local-steps", "1")
+    with pytest.warns(UserWarning, match="not compiled"):
+        code, _, _ = command("train", *options, "--reg", "total-variation:0.1", "--out", "run")
+    assert code == 0
+
+
+NOT_NUMBERS = [True, "0.1", None, torch.tensor([0.1, 0.2]), 1j]
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: R.ElasticNet(value, 0.1),
+        lambda value: R.ElasticNet(0.1, value),
+        lambda value: R.MCP(value, 2.0),
+        lambda value: R.MCP(0.1, value),
+        lambda value: R.SCAD(0.1, value),
+        lambda value: R.LogSum(0.1, value),
+        lambda value: R.Box(value, 1.0),
+        lambda value: R.Box(0.0, value),
+        lambda value: R.L2Ball(value),
+        lambda value: R.Slope(0.1, value),
+        lambda value: R.TopK(value, allow_nonconvex=True),
+        lambda value: R.Nuclear(value, (2, 2)),
+        lambda value: R.Scaled(R.L1(0.1), value),
+    ],
+)
+def test_what_is_not_a_number_is_refused_in_one_line(make: Callable[[Any], Regularizer], value: object) -> None:
+    with pytest.raises(InputError, match=r"^\w+: \w+ is [^\n]*; it must be [^\n]*$"):
+        make(value)
+
+
+@pytest.mark.parametrize("value", [True, "0.1", None, torch.tensor([0.1, -0.2]), torch.tensor([True, False])], ids=str)
+@pytest.mark.parametrize("make", [R.L1, R.Slope, lambda value: R.GroupLasso(value, 2)])
+def test_what_is_not_a_weight_is_refused_in_one_line(make: Callable[[Any], Regularizer], value: object) -> None:
+    with pytest.raises(InputError, match=r"^\w+: weight is [^\n]*; it must be [^\n]*$"):
+        make(value)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, int, float])
+def test_numbers_of_numpy_are_stored_as_plain_ones(kind: type) -> None:
+    x = torch.ones(4)
+    for phi in (R.L1(kind(2)), R.ElasticNet(kind(2), kind(2)), R.MCP(kind(2), kind(2)), R.L2(kind(2))):
+        assert all(type(value) in (int, float) for value in vars(phi).values())
+        assert phi.value(x).dtype == x.dtype
+        assert phi.prox(x, 0.1).dtype == x.dtype
+    assert torch.equal(R.L1(np.full(4, 0.5)).prox(x, 1.0), torch.full((4,), 0.5))
+    assert R.GroupLasso(kind(2), np.int64(2)).value(x) == pytest.approx(2 * 2 * 2**0.5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: R.Scaled(0.5, R.L1(0.1)),  # type: ignore[arg-type]
+        lambda: R.Scaled(R.L1, 0.5),  # type: ignore[arg-type]
+        lambda: R.Masked("l1:0.1", torch.tensor([True])),  # type: ignore[arg-type]
+        lambda: R.Masked(R.L1(0.1), [True]),  # type: ignore[arg-type]
+        lambda: R.Separable([(slice(0, 2), 0.1)]),  # type: ignore[list-item]
+        lambda: R.GroupLasso(0.1, True),
+    ],
+)
+def test_what_a_regularizer_is_made_of_is_checked(make: Callable[[], Regularizer]) -> None:
+    with pytest.raises(InputError, match=r"^[^\n]+$"):
+        make()
 
 
 @pytest.mark.filterwarnings("ignore:L0 is not weakly convex", "ignore:TopK is not weakly convex")

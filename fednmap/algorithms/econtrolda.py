@@ -5,16 +5,17 @@ Gao et al., Composite Optimization with Error Feedback: the Dual Averaging Appro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.algorithms.hyperparameters import check, convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
+from fednmap.regularizers.parameters import integer, positive
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class EControlDA(Algorithm):
         size: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q", "K")
+        check(self, "eta_a", "Q", "K")
         if self.Q != 1:
             raise InputError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
         if self.K >= 1 and int(self.K) != self.K:
@@ -88,7 +89,11 @@ class EControlDA(Algorithm):
         if self.gamma is None:
             object.__setattr__(self, "gamma", 1 / self.eta_a)
         positive(self, "gamma")
+        integer(self, "seed", 0)
         convex(self, self.phi)
+
+    def seeded(self, seed: int) -> Self:
+        return replace(self, seed=seed)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
@@ -114,7 +119,7 @@ class EControlDA(Algorithm):
     def pack(self, up: Up) -> Packed:
         size = up.D.shape[-1]
         indices = up.D.abs().topk(self._kept(size)).indices
-        return self.Packed(up.D.gather(-1, indices), indices.to(torch.int32), torch.tensor(size))
+        return self.Packed(up.D.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
 
     def unpack(self, packed: Packed) -> Up:
         D = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))

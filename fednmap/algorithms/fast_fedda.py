@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.algorithms.hyperparameters import check, convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class FastFedDA(Algorithm):
         W: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q", "mu")
+        check(self, "eta_a", "Q", "mu")
         if self.gamma is None:
             object.__setattr__(self, "gamma", 1 / self.eta_a)
         positive(self, "gamma")

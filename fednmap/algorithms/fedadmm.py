@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class FedADMM(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         if self.beta is None:
             object.__setattr__(self, "beta", 1 / safe_step(self.phi, self.eta_a * self.Q))
         positive(self, "beta")
@@ -69,9 +71,9 @@ class FedADMM(Algorithm):
         return self.Down(server.xbar)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, lam = client.x, client.lam
+        x, lam, step = client.x, client.lam, Steps(self.eta_a)
         for q in range(self.Q):
-            x = x - self.eta_a * (g(x, q) + lam + self.beta * (x - down.xbar))
+            x = step(x, g(x, q), lam + self.beta * (x - down.xbar))
         lam = lam + self.beta * (x - down.xbar)
         xhat = x + lam / self.beta
         return self.Up(xhat - client.xhat), self.Client(x, lam, xhat)

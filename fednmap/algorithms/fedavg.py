@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
@@ -47,16 +47,16 @@ class FedAvg(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        y = down.x
+        y, step = down.x, Steps(self.eta_a)
         for q in range(self.Q):
-            y = torch.sub(y, g(y, q), alpha=self.eta_a)
+            y = step(y, g(y, q))
         return self.Up(y - down.x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class FedCanon(Algorithm):
         y: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         if self.alpha is None:
             object.__setattr__(self, "alpha", self.eta_a * self.eta_s * self.Q)
         positive(self, "alpha")
@@ -72,11 +74,11 @@ class FedCanon(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c = down.x, down.h - client.h
+        x, c, step = down.x, down.h - client.h, Steps(self.eta_a)
         z_i = x
         for q in range(self.Q):
-            z_i = torch.sub(z_i, g(z_i, q) + c, alpha=self.eta_a)
-        y = (x - z_i) / (self.eta_a * self.Q)
+            z_i = step(z_i, g(z_i, q), c)
+        y = step.mean(x, z_i, self.Q)
         return self.Up(y), self.Client(y - c)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

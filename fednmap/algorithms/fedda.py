@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.algorithms.hyperparameters import check, convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -55,16 +56,16 @@ class FedDA(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         convex(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start, start.new_zeros(())), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z_i = down.z
+        z_i, step = down.z, Steps(self.eta_a)
         for q in range(self.Q):
-            z_i = z_i - self.eta_a * g(self.phi.prox(z_i, self._weight(down.r) + self.eta_a * q), q)
+            z_i = step(z_i, g(self.phi.prox(z_i, self._weight(down.r) + self.eta_a * q), q))
         return self.Up(z_i - down.z), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class FedDR(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q", "alpha")
+        check(self, "eta_a", "Q", "alpha")
         if self.alpha >= 2:
             raise InputError(f"FedDR: alpha is {self.alpha}; the relaxation must be in (0, 2)")
         if self.r is None:
@@ -75,9 +77,9 @@ class FedDR(Algorithm):
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         y = client.y + self.alpha * (down.xbar - client.x)
-        x = client.x
+        x, step = client.x, Steps(self.eta_a)
         for q in range(self.Q):
-            x = x - self.eta_a * (g(x, q) + (x - y) / self.r)
+            x = step(x, g(x, q), (x - y) / self.r)
         xhat = 2 * x - y
         return self.Up(xhat - client.xhat), self.Client(y, x, xhat)
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import convex, positive
+from fednmap.algorithms.hyperparameters import check, convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -54,16 +55,16 @@ class FedMiD(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         convex(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        w = down.w
+        w, step = down.w, Steps(self.eta_a)
         for q in range(self.Q):
-            w = w - self.eta_a * g(w, q)
+            w = step(w, g(w, q))
             if not self.server_only:
                 w = self.phi.prox(w, self.eta_a)
         return self.Up(w - down.w), client

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import default_gamma, positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class FedNMap(Algorithm):
         y: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         if self.gamma is None:
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
         positive(self, "gamma")

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class FedPD(Algorithm):
         x: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         if self.r is None:
             object.__setattr__(self, "r", self.eta_a * self.Q)
         positive(self, "r")
@@ -62,8 +64,9 @@ class FedPD(Algorithm):
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, lam = client
+        step = Steps(self.eta_a)
         for q in range(self.Q):
-            x = x - self.eta_a * (g(x, q) + lam + (x - down.x) / self.r)
+            x = step(x, g(x, q), lam + (x - down.x) / self.r)
         lam = lam + (x - down.x) / self.r
         return self.Up(x + self.r * lam), self.Client(x, lam)
 

@@ -5,17 +5,16 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in Hetero
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.names import InputError
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True)
@@ -49,18 +48,17 @@ class FedProx(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
-        if not 0 <= self.mu < math.inf:
-            raise InputError(f"FedProx: mu is {self.mu}; it must be a finite number, at least 0")
+        nonnegative(self, "mu")
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        y = down.x
+        y, step = down.x, Steps(self.eta_a)
         for q in range(self.Q):
-            y = torch.sub(y, g(y, q) + self.mu * (y - down.x), alpha=self.eta_a)
+            y = step(y, g(y, q), self.mu * (y - down.x))
         return self.Up(y - down.x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -7,17 +7,18 @@ import math
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import integer, positive, regularizer
 
 
-def positive(algorithm: Algorithm, *names: str) -> None:
-    """Each named hyper-parameter is a finite positive number; Q a positive integer."""
+def check(algorithm: Algorithm, *names: str) -> None:
+    """phi is a regularizer, each named hyper-parameter a finite positive number, Q a positive integer."""
+    example = "L1(0.1), as the first argument" if algorithm.traits.composite else "Zero(), its default"
+    regularizer(algorithm, "phi", example)
     for name in names:
-        value = getattr(algorithm, name)
-        who = type(algorithm).__name__
-        if name == "Q" and (not isinstance(value, int) or value < 1):
-            raise InputError(f"{who}: Q is {value!r}; the number of local steps must be an integer, at least 1")
-        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise InputError(f"{who}: {name} is {value!r}; it must be a finite positive number")
+        if name == "Q":
+            integer(algorithm, name, 1)
+        else:
+            positive(algorithm, name)
 
 
 def weakly_convex(algorithm: Algorithm, name: str, step: float) -> None:

@@ -39,7 +39,8 @@ class Steps:
         if self._space is None:  # (k, p) where the directions are those of k clients, also while z is still common
             self._space = z.new_empty(torch.broadcast_shapes(z.shape, *(d.shape for d in directions)))
         if self._fused:
-            return _compiled(len(directions))(z, torch.tensor(self.eta, dtype=torch.float64), self._space, *directions)
+            eta = torch.tensor(self.eta, dtype=torch.float64, device="cpu")
+            return _compiled(len(directions))(z, eta, self._space, *directions)
         first, *others = directions
         z = torch.sub(z, first, alpha=self.eta, out=self._space)
         for direction in others:  # one pass each: a sum first would be written and read once more

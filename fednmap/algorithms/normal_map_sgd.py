@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import default_gamma, positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class NormalMapSGD(Algorithm):
         z: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         if self.gamma is None:
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, 1.0, 1))
         positive(self, "gamma")
@@ -60,10 +62,10 @@ class NormalMapSGD(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z = down.z
+        z, step = down.z, Steps(self.eta_a)
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)
-            z = z - self.eta_a * (g(x, q) + (z - x) / self.gamma)
+            z = step(z, g(x, q), (z - x) / self.gamma)
         return self.Up(z), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

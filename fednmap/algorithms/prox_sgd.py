@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -40,16 +41,16 @@ class ProxSGD(Algorithm):
         x: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
         weakly_convex(self, "eta_a", self.eta_a)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x = down.x
+        x, step = down.x, Steps(self.eta_a)
         for q in range(self.Q):
-            x = self.phi.prox(x - self.eta_a * g(x, q), self.eta_a)
+            x = self.phi.prox(step(x, g(x, q)), self.eta_a)
         return self.Up(x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -6,16 +6,18 @@ Acceleration! Finally!, ICML 2022, Algorithm 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import integer
 
 
 @dataclass(frozen=True)
@@ -58,21 +60,25 @@ class Scaffnew(Algorithm):
         xhat: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "Q")
+        check(self, "eta_a", "Q")
+        integer(self, "seed", 0)
         smooth(self, self.phi)
 
+    def seeded(self, seed: int) -> Self:
+        return replace(self, seed=seed)
+
     def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start, torch.tensor(0)), self.Client(start, torch.zeros_like(start))
+        return self.Server(start, start.new_zeros((), dtype=torch.int64)), self.Client(start, torch.zeros_like(start))
 
     def broadcast(self, server: Server) -> Down:
         steps = np.random.default_rng([self.seed, int(server.t)]).geometric(1 / self.Q)
-        return self.Down(server.x, torch.tensor(int(steps)))
+        return self.Down(server.x, server.t.new_tensor(int(steps)))
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         h = client.h + (down.x - client.xhat) / (self.Q * self.eta_a)
-        x = down.x
+        x, step = down.x, Steps(self.eta_a)
         for q in range(int(down.steps)):
-            x = x - self.eta_a * (g(x, q) - h)
+            x = step(x, g(x, q) - h)
         return self.Up(x), self.Client(x, h)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, smooth
+from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
@@ -57,7 +58,7 @@ class SCAFFOLD(Algorithm):
         control: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
@@ -65,12 +66,13 @@ class SCAFFOLD(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, d = down.x, down.c - client.c
+        x, d, step = down.x, down.c - client.c, Steps(self.eta_a)
         y = x
         for q in range(self.Q):
-            y = torch.sub(y, g(y, q) + d, alpha=self.eta_a)
-        c = (x - y) / (self.eta_a * self.Q) - d
-        return self.Up(y - x, c - client.c), self.Client(c)
+            y = step(y, g(y, q), d)
+        change = y - x
+        c = step.mean(x, y, self.Q) - d
+        return self.Up(change, c - client.c), self.Client(c)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         return self.Server(server.x + self.eta_s * up.change, server.c + share * up.control)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import positive, weakly_convex
+from fednmap.algorithms.hyperparameters import check, weakly_convex
+from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -62,7 +63,7 @@ class Zhang(Algorithm):
         y: Tensor
 
     def __post_init__(self) -> None:
-        positive(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q")
         weakly_convex(self, "eta_a Q max(1, eta_s)", self.eta_a * self.Q * max(1.0, self.eta_s))
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
@@ -70,11 +71,11 @@ class Zhang(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c = down.x, down.h - client.h
+        x, c, step = down.x, down.h - client.h, Steps(self.eta_a)
         z_i = x
         for q in range(self.Q):
-            z_i = torch.sub(z_i, g(self.phi.prox(z_i, q * self.eta_a), q) + c, alpha=self.eta_a)
-        y = (x - z_i) / (self.eta_a * self.Q)
+            z_i = step(z_i, g(self.phi.prox(z_i, q * self.eta_a), q), c)
+        y = step.mean(x, z_i, self.Q)
         return self.Up(y), self.Client(y - c)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -29,7 +29,7 @@ class L2Ball(Regularizer):
     radius: float
 
     def __post_init__(self) -> None:
-        positive("L2Ball", radius=self.radius)
+        positive(self, "radius")
 
     def value(self, x: Tensor) -> Tensor:
         return indicator(vector_norm(x, dim=-1, keepdim=True) - self.radius, self.radius)
@@ -56,7 +56,7 @@ class L1Ball(Regularizer):
     radius: float
 
     def __post_init__(self) -> None:
-        positive("L1Ball", radius=self.radius)
+        positive(self, "radius")
 
     def value(self, x: Tensor) -> Tensor:
         return indicator(x.abs().sum(-1, keepdim=True) - self.radius, self.radius)
@@ -85,7 +85,7 @@ class Simplex(Regularizer):
     total: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("Simplex", total=self.total)
+        positive(self, "total")
 
     def value(self, x: Tensor) -> Tensor:
         off = (x.sum(-1, keepdim=True) - self.total).abs()

@@ -10,7 +10,7 @@ from torch import Tensor
 from fednmap.core import Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers.indicator import indicator
-from fednmap.regularizers.parameters import nonnegative
+from fednmap.regularizers.parameters import nonnegative, plain, wrong
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Box(Regularizer):
     hi: float
 
     def __post_init__(self) -> None:
+        for name in ("lo", "hi"):
+            if plain(self, name) is None:
+                raise wrong(self, name, "a number; an infinite bound is no bound")
         if not self.lo <= self.hi:
             raise InputError(f"Box needs lo <= hi, given lo = {self.lo} and hi = {self.hi}")
 
@@ -71,7 +74,7 @@ class LInfBall(Regularizer):
     radius: float
 
     def __post_init__(self) -> None:
-        nonnegative("LInfBall", radius=self.radius)
+        nonnegative(self, "radius")
 
     def value(self, x: Tensor) -> Tensor:
         return indicator(x.abs() - self.radius, self.radius)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import positive
+from fednmap.regularizers.parameters import positive, regularizer, shown
 
 FEW = 256
 """Up to so many runs of consecutive coordinates are copied as slices, more through an index."""
@@ -34,7 +34,8 @@ class Scaled(Regularizer):
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        positive("Scaled", factor=self.factor)
+        regularizer(self, "phi")
+        positive(self, "factor")
         object.__setattr__(self, "rho", self.phi.rho * self.factor)
 
     def value(self, x: Tensor) -> Tensor:
@@ -63,10 +64,10 @@ class Masked(Regularizer):
     _runs: tuple[slice, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.mask.dtype != torch.bool or self.mask.ndim != 1 or not bool(self.mask.any()):
-            raise InputError(
-                f"Masked needs a 1-D mask of bools with a True in it, given {self.mask.dtype} {tuple(self.mask.shape)}"
-            )
+        regularizer(self, "phi")
+        mask = self.mask
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 1 or not bool(mask.any()):
+            raise InputError(f"Masked needs a 1-D tensor of bools with a True in it, given {shown(mask)}")
         index = self.mask.nonzero().squeeze(-1)
         edges = torch.cat([index[:1], index[1:][index.diff() > 1]])
         ends = torch.cat([index[:-1][index.diff() > 1], index[-1:]]) + 1
@@ -117,6 +118,9 @@ class Separable(Regularizer):
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for _, phi in self.parts:
+            if not isinstance(phi, Regularizer):
+                raise InputError(f"Separable needs pairs (slice, regularizer), given {shown(phi)}")
         covered = 0
         for where in sorted((where for where, _ in self.parts), key=lambda where: where.start):
             if where.step not in (None, 1) or not covered <= where.start < where.stop:

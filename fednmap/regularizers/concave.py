@@ -30,8 +30,8 @@ class LogSum(Regularizer):
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        nonnegative("LogSum", lam=self.lam)
-        positive("LogSum", eps=self.eps)
+        nonnegative(self, "lam")
+        positive(self, "eps")
         object.__setattr__(self, "rho", self.lam / self.eps**2)
 
     def value(self, x: Tensor) -> Tensor:
@@ -70,8 +70,8 @@ class TransformedL1(Regularizer):
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        nonnegative("TransformedL1", lam=self.lam)
-        positive("TransformedL1", a=self.a)
+        nonnegative(self, "lam")
+        positive(self, "a")
         object.__setattr__(self, "rho", 2 * self.lam * (self.a + 1) / self.a**2)
 
     def value(self, x: Tensor) -> Tensor:

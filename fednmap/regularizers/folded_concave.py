@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.names import InputError
-from fednmap.regularizers.parameters import nonnegative, positive
+from fednmap.regularizers.parameters import nonnegative, positive, wrong
 
 # Both proxes are odd and piecewise linear: soft thresholding plus a multiple of a clamped one. All terms
 # have the sign of v, so nothing cancels, also where the steep middle piece has slope 1 / (1 - s rho) >> 1.
@@ -34,8 +33,8 @@ class MCP(Regularizer):
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        nonnegative("MCP", lam=self.lam)
-        positive("MCP", theta=self.theta)
+        nonnegative(self, "lam")
+        positive(self, "theta")
         object.__setattr__(self, "rho", 1 / self.theta)
 
     def value(self, x: Tensor) -> Tensor:
@@ -70,9 +69,10 @@ class SCAD(Regularizer):
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        nonnegative("SCAD", lam=self.lam)
-        if not 1 < self.a < float("inf"):
-            raise InputError(f"SCAD needs a finite a > 1, given a = {self.a}")
+        nonnegative(self, "lam")
+        positive(self, "a")
+        if self.a <= 1:
+            raise wrong(self, "a", "a finite number above 1")
         object.__setattr__(self, "rho", 1 / (self.a - 1))
 
     def value(self, x: Tensor) -> Tensor:

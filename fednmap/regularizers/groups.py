@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
@@ -13,7 +14,7 @@ from torch.nn.functional import softshrink
 from fednmap.core import Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers.l2 import shrinkage
-from fednmap.regularizers.parameters import nonnegative
+from fednmap.regularizers.parameters import nonnegative, weights
 
 GroupSpec = int | Tensor | Sequence[Sequence[int]]
 """How groups are given: the size of consecutive groups of equal size; a tensor with the group number of
@@ -41,7 +42,7 @@ class GroupLasso(Regularizer):
     _parts: Groups = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        nonnegative("GroupLasso", weight=self.weight)
+        weights(self, "weight")
         object.__setattr__(self, "_parts", as_groups(self.groups))
 
     def value(self, x: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class SparseGroupLasso(Regularizer):
     _parts: Groups = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        nonnegative("SparseGroupLasso", nu1=self.nu1, nu2=self.nu2)
+        nonnegative(self, "nu1", "nu2")
         object.__setattr__(self, "_parts", as_groups(self.groups))
 
     def value(self, x: Tensor) -> Tensor:
@@ -144,10 +145,10 @@ class LabelledGroups:
 
 def as_groups(groups: GroupSpec) -> Groups:
     """The groups in the form that is fastest for them."""
-    if isinstance(groups, int):
-        if groups < 1:
+    if isinstance(groups, int | np.integer):
+        if isinstance(groups, bool) or groups < 1:
             raise InputError(f"a group has at least one coordinate, given size {groups}")
-        return EqualGroups(groups)
+        return EqualGroups(int(groups))
     labels = groups if isinstance(groups, Tensor) else _labels(groups)
     if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0 or bool((labels < -1).any()):
         raise InputError("group numbers are a 1-D tensor of integers, -1 for no group")
@@ -160,10 +161,10 @@ def as_groups(groups: GroupSpec) -> Groups:
 
 
 def _labels(groups: Sequence[Sequence[int]]) -> Tensor:
-    sizes = torch.tensor([len(group) for group in groups])
-    coordinates = torch.cat([torch.as_tensor(group, dtype=torch.long) for group in groups])
+    sizes = torch.tensor([len(group) for group in groups], device="cpu")
+    coordinates = torch.cat([torch.as_tensor(group, dtype=torch.long, device="cpu") for group in groups])
     if bool((coordinates < 0).any()) or int(coordinates.bincount().max()) > 1:
         raise InputError("groups are disjoint lists of coordinates >= 0; one is repeated or negative")
-    labels = torch.full((int(coordinates.max()) + 1,), -1)
-    labels[coordinates] = torch.arange(len(groups)).repeat_interleave(sizes)
+    labels = torch.full((int(coordinates.max()) + 1,), -1, device="cpu")
+    labels[coordinates] = torch.arange(len(groups), device="cpu").repeat_interleave(sizes)
     return labels

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.parameters import nonnegative
+from fednmap.regularizers.parameters import nonnegative, weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class L1(Regularizer):
     weight: float | Tensor
 
     def __post_init__(self) -> None:
-        nonnegative("L1", weight=self.weight)
+        weights(self, "weight")
 
     def value(self, x: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
@@ -59,7 +59,7 @@ class ElasticNet(Regularizer):
     nu2: float
 
     def __post_init__(self) -> None:
-        nonnegative("ElasticNet", nu1=self.nu1, nu2=self.nu2)
+        nonnegative(self, "nu1", "nu2")
 
     def value(self, x: Tensor) -> Tensor:
         return self.nu1 * x.abs().sum(-1) + self.nu2 * x.square().sum(-1)

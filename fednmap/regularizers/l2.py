@@ -27,7 +27,7 @@ class SquaredL2(Regularizer):
     weight: float
 
     def __post_init__(self) -> None:
-        nonnegative("SquaredL2", weight=self.weight)
+        nonnegative(self, "weight")
 
     def value(self, x: Tensor) -> Tensor:
         return self.weight * x.square().sum(-1)
@@ -51,7 +51,7 @@ class L2(Regularizer):
     weight: float
 
     def __post_init__(self) -> None:
-        nonnegative("L2", weight=self.weight)
+        nonnegative(self, "weight")
 
     def value(self, x: Tensor) -> Tensor:
         norm: Tensor = vector_norm(x, dim=-1)

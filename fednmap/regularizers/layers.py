@@ -103,7 +103,7 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
         return Separable(parts)
     if not names:
         raise InputError("this network has no parameter with two or more axes; give a name pattern instead")
-    mask = torch.zeros(sum(parameter.numel() for parameter in module.parameters()), dtype=torch.bool)
+    mask = torch.zeros(sum(parameter.numel() for parameter in module.parameters()), dtype=torch.bool, device="cpu")
     for name in names:
         mask[where[name]] = True
     return Masked(phi, mask)

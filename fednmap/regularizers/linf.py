@@ -27,7 +27,7 @@ class LInf(Regularizer):
     weight: float
 
     def __post_init__(self) -> None:
-        nonnegative("LInf", weight=self.weight)
+        nonnegative(self, "weight")
 
     def value(self, x: Tensor) -> Tensor:
         return self.weight * x.abs().amax(-1)

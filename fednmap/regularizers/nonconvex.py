@@ -12,7 +12,7 @@ from torch.nn.functional import hardshrink
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import nonnegative
+from fednmap.regularizers.parameters import integer, nonnegative
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class L0(Regularizer):
     rho: float = field(init=False, repr=False, default=math.inf)
 
     def __post_init__(self) -> None:
-        nonnegative("L0", lam=self.lam)
+        nonnegative(self, "lam")
         _only_if_allowed("L0", self.allow_nonconvex, "MCP, SCAD or LogSum")
 
     def value(self, x: Tensor) -> Tensor:
@@ -61,8 +61,7 @@ class TopK(Regularizer):
     rho: float = field(init=False, repr=False, default=math.inf)
 
     def __post_init__(self) -> None:
-        if self.k < 1 or self.k != int(self.k):
-            raise InputError(f"TopK needs a whole number k >= 1, given k = {self.k}")
+        integer(self, "k", 1)
         _only_if_allowed("TopK", self.allow_nonconvex, "L1Ball or MCP")
 
     def value(self, x: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ class TopK(Regularizer):
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         _checked(step)
-        kept = v.abs().topk(min(int(self.k), v.shape[-1])).indices
+        kept = v.abs().topk(min(self.k, v.shape[-1])).indices
         return torch.zeros_like(v).scatter_(-1, kept, v.gather(-1, kept))
 
 
@@ -91,5 +90,6 @@ def _only_if_allowed(name: str, allowed: bool, instead: str) -> None:
 def _checked(step: float | Tensor) -> float:
     """The step, where rho = inf leaves nothing to compare it with."""
     step = float(step)
-    nonnegative("the prox", step=step)
+    if not 0 <= step < math.inf:
+        raise InputError(f"the prox step is {step:g}; it must be finite and at least 0")
     return step

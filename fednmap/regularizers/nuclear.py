@@ -31,7 +31,7 @@ class Nuclear(Regularizer):
     shape: tuple[int, int]
 
     def __post_init__(self) -> None:
-        nonnegative("Nuclear", weight=self.weight)
+        nonnegative(self, "weight")
         if len(self.shape) != 2 or min(self.shape) < 1:
             raise InputError(f"Nuclear needs the shape (rows, columns) of a matrix, given {self.shape}")
 

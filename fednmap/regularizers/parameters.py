@@ -1,25 +1,78 @@
-"""What a regularizer's numbers must satisfy, checked where they enter."""
+"""What the numbers of a regularizer or a method must satisfy, checked where they enter.
+
+Each is stored as a plain int or float, whatever kind of number it was given as; a bool, a string or a tensor is not a
+number.
+"""
 
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fednmap.core import Regularizer
 from fednmap.names import InputError
 
 
-def nonnegative(owner: str, **values: float | Tensor) -> None:
-    """Every value finite and >= 0, or a ValueError that names the one which is not."""
-    for name, value in values.items():
-        entries = torch.as_tensor(value)
-        if not bool(((entries >= 0) & entries.isfinite()).all()):
-            raise InputError(f"{owner} needs a finite {name} >= 0, given {name} = {value}")
+def plain(owner: object, name: str) -> float | None:
+    """owner.name as an int or float, stored in its place; None where it is not a number."""
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    number = int(value) if isinstance(value, Integral) else float(value)
+    object.__setattr__(owner, name, number)
+    return number
 
 
-def positive(owner: str, **values: float) -> None:
-    """Every value finite and > 0, or a ValueError that names the one which is not."""
-    for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{owner} needs a finite {name} > 0, given {name} = {value}")
+def wrong(owner: object, name: str, allowed: str) -> InputError:
+    """The error for owner.name, in one line."""
+    return InputError(f"{type(owner).__name__}: {name} is {shown(getattr(owner, name))}; it must be {allowed}")
+
+
+def shown(value: object) -> str:
+    """What was given, in one line of moderate length; a class by its name."""
+    text = f"the class {value.__name__}" if isinstance(value, type) else " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:56]} ..."
+
+
+def nonnegative(owner: object, *names: str) -> None:
+    """Each named number is finite and at least 0."""
+    for name in names:
+        number = plain(owner, name)
+        if number is None or not 0 <= number < math.inf:
+            raise wrong(owner, name, "a finite number, at least 0")
+
+
+def positive(owner: object, *names: str) -> None:
+    """Each named number is finite and positive."""
+    for name in names:
+        number = plain(owner, name)
+        if number is None or not 0 < number < math.inf:
+            raise wrong(owner, name, "a finite positive number")
+
+
+def integer(owner: object, name: str, least: int) -> None:
+    """The named number is whole and at least `least`."""
+    number = plain(owner, name)
+    if not isinstance(number, int) or number < least:
+        raise wrong(owner, name, f"an integer, at least {least}")
+
+
+def weights(owner: object, name: str) -> None:
+    """The named value is a finite number, at least 0, or a tensor or array of such."""
+    value = getattr(owner, name)
+    if not isinstance(value, Tensor | np.ndarray):
+        return nonnegative(owner, name)
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
+    if tensor.dtype == torch.bool or tensor.is_complex() or not bool(((tensor >= 0) & tensor.isfinite()).all()):
+        raise wrong(owner, name, "a tensor of finite numbers, at least 0")
+    object.__setattr__(owner, name, tensor)
+
+
+def regularizer(owner: object, name: str, example: str = "L1(0.1)") -> None:
+    """The named value is a regularizer."""
+    if not isinstance(getattr(owner, name), Regularizer):
+        raise wrong(owner, name, f"a regularizer, such as {example}")

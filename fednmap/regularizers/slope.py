@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import nonnegative
+from fednmap.regularizers.parameters import plain, weights, wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +34,12 @@ class Slope(Regularizer):
     q: float = 0.1
 
     def __post_init__(self) -> None:
-        nonnegative("Slope", weight=self.weight)
+        weights(self, "weight")
         if isinstance(self.weight, Tensor) and bool((self.weight.diff() > 0).any()):
             raise InputError("Slope needs weights that do not increase; sort them in descending order")
-        if not 0 < self.q < 1:
-            raise InputError(f"Slope needs q between 0 and 1, given q = {self.q}")
+        q = plain(self, "q")
+        if q is None or not 0 < q < 1:
+            raise wrong(self, "q", "a number between 0 and 1")
 
     def value(self, x: Tensor) -> Tensor:
         return (self._weights(x) * x.abs().sort(-1, descending=True).values).sum(-1)
@@ -58,7 +59,7 @@ class Slope(Regularizer):
 @lru_cache(maxsize=8)
 def _quantiles(p: int, q: float) -> Tensor:
     """z_1, ..., z_p over z_1."""
-    tail = torch.arange(1, p + 1, dtype=torch.float64) * (q / (2 * p))
+    tail = torch.arange(1, p + 1, dtype=torch.float64, device="cpu") * (q / (2 * p))
     z = -torch.special.ndtri(tail)
     return torch.div(z, z[0])
 
@@ -74,9 +75,9 @@ def nonincreasing(z: Tensor) -> Tensor:
     rows = z.detach().reshape(-1, z.shape[-1]).double().cpu()
     lo, hi = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
     width = (hi - lo).clamp_min(torch.finfo(torch.float64).tiny)
-    floor = 2.0 * torch.arange(len(rows), 0, -1, dtype=torch.float64)[:, None]
+    floor = 2.0 * torch.arange(len(rows), 0, -1, dtype=torch.float64, device="cpu")[:, None]
     # A row that is not finite is left out of the regression and comes back as NaN, through lo or width.
     flat = ((rows - lo) / width + floor).nan_to_num_(0.0)
-    fit = torch.tensor(isotonic_regression(flat.flatten().numpy(), increasing=False).copy()).view_as(rows)
+    fit = torch.from_numpy(isotonic_regression(flat.flatten().numpy(), increasing=False).copy()).view_as(rows)
     nearest: Tensor = ((fit - floor) * width + lo).to(z).view_as(z)
     return nearest

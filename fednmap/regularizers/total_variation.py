@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +24,7 @@ class TotalVariation(Regularizer):
     """phi(x) = weight sum_j |x_{j+1} - x_j|: piecewise constant models.
 
     prox(v, s) has no closed form; it is computed exactly, in time linear in p, row by row, in float64.
-    The routine is compiled by numba, an optional extra: `pip install "fednmap[numba]"`.
+    The routine is compiled by numba, an optional extra: `pip install "fednmap[numba]"`. Without, it is interpreted.
 
     Reference: Johnson, A dynamic programming algorithm for the fused lasso and L0-segmentation, JCGS 2013.
 
@@ -34,8 +35,8 @@ class TotalVariation(Regularizer):
     weight: float
 
     def __post_init__(self) -> None:
-        nonnegative("TotalVariation", weight=self.weight)
-        _compiled()
+        nonnegative(self, "weight")
+        _solver()
 
     def value(self, x: Tensor) -> Tensor:
         return self.weight * x.diff(dim=-1).abs().sum(-1)
@@ -46,16 +47,22 @@ class TotalVariation(Regularizer):
             return v
         rows = v.detach().reshape(-1, v.shape[-1]).double().cpu().contiguous().numpy()
         out = np.empty_like(rows)
-        _compiled()(rows, threshold, out)
+        _solver()(rows, threshold, out)
         return torch.from_numpy(out).to(v).view_as(v)
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> Callable[[Array, float, Array], None]:
+def _solver() -> Callable[[Array, float, Array], None]:
+    """`fuse_rows`, compiled where numba is installed."""
     try:
         from numba import njit
-    except ImportError as error:
-        raise ImportError("TotalVariation needs numba: pip install 'fednmap[numba]'") from error
+    except ImportError:
+        warnings.warn(
+            "TotalVariation is not compiled, and some hundred times slower; pip install 'fednmap[numba]'",
+            UserWarning,
+            stacklevel=4,  # the line that calls the constructor, past __post_init__ and __init__
+        )
+        return fuse_rows
     solver: Any = njit(nogil=True)(fuse_rows)
     return solver  # type: ignore[no-any-return]
 

@@ -62,11 +62,18 @@ def check_algorithm(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10)
     Methods whose traits promise an exact fixed point must reach it, also with half of the clients sampled and with
     30 % of the replies lost unless they need everybody. For a biased one the distance is only reported.
     """
+    with torch.device("cpu"):
+        return _check(make, rounds, tolerance)
+
+
+def _check(make: Make, rounds: int, tolerance: float) -> Report:
     Q = 1 if _only_one_step(make) else 5
     phi = L1(0.2) if make(Zero(), 1.0, Q).traits.composite else Zero()
     problem = heterogeneous()
     algorithm = make(phi, smoothness(problem), Q)
     name = type(algorithm).__name__
+    kind = algorithm.traits.fixed_point
+    assert isinstance(kind, FixedPoint), f"{name}: traits.fixed_point is {kind!r}; say a member of FixedPoint"
     _check_messages(algorithm, problem, name)
     if algorithm.traits.central:
         return Report(_reached(algorithm, Pooled(problem), problem, phi, rounds, tolerance, name), None, None)
@@ -178,7 +185,7 @@ def _reached(
     **options: float,
 ) -> float:
     """Distance to the optimum after `rounds`; exact methods must arrive, and h must stay the mean of the h_i."""
-    best, exact = optimum(objective, phi), algorithm.traits.fixed_point == FixedPoint.EXACT
+    best, exact = optimum(objective, phi), algorithm.traits.fixed_point is FixedPoint.EXACT
     for last in simulate(algorithm, problem, rounds=rounds, **options):  # type: ignore[arg-type]
         distance = float((algorithm.model(last.server) - best).norm() / best.norm())
         if exact and distance < tolerance / 100:

@@ -33,17 +33,26 @@ def check_regularizer(
     axes, random directions at all lengths, lines to the other points found. For weakly convex phi and a step below
     1 / rho the objective F is strongly convex, so x is its minimiser exactly when every y has
     F(y) >= F(x) + (1/step - rho) |y - x|^2 / 2; both sides are compared. Where rho = inf, F(y) >= F(x) is.
+    Before that, rho is compared with the value alone, so that the prox is not blamed for a rho that is too small.
 
     >>> from fednmap.regularizers import L1
     >>> check_regularizer(L1(0.3))
     """
+    with torch.device("cpu"):
+        _check(phi, dim, steps, points, seed)
+
+
+def _check(phi: Regularizer, dim: int, steps: Sequence[float] | None, points: Tensor | None, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     v = _vectors(dim, rng)
     if steps is None:
         limited = 0 < phi.rho < math.inf
         steps = [s / phi.rho for s in (0.05, 0.5, 0.9, 0.999)] if limited else [0.05, 1.0, 20.0]
     steps = [float(step) for step in steps]
+    known = v if points is None else torch.cat([v, points.to(F64)])
     _refuses(phi, v, steps)
+    _shapes(phi, v, steps[0])
+    _weakly_convex(phi, known, rng)
     for step in steps:
         _shapes(phi, v, step)
         _nan(phi, v, step)
@@ -51,7 +60,9 @@ def check_regularizer(
         _lipschitz(phi, v, step, rng)
         _single_precision(phi, v, step)
     _zero_step(phi, v, points, rng)
-    _weakly_convex(phi, v, steps, points, rng)
+    known = torch.cat([known, *(phi.prox(v, step) for step in steps)])
+    _weakly_convex(phi, known, rng)
+    _convex_domain(phi, known, rng)
 
 
 def _vectors(dim: int, rng: torch.Generator) -> Tensor:
@@ -232,6 +243,8 @@ def _compare(
     if worst > 0 or bool(worst.isnan()):
         row, column = divmod(int(missing.argmax()), missing.shape[1])
         y = candidates[row, column]
+        if not bool((best - found > rounding).any()):  # nothing is better than x: it only stands out less than is due
+            what = f"{what}, or rho = {phi.rho:g} is too small"
         raise AssertionError(
             f"{phi}: {what}: at v = {_row(v[row])} prox gives x = {_row(x[row])} with objective "
             f"{float(best[row]):.12g}, but y = {_row(y)} has {float(found[row, column]):.12g}, where at least "
@@ -286,28 +299,50 @@ def _single_precision(phi: Regularizer, v: Tensor, step: float) -> None:
     )
 
 
-def _weakly_convex(
-    phi: Regularizer, v: Tensor, steps: Sequence[float], points: Tensor | None, rng: torch.Generator
-) -> None:
-    """phi((x + y) / 2) <= (phi(x) + phi(y)) / 2 + rho |x - y|^2 / 8, on pairs where phi is finite, near and far."""
+def _weakly_convex(phi: Regularizer, x: Tensor, rng: torch.Generator) -> None:
+    """phi((x + y) / 2) <= (phi(x) + phi(y)) / 2 + rho |x - y|^2 / 8, on pairs near and far; asks `value` alone."""
     if phi.rho == math.inf:
         return
-    x = torch.cat([v, *(phi.prox(v, step) for step in steps), *([] if points is None else [points.to(F64)])])
-    near = x + 1e-2 * torch.randn(x.shape, generator=rng, dtype=F64) * x.abs().amax(-1, keepdim=True)
-    far = x[torch.randperm(len(x), generator=rng)]
-    for y in (near, far, -x):
+    for y in _partners(x, rng):
+        middle = phi.value((x + y) / 2)
         chord = (phi.value(x) + phi.value(y)) / 2 + phi.rho * (x - y).square().sum(-1) / 8
-        # Two points on a set's border may have a middle outside by a rounding of their size: step 0 takes it back.
-        centre = phi.prox((x + y) / 2, 0.0)
-        off = (centre - (x + y) / 2).norm(dim=-1) > 1e3 * EPS * (x.norm(dim=-1) + y.norm(dim=-1))
-        middle = torch.where(off, math.inf, phi.value(centre))
         rounding = 1e3 * EPS * (chord.abs() + phi.rho * (x.square() + y.square()).sum(-1))
-        rounding = rounding + 100 * _shaken(phi.value, centre, x.abs() + y.abs())
-        over = torch.where(chord.isfinite(), middle - chord - rounding, -math.inf)
+        rounding = rounding + 100 * _shaken(phi.value, (x + y) / 2, x.abs() + y.abs())
+        over = torch.where(chord.isfinite() & middle.isfinite(), middle - chord - rounding, -math.inf)
         i = int(over.argmax())
         _require(
             bool(over[i] <= 0),
             phi,
-            f"value is not weakly convex with rho = {phi.rho:g}: x = {_row(x[i])}, y = {_row(y[i])}: at the middle "
-            f"{float(middle[i]):.12g}, more than the chord and rho |x - y|^2 / 8 give, {float(chord[i]):.12g}",
+            f"value is not weakly convex with rho = {phi.rho:g}, rho is too small: x = {_row(x[i])}, y = {_row(y[i])}: "
+            f"at the middle {float(middle[i]):.12g}, more than the chord and rho |x - y|^2 / 8 give, "
+            f"{float(chord[i]):.12g}",
         )
+
+
+def _convex_domain(phi: Regularizer, x: Tensor, rng: torch.Generator) -> None:
+    """The middle of two points where phi is finite is another, up to a rounding that the prox at step 0 takes back."""
+    if phi.rho == math.inf:
+        return
+    for y in _partners(x, rng):
+        middle = (x + y) / 2
+        between = phi.value(x).isfinite() & phi.value(y).isfinite() & ~phi.value(middle).isfinite()
+        off = (phi.prox(middle, 0.0) - middle).norm(dim=-1) > 1e3 * EPS * (x.norm(dim=-1) + y.norm(dim=-1))
+        i = int((between & off).to(F64).argmax())
+        _require(
+            not bool((between & off)[i]),
+            phi,
+            f"value is not weakly convex with rho = {phi.rho:g}: it is finite at x = {_row(x[i])} and "
+            f"y = {_row(y[i])}, but not at their middle",
+        )
+
+
+def _partners(x: Tensor, rng: torch.Generator) -> list[Tensor]:
+    """What to pair x with: a neighbour, another row, the opposite, and points along each axis."""
+    size = x.abs().amax(-1, keepdim=True)
+    near = x + 1e-2 * torch.randn(x.shape, generator=rng, dtype=F64) * size
+    along = [
+        x + length * size.clamp_min(1e-2) * axis
+        for axis in torch.eye(x.shape[-1], dtype=F64)
+        for length in (1e-2, 0.1, -0.1, 0.5)
+    ]
+    return [near, x[torch.randperm(len(x), generator=rng)], -x, *along]

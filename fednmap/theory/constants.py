@@ -52,9 +52,9 @@ def estimate_smoothness(problem: Problem, points: Points, *, iterations: int = 3
     ([0.5, 2.0], 1.25)
     """
     at_least_one(iterations=iterations)
-    everyone = exact(problem).oracle(torch.arange(problem.n), 0)
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(problem.n + 1, problem.dim, generator=generator, dtype=torch.float64)
+    everyone = exact(problem).oracle(torch.arange(problem.n, device="cpu"), 0)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    v = torch.randn(problem.n + 1, problem.dim, generator=generator, dtype=torch.float64, device="cpu")
     each, overall = [], []
     for x in _points(points):
         each.append(hessian_norms(lambda u: everyone(u, 0), x, v[:-1].to(x), iterations))
@@ -171,8 +171,8 @@ class _Moments(NamedTuple):
 
 def _moments(problem: Problem, x: Tensor, draws: int) -> _Moments:
     """Mean gradient (n, p) and variance (n,) of every client over fresh minibatches (Welford's recursion)."""
-    g = problem.oracle(torch.arange(problem.n), FRESH)
-    mean, square = torch.zeros(problem.n, problem.dim).to(x), torch.zeros(problem.n).to(x)
+    g = problem.oracle(torch.arange(problem.n, device="cpu"), FRESH)
+    mean, square = x.new_zeros(problem.n, problem.dim), x.new_zeros(problem.n)
     for k in range(draws):
         value = g(x, k)
         change = value - mean

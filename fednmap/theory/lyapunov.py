@@ -70,7 +70,7 @@ def lyapunov(
         drift.append(float(moves.square().sum()) / (problem.n * Q))
         h_i, server = g.mean(0), round_.server
     weight = 25 * algorithm.eta_a * algorithm.eta_s * Q * smoothness**2 / (1 - gamma * rho) ** 2
-    psi_, normal_, drift_ = (torch.tensor(v, dtype=torch.float64) for v in (psi, normal, drift))
+    psi_, normal_, drift_ = (torch.tensor(v, dtype=torch.float64, device="cpu") for v in (psi, normal, drift))
     H = psi_ + gamma * c0(gamma, rho, smoothness) / 2 * normal_
     return Lyapunov(H, H + weight * drift_, normal_, drift_, algorithm, smoothness, problem.n)
 
