@@ -269,6 +269,8 @@ class RunFolder:
             file = (self.path / "metrics.csv").open("rb")
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise InputError(f"cannot read {self.path / 'metrics.csv'}: {error.strerror}") from None
         with file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n") and not (number == 1 and line[:-1] in (HEADING, OLD_HEADING)):
@@ -279,7 +281,7 @@ class RunFolder:
         try:
             with (self.path / "metrics.csv").open("rb") as file:
                 return file.readline().count(b",") == HEADING.count(b",")
-        except FileNotFoundError:
+        except OSError:
             return True
 
     def results(self) -> list[dict[str, Any]]:
