@@ -11,6 +11,7 @@ import stat
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -576,3 +577,107 @@ def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
     print(f"{first:.1f} MB after 1,000 rounds, {last:.1f} MB after 9,999")
     assert last - first < 3
     assert len(folder.records(*FEDNMAP)) == 10_001
+
+
+DIVERGES = ("compare", "--data", "sparse-regression", "--model", "least-squares", "--reg", "none", "--rounds", 12)
+DIVERGES += (
+    "--clients",
+    4,
+    "--eta-a",
+    0.0001,
+    "--set",
+    "fedavg.eta_a=100.0",
+    "--set",
+    "scaffold.eta_a=100.0",
+    "--quiet",
+)
+
+
+@pytest.mark.parametrize("out", ["table", "json"])
+def test_a_method_that_diverged_is_named_and_the_command_ends_with_one(command, out):
+    words = (*DIVERGES, "--algorithms", "fednmap,fedavg,scaffold", "--out", "run")
+    more = ("--json",) if out == "json" else ()
+    code, first, err = command(*words, *more)
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("fednmap: fedavg, scaffold diverged: the iterate is no longer finite after round ")
+    if out == "json":
+        results = json.loads(first, parse_constant=pytest.fail)["results"]
+        assert ["error" in r for r in results] == [False, True, True]
+    else:
+        assert "fedavg (diverged)" in first
+        assert "run folder: run" in first
+    for again in ("compare", "train"):
+        code, said, err = command(again, "--resume", "run", "--quiet", *more)
+        assert (code, said, err) == (1, first, last + "\n")
+
+
+def test_one_method_that_diverged_ends_the_same_way(command):
+    words = ("train", *DIVERGES[1:-5], "--algorithm", "fedavg", "--eta-a", 100.0, "--quiet", "--out", "run")
+    code, first, err = command(*words)
+    assert code == 1
+    assert "fedavg (diverged)" in first
+    last = err.splitlines()[-1]
+    assert last.startswith("fednmap: fedavg diverged: the iterate is no longer finite after round ")
+    for again in ("train", "compare"):
+        assert command(again, "--resume", "run", "--quiet") == (1, first, last + "\n")
+
+
+def test_a_method_that_diverged_and_has_no_measurements_left_is_told(tmp_path):
+    given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
+    given |= {"participation": 1.0, "drop": 0.0, "clients": 4, "eval_every": 10}
+    folder = stopped(tmp_path / "run", 5, **given)
+    (folder.path / "metrics.csv").unlink()
+    assert resume(folder).done == [4]
+    (result,) = folder.results()
+    assert (result["rounds"], "error" in result) == (4, True)
+
+
+@pytest.mark.parametrize("cut", [0, 20, 60, 250, 450, 2000])
+def test_a_cut_file_of_measurements_can_be_looked_at_and_continued(command, tmp_path, whole, cut):
+    folder = begin(tmp_path / "runs" / "run")
+    path = folder.path / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:cut])
+    assert command("show", folder.path)[0] == 0
+    assert command("show", "--list")[0] == 0
+    code, _, err = command("report", folder.path)
+    assert (code, "nothing was measured yet" in err) in ((0, False), (2, True))
+    (folder.path / "results.json").unlink()
+    assert command("train", "--resume", folder.path, "--quiet")[0] == 0
+    assert outcome(folder)[1:] == whole[1:]
+
+
+def test_numbers_that_are_not_finite_stand_as_null_and_can_be_looked_at(command):
+    words = ("compare", *("--model", "logistic", "--rounds", 2, "--clients", 5, "--reg", "box:0,0.001", "--quiet"))
+    code, first, _ = command(*words, "--algorithms", "fednmap,fedavg", "--out", "runs/run")
+    assert code == 0
+    results = json.loads(Path("runs/run/results.json").read_text(), parse_constant=pytest.fail)
+    assert [r["objective"] is None for r in results] == [False, True]
+    assert command("compare", "--resume", "runs/run", "--quiet")[:2] == (0, first)
+    assert command("show", "runs/run")[0] == 0
+    assert command("report", "runs/run")[0] == 0
+
+
+def test_a_checkpoint_is_read_onto_the_device_of_the_start(tmp_path):
+    """Without a GPU: a device that computes nothing shows where each tensor is."""
+    folder = stopped(tmp_path / "run", 14)
+    experiment = prepare(small())
+    algorithm = experiment.algorithm("fednmap")
+    start, known = experiment.start(algorithm).to("meta"), settings(experiment.config)
+    after, _, refused = checkpoints.newest(folder.checkpoints(FEDNMAP), algorithm, experiment.problem, start, known)
+    assert (after.t, refused) == (11, [])
+    assert {v.device.type for v in after.server} == {"meta"}
+    states = after.clients.tensors()
+    assert (states["ids"].device.type, states["h"].device.type) == ("cpu", "meta")
+    assert len(after.clients) == len(states["ids"]) > 0
+
+
+def test_a_fault_of_ours_is_not_taken_for_a_damaged_checkpoint(tmp_path, monkeypatch):
+    folder = stopped(tmp_path / "run", 14)
+
+    def fail(self, tensors):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("fednmap.simulation.states.Clients.restore", fail)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        resume(folder)
