@@ -82,7 +82,9 @@ def _read(
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise InputError("its tensors were changed or cut short")
     tensors = load(data)
-    ids = tensors.get("clients.ids", torch.zeros(0, device="cpu"))  # stays on the CPU: it says in which rows the states are
+    ids = tensors.get(
+        "clients.ids", torch.zeros(0, device="cpu")
+    )  # stays on the CPU: it says in which rows the states are
     first, client = algorithm.init(start)
     server, states = _part(tensors, "server", first), _part(tensors, "clients", client)
     if (
