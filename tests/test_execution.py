@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from small import begin
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from fednmap import algorithms as A
 from fednmap import run, simulate
 from fednmap.models import cnn, mlp, mobilenet_v3_small
+from fednmap.names import InputError
 from fednmap.problems import Logistic, Network
 from fednmap.problems.dense import Dense
 from fednmap.regularizers import L1
-from fednmap.runs.workers import group
+from fednmap.runs.workers import check_workers, group
 from fednmap.simulation.loop import side_by_side
 from fednmap.simulation.states import Clients
 
@@ -281,8 +283,8 @@ TRAIN = ["train", "--model", "mlp:8", "--dtype", "float64", "--participation", "
 TRAIN += ["--checkpoint-every", "5", "--eval-every", "1000", "--json"]
 
 
-def command(*arguments, launcher=()):
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+def command(*arguments, launcher=(), **environment):
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | environment
     launcher = launcher or (sys.executable,)
     return subprocess.Popen(
         [*launcher, "-m", "fednmap", *arguments],
@@ -338,6 +340,97 @@ def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
         assert resumed[key] == pytest.approx(alone[key], rel=1e-10)
 
 
-def test_workers_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="workers is 0"), group(0):
+def test_workers_that_make_no_sense_are_refused(monkeypatch):
+    with pytest.raises(InputError, match="workers is 0"), group(0):
         pass
+    check_workers(20, 20)
+    with pytest.raises(InputError, match="21 processes cannot share 20 clients; use 20 or fewer"):
+        check_workers(21, 20)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InputError, match="3 processes cannot share 2 clients"):
+        check_workers(1, 2)
+    with pytest.raises(InputError, match="torchrun has started the processes already"):
+        check_workers(2, 20)
+
+
+def test_more_workers_than_clients_start_nothing(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("fednmap.runs.workers.start_processes", pytest.fail)
+    code, out, err = command("train", "--clients", 5, "--workers", 100, "--out", "run")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "100 processes cannot share 5 clients" in err
+    assert not (tmp_path / "run").exists()
+    begin(tmp_path / "begun", rounds=2)
+    code, _, err = command("train", "--resume", "begun", "--workers", 11)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def workers_that(act, folder):
+    """An environment in which every worker process begins with these words."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import os, sys, time\nif '--multiprocessing-fork' in sys.orig_argv:\n    {act}\n"
+    )
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def children(process):
+    """The worker processes of a process."""
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in found if "--multiprocessing-fork" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+LATE = """
+import time
+from fednmap.runs import workers
+workers._join = lambda *given: time.sleep(300)  # in this process alone
+with workers.group(2):
+    pass
+"""
+
+
+def test_a_worker_that_dies_before_the_meeting_ends_the_command(tmp_path):
+    environment = workers_that("os._exit(3)", tmp_path / "site")
+    process = command(*TRAIN, "--workers", "2", "--out", str(tmp_path / "run"), **environment)
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (1, "")
+    assert "failed with exit code 3" in err
+    assert f"--resume {tmp_path / 'run'} --workers 2" in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux to look at processes")
+def test_workers_end_with_a_parent_that_was_killed_before_the_meeting():
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    parent = subprocess.Popen([sys.executable, "-c", LATE], env=environment, stdout=subprocess.DEVNULL)
+    workers = []
+    try:
+        until(lambda: parent.poll() is not None or children(parent))
+        workers = children(parent)
+        time.sleep(3)  # it may be waiting for its parent by now, or still be starting: it must end in any case
+        parent.kill()
+        parent.wait()
+        assert len(workers) == 1
+        until(lambda: not any(map(is_alive, workers)))
+    finally:
+        parent.kill()
+        for pid in filter(is_alive, workers):
+            os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,9 @@
 """Files of trained networks: other programs read the same network, and pruning changes its size alone."""
 
 import gzip
+import os
+import resource
+import stat
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import nn
 from fednmap.models import cnn, linear, mlp, mobilenet_v3_small
 from fednmap.models.export import sparsity, write
 from fednmap.models.prune import prunable, prune
+from fednmap.names import InputError
 
 
 def perceptron(activation="sigmoid"):
@@ -232,6 +236,54 @@ def test_a_run_is_exported_and_pruned(tmp_path):
     small = json.loads(command("export", run, "--prune", "--out", tmp_path / "small.safetensors", "--json"))
     assert small["parameters"] <= small["parameters_before"] == report["parameters"]
     assert "pruned: 1,210 parameters before" in command("export", run, "--prune", "--format", "torch")
+    assert (run / "fednmap-0-pruned.pt").exists()
+    assert not (run / "fednmap-0.pt").exists()
+
+
+def test_a_pruned_file_stands_beside_the_whole_one(tmp_path):
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "l1:0.003", "--eta-a", "0.2")
+    command("export", run)
+    whole = (run / "fednmap-0.safetensors").read_bytes()
+    assert "fednmap-0-pruned.safetensors" in command("export", run, "--prune")
+    assert (run / "fednmap-0.safetensors").read_bytes() == whole
+
+
+def test_files_have_the_modes_that_the_system_gives(tmp_path):
+    before = os.umask(0o022)
+    try:
+        for format in ("safetensors", "torch"):
+            write(perceptron(), tmp_path / format, format, compress=True)
+            for path in (tmp_path / format, tmp_path / f"{format}.gz"):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch"])
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, format):
+    write(perceptron(), tmp_path / "model", format)
+    before = (tmp_path / "model").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            write(perceptron("relu"), tmp_path / "model", format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model").read_bytes() == before
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
+def test_a_damaged_model_is_not_exported(tmp_path, harm):
+    run = training(tmp_path / "run", "--model", "linear")
+    path = run / "models" / "fednmap-0.safetensors"
+    data = path.read_bytes()
+    flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+    path.write_bytes({"flip": flipped, "cut": data[:-7], "empty": b""}[harm])
+    with pytest.raises(InputError, match=r"fednmap-0.safetensors was changed or cut short: it is not the file that"):
+        command("export", run)
+    assert not (run / "fednmap-0.safetensors").exists()
 
 
 @pytest.mark.parametrize(("model", "outputs"), [("logistic", 10), ("linear", 10)])

@@ -1,25 +1,29 @@
 """Run folders: whatever happens to a run, it can be continued to the same bits, or says why not."""
 
 import json
+import math
 import multiprocessing
 import os
 import random
 import resource
 import signal
+import stat
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from small import FEDNMAP, Heard, begin, damage, megabytes, outcome, resume, small
 
 from fednmap import Callback
+from fednmap.names import InputError
 from fednmap.runs import checkpoints, files
 from fednmap.runs.execution import Interrupted, execute, settings
 from fednmap.runs.experiment import prepare
 from fednmap.runs.files import FolderError, alone
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.folder import About, RunFolder
 
 
 class StopAt(Callback):
@@ -297,15 +301,164 @@ def test_damaged_files_are_named(tmp_path, name, content):
         resume(folder)
 
 
-def test_half_written_measurements_are_left_out(tmp_path):
-    folder = begin(tmp_path / "run")
-    whole = folder.records(*FEDNMAP)
-    path = folder.path / "metrics.csv"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run; whoever damages a file puts it back."""
+    return begin(tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_a_cut_file_of_measurements_has_whole_ones_or_none(finished):
+    path = finished.path / "metrics.csv"
+    data, whole = path.read_bytes(), finished.records(*FEDNMAP)
+    try:
+        for cut in [*range(0, 600, 7), *range(600, len(data), 97)]:
+            path.write_bytes(data[:cut])
+            found = finished.records(*FEDNMAP)
+            assert found == whole[: len(found)]
+            assert len(found) <= cut // (len(data) // len(whole) - 60)
+    finally:
+        path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_the_measurements_is_noticed(finished):
+    path, rng = finished.path / "metrics.csv", random.Random(0)
+    data = path.read_bytes()
+    try:
+        for _ in range(300):
+            at = rng.randrange(len(data) - 1)  # without its end the last line counts as half written
+            path.write_bytes(data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :])
+            lines = {data[:at].count(b"\n") + 1, 1}
+            with pytest.raises(
+                InputError, match=r"metrics.csv, line \d+ was changed since it was written; put the"
+            ) as e:
+                finished.curves()
+            assert int(str(e.value).split("line ")[1].split()[0]) in lines
+    finally:
+        path.write_bytes(data)
+
+
+def same_numbers(text, other):
+    """Whether both are JSON of the same value: a number may not keep its last digit."""
+    try:
+        return json.loads(text) == json.loads(other)
+    except ValueError:
+        return False
+
+
+def test_a_flipped_digit_in_the_results_is_noticed(finished):
+    path, rng = finished.path / "results.json", random.Random(0)
     text = path.read_text()
-    path.write_text(text[:-5])
-    assert folder.records(*FEDNMAP) == whole[:-1]
-    path.write_text(text + "fednmap,0,x,loss,1\nfednmap,0,27,loss,\nnonsense\n\x00,,,,\n")
-    assert folder.records(*FEDNMAP) == whole
+    try:
+        for at in [k for k, c in enumerate(text) if c.isdigit()]:
+            path.write_text(text[:at] + rng.choice([d for d in "0123456789" if d != text[at]]) + text[at + 1 :])
+            if not same_numbers(path.read_text(), text):
+                with pytest.raises(InputError, match=r"results.json was changed"):
+                    finished.results()
+    finally:
+        path.write_text(text)
+
+
+def test_a_flipped_bit_in_a_model_is_noticed(finished):
+    path, rng = finished.model_path(FEDNMAP), random.Random(0)
+    data = path.read_bytes()
+    try:
+        for _ in range(100):
+            path.write_bytes(damaged(data, rng))
+            if path.read_bytes() != data:
+                with pytest.raises(InputError, match=r"fednmap-0.safetensors was changed or cut short"):
+                    finished.model(FEDNMAP)
+    finally:
+        path.write_bytes(data)
+
+
+def test_the_measurements_are_a_plain_table(finished):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.read_csv(finished.path / "metrics.csv")
+    assert list(table.columns) == ["method", "trial", "round", "metric", "value", "check"]
+    wide = table.pivot(index=["method", "trial", "round"], columns="metric", values="value")
+    assert list(wide["objective"]) == [r["objective"] for r in finished.records(*FEDNMAP)]
+
+
+@pytest.mark.parametrize("row", [1, 5, 11, 12, 14, 30])
+def test_a_run_goes_on_without_measurements_that_were_damaged(tmp_path, whole, row):
+    folder = stopped(tmp_path / "run", 14)
+    path = folder.path / "metrics.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[row] = lines[row].replace(",0,", ",00,", 1)
+    path.write_text("".join(lines))
+    with pytest.warns(UserWarning, match=rf"metrics.csv: line {row + 1} changed since written; the measurements there"):
+        heard = resume(folder)
+    assert heard.done == [12]
+    found, metrics = outcome(folder), whole[0]
+    assert found[1:] == whole[1:]
+    rounds = [r["round"] for r in folder.records(*FEDNMAP)]
+    assert len(rounds) in (7, 8)  # without the one that was damaged, or two if it may belong to either
+    assert set(found[0]) < set(metrics)
+    assert folder.records(*FEDNMAP)[0].keys() == begin(tmp_path / "other", rounds=0).records(*FEDNMAP)[0].keys()
+
+
+def without_checks(folder):
+    """The folder as earlier versions wrote it."""
+    path = folder.path / "metrics.csv"
+    path.write_text("".join(line.rsplit(",", 1)[0] + "\n" for line in path.read_text().splitlines()))
+    results = [{k: v for k, v in r.items() if k != "model_sha256"} for r in folder.results()]
+    (folder.path / "results.json").write_text(json.dumps(results))
+    return results
+
+
+def test_folders_without_checks_are_read_and_continued(tmp_path, whole):
+    folder = begin(tmp_path / "finished")
+    before = folder.records(*FEDNMAP)
+    results = without_checks(folder)
+    assert (folder.path / "metrics.csv").read_text().startswith("method,trial,round,metric,value\n")
+    assert folder.records(*FEDNMAP) == before
+    assert folder.results() == results
+    assert folder.model(FEDNMAP).parameters["x"].shape == (640,)
+    folder = stopped(tmp_path / "stopped", 14)
+    without_checks(folder)
+    assert resume(folder).done == [12]
+    assert outcome(folder) == whole
+
+
+def test_a_metric_whose_name_would_break_the_table_is_refused(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", small(), "train")
+    with pytest.raises(InputError, match="leave out commas"):
+        folder.append(FEDNMAP, {"round": 0, "precision, recall": 1.0})
+
+
+def test_a_run_is_described_without_looking_names_up(tmp_path):
+    folder = begin(tmp_path / "run", rounds=2)
+    about = folder.about()
+    assert (about.data, about.model, about.clients, about.rounds) == ("digits", "logistic", 10, 2)
+    assert (about.algorithms, about.trials, about.measure_gamma) == (("fednmap",), 1, None)
+    text = (folder.path / "run.toml").read_text().replace('"digits"', '"my:own"').replace("fednmap", "a.b:Mine")
+    (folder.path / "run.toml").write_text(text + "\nfrom_the_future = 3\n")
+    with pytest.raises(InputError):
+        folder.config()
+    assert folder.about() == about._replace(data="my:own", algorithms=("a.b:Mine",))
+    (folder.path / "run.toml").write_text("")
+    assert folder.about() == About()
+
+
+def test_a_file_that_takes_another_ones_place_is_on_disk_with_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "file").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write_atomically(tmp_path / "file", b"text")
+    assert synced == [(False, False), (True, True)]  # the contents before the name, the name before the return
+
+
+def test_json_is_strict(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", small(), "train")
+    numbers = {"rounds": 1, "objective": math.inf, "loss": [math.nan, 1.0], "zeros": {"a": -math.inf}}
+    stored = folder.finish(FEDNMAP, numbers, None)
+    text = (folder.path / "results.json").read_text()
+    (entry,) = json.loads(text, parse_constant=pytest.fail)
+    assert (entry["objective"], entry["loss"], entry["zeros"]) == (None, [None, 1.0], {"a": None})
+    assert folder.results() == [stored]
 
 
 def test_two_runs_never_share_a_folder(tmp_path):
@@ -424,3 +577,107 @@ def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
     print(f"{first:.1f} MB after 1,000 rounds, {last:.1f} MB after 9,999")
     assert last - first < 3
     assert len(folder.records(*FEDNMAP)) == 10_001
+
+
+DIVERGES = ("compare", "--data", "sparse-regression", "--model", "least-squares", "--reg", "none", "--rounds", 12)
+DIVERGES += (
+    "--clients",
+    4,
+    "--eta-a",
+    0.0001,
+    "--set",
+    "fedavg.eta_a=100.0",
+    "--set",
+    "scaffold.eta_a=100.0",
+    "--quiet",
+)
+
+
+@pytest.mark.parametrize("out", ["table", "json"])
+def test_a_method_that_diverged_is_named_and_the_command_ends_with_one(command, out):
+    words = (*DIVERGES, "--algorithms", "fednmap,fedavg,scaffold", "--out", "run")
+    more = ("--json",) if out == "json" else ()
+    code, first, err = command(*words, *more)
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("fednmap: fedavg, scaffold diverged: the iterate is no longer finite after round ")
+    if out == "json":
+        results = json.loads(first, parse_constant=pytest.fail)["results"]
+        assert ["error" in r for r in results] == [False, True, True]
+    else:
+        assert "fedavg (diverged)" in first
+        assert "run folder: run" in first
+    for again in ("compare", "train"):
+        code, said, err = command(again, "--resume", "run", "--quiet", *more)
+        assert (code, said, err) == (1, first, last + "\n")
+
+
+def test_one_method_that_diverged_ends_the_same_way(command):
+    words = ("train", *DIVERGES[1:-5], "--algorithm", "fedavg", "--eta-a", 100.0, "--quiet", "--out", "run")
+    code, first, err = command(*words)
+    assert code == 1
+    assert "fedavg (diverged)" in first
+    last = err.splitlines()[-1]
+    assert last.startswith("fednmap: fedavg diverged: the iterate is no longer finite after round ")
+    for again in ("train", "compare"):
+        assert command(again, "--resume", "run", "--quiet") == (1, first, last + "\n")
+
+
+def test_a_method_that_diverged_and_has_no_measurements_left_is_told(tmp_path):
+    given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
+    given |= {"participation": 1.0, "drop": 0.0, "clients": 4, "eval_every": 10}
+    folder = stopped(tmp_path / "run", 5, **given)
+    (folder.path / "metrics.csv").unlink()
+    assert resume(folder).done == [4]
+    (result,) = folder.results()
+    assert (result["rounds"], "error" in result) == (4, True)
+
+
+@pytest.mark.parametrize("cut", [0, 20, 60, 250, 450, 2000])
+def test_a_cut_file_of_measurements_can_be_looked_at_and_continued(command, tmp_path, whole, cut):
+    folder = begin(tmp_path / "runs" / "run")
+    path = folder.path / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:cut])
+    assert command("show", folder.path)[0] == 0
+    assert command("show", "--list")[0] == 0
+    code, _, err = command("report", folder.path)
+    assert (code, "nothing was measured yet" in err) in ((0, False), (2, True))
+    (folder.path / "results.json").unlink()
+    assert command("train", "--resume", folder.path, "--quiet")[0] == 0
+    assert outcome(folder)[1:] == whole[1:]
+
+
+def test_numbers_that_are_not_finite_stand_as_null_and_can_be_looked_at(command):
+    words = ("compare", *("--model", "logistic", "--rounds", 2, "--clients", 5, "--reg", "box:0,0.001", "--quiet"))
+    code, first, _ = command(*words, "--algorithms", "fednmap,fedavg", "--out", "runs/run")
+    assert code == 0
+    results = json.loads(Path("runs/run/results.json").read_text(), parse_constant=pytest.fail)
+    assert [r["objective"] is None for r in results] == [False, True]
+    assert command("compare", "--resume", "runs/run", "--quiet")[:2] == (0, first)
+    assert command("show", "runs/run")[0] == 0
+    assert command("report", "runs/run")[0] == 0
+
+
+def test_a_checkpoint_is_read_onto_the_device_of_the_start(tmp_path):
+    """Without a GPU: a device that computes nothing shows where each tensor is."""
+    folder = stopped(tmp_path / "run", 14)
+    experiment = prepare(small())
+    algorithm = experiment.algorithm("fednmap")
+    start, known = experiment.start(algorithm).to("meta"), settings(experiment.config)
+    after, _, refused = checkpoints.newest(folder.checkpoints(FEDNMAP), algorithm, experiment.problem, start, known)
+    assert (after.t, refused) == (11, [])
+    assert {v.device.type for v in after.server} == {"meta"}
+    states = after.clients.tensors()
+    assert (states["ids"].device.type, states["h"].device.type) == ("cpu", "meta")
+    assert len(after.clients) == len(states["ids"]) > 0
+
+
+def test_a_fault_of_ours_is_not_taken_for_a_damaged_checkpoint(tmp_path, monkeypatch):
+    folder = stopped(tmp_path / "run", 14)
+
+    def fail(self, tensors):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("fednmap.simulation.states.Clients.restore", fail)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        resume(folder)

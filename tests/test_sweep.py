@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import signal
 import time
 
@@ -15,6 +16,7 @@ from fednmap.runs.execution import Reporter
 from fednmap.runs.files import alone
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep
+from fednmap.theory.scaling import plot, speedup
 
 WORDS = [
     *("speedup", "--values", "2,4", "--trials", 2, "--rounds", 12, "--model", "logistic", "--local-steps", 2),
@@ -173,7 +175,7 @@ def test_a_configuration_goes_before_the_defaults_of_the_command(command, tmp_pa
 def test_mistakes_are_told_in_one_line(command, tmp_path):
     sweep = begun(tmp_path / "sweep")
     cases = [
-        (("speedup", "--resume", "nowhere"), "nowhere is no sweep: it has no speedup.toml"),
+        (("speedup", "--resume", "nowhere"), "nowhere is not a sweep: it has no speedup.toml"),
         (("speedup", "--resume", "sweep", "--rounds", 3), "--resume takes the settings of its folder"),
         (("speedup", "--resume", "sweep", "--over", "q"), "--resume takes the settings of its folder"),
         (("train", "--resume", "sweep"), "sweep is a sweep; continue it with fednmap speedup --resume sweep"),
@@ -220,3 +222,67 @@ def test_a_run_of_the_sweep_that_diverges_is_named(command):
         code, out, err = command(*again)
         assert (code, out) == (1, "")
         assert "sweep/n=2: the iterate is no longer finite" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_one_trial_and_trials_that_agree_have_an_outcome_and_a_picture(command, tmp_path, trials):
+    # with exact gradients and all clients a trial differs from another by nothing
+    words = (*WORDS, "--trials", trials, "--batch-size", 0, "--data", "sparse-regression", "--model", "least-squares")
+    words = (*words, "--eta-a", 0.001, "--partition", "iid")
+    code, out, err = command(*words, "--out", "sweep")
+    assert (code, err) == (0, "")
+    found = json.loads(out, parse_constant=pytest.fail)
+    assert (found["interval"] is None) == (trials == 1)
+    assert (tmp_path / "sweep" / "speedup.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = command("speedup", "--resume", "sweep", "--quiet")
+    assert code == 0
+    assert ("one trial, so without an interval" in out) == (trials == 1)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-17, 0.5])
+def test_bars_of_trials_that_agree(tmp_path, spread):
+    found = speedup(lambda n, trial: (0.1 + spread * trial) / n, "n", [3, 7, 11], trials=3)
+    plot(found, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").exists()
+
+
+def test_a_picture_that_fails_loses_nothing(command, monkeypatch, tmp_path):
+    def fail(found, path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fednmap.commands.speedup.plot", fail)
+        code, out, err = command(*WORDS, "--out", "sweep")
+    assert code == 1
+    assert "No space left on device" in err
+    whole = json.loads(out)
+    code, out, err = command("speedup", "--resume", "sweep", "--json", "--quiet")
+    assert (code, json.loads(out), err) == (0, whole, "")
+    assert (tmp_path / "sweep" / "speedup.png").exists()
+
+
+def test_a_damaged_outcome_or_part_is_named(command, tmp_path):
+    assert command(*WORDS, "--out", "sweep")[0] == 0
+    path = tmp_path / "sweep" / "speedup.json"
+    text = path.read_text()
+    path.write_text(text.replace('"verdict": "', '"verdict": "x'))
+    code, _, err = command("speedup", "--resume", "sweep")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "speedup.json was changed since it was written; delete it, and --resume makes it anew" in err
+    path.unlink()
+    metrics = tmp_path / "sweep" / "n=4" / "metrics.csv"
+    metrics.write_text(metrics.read_text()[:900])
+    code, _, err = command("speedup", "--resume", "sweep", "--quiet")
+    assert code == 2
+    assert "metrics.csv was cut short: trial 0 has no closing rounds; delete sweep/n=4" in err
+    shutil.rmtree(metrics.parent)
+    code, out, _ = command("speedup", "--resume", "sweep", "--json", "--quiet")
+    assert (code, json.loads(out)) == (0, json.loads(text.rsplit(',\n "check"')[0] + "}"))
+
+
+def test_a_sweep_is_looked_at_without_looking_names_up(tmp_path):
+    sweep = begun(tmp_path / "sweep")
+    sweep.run(Heard())
+    path = sweep.folder.path / "run.toml"
+    path.write_text(path.read_text().replace('"digits"', '"my:own"').replace('"fednmap"', '"a.b:Mine"'))
+    assert Sweep.open(sweep.folder.path).state() == "stopped, 2 of 2 values done"

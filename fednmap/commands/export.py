@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fednmap.commands.options import Json
@@ -19,7 +17,8 @@ from fednmap.models.prune import prune as pruned
 from fednmap.names import InputError, choose
 from fednmap.problems import FiniteSum, Logistic, Network
 from fednmap.runs.experiment import prepare
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.files import clear_errors, json_text
+from fednmap.runs.folder import Job, RunFolder
 
 
 def export(
@@ -27,7 +26,9 @@ def export(
     format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
     method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
     trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="File to write; default RUN/METHOD-TRIAL and a suffix.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default RUN/METHOD-TRIAL, or METHOD-TRIAL-pruned, and a suffix.")
+    ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove zero rows and filters of mlp and cnn.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Also write the file packed with gzip.")] = False,
     json: Json = False,
@@ -38,15 +39,17 @@ def export(
     method = method or folder.config().algorithms[0]
     module, example = trained(folder, method, trial)
     before = sum(p.numel() for p in module.parameters())
-    if prune and prunable(module):
+    smaller = prune and prunable(module)
+    if smaller:
         module = pruned(module)
-    path = out or folder.path / f"{method}-{trial}{SUFFIXES[format]}"
-    report = write(module, path, format, example=example, compress=compress)
+    path = out or folder.path / f"{Job(method, trial)}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
+    with clear_errors(path):
+        report = write(module, path, format, example=example, compress=compress)
     if json:
-        print(json_.dumps(asdict(report) | {"path": str(path), "parameters_before": before}, indent=1))
+        print(json_text(asdict(report) | {"path": str(path), "parameters_before": before}))
         return
     print(report)
-    if prune and not prunable(module):
+    if prune and not smaller:
         print("not pruned: the model has normalisation layers or branches")
     elif prune:
         print(f"pruned: {before:,} parameters before, {report.parameters:,} after")
@@ -54,14 +57,17 @@ def export(
 
 def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor]:
     """The model as a torch module, ready for use, and some inputs to try it on."""
-    path = folder.path / "models" / f"{method}-{trial}.safetensors"
-    if not path.is_file():
+    saved = folder.model(Job(method, trial))
+    if saved is None:
+        path = folder.model_path(Job(method, trial))
         there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
         raise InputError(f"{folder.path} has no finished model {path.stem}; it has {', '.join(there) or 'none'}")
     config = folder.config()
-    experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
-    saved, problem = load_file(path), experiment.problem
-    return as_module(problem, problem.flat(saved) if isinstance(problem, Network) else saved["x"]), problem.data.x[:2]
+    problem = prepare(config.model_copy(update={"seed": config.seed + trial})).problem
+    x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
+    if x.numel() != problem.dim:
+        raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")
+    return as_module(problem, x.to(problem.data.x.device)), problem.data.x[:2]
 
 
 def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:

@@ -23,6 +23,7 @@ from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.runs.configuration import Config, parse_set
 from fednmap.runs.experiment import prepare
+from fednmap.runs.files import json_text
 from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def up(
     console = Console(stderr=True, quiet=quiet)
     result = _trial(settings, federation, console, warm=not cold)
     if json:
-        print(jsonlib.dumps(result, indent=1))
+        print(json_text(result))
     else:
         out_console = Console()
         out_console.print(closing_table([result]))

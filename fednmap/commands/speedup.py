@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter
 from fednmap.runs.experiment import Experiment, prepare
-from fednmap.runs.files import clear_errors
-from fednmap.runs.sweep import Sweep, varied
+from fednmap.runs.files import clear_errors, json_text
+from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
 from fednmap.theory.scaling import Over, Speedup, checked, plot
 from fednmap.theory.scaling import speedup as fit
@@ -57,11 +56,20 @@ def speedup(
         sweep = _begin(values, config, over or "n", sweep_values or "5,10,20,40", out)
     again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}"
     with watched(again, quiet) as reporter:
-        outcome = sweep.outcome() or _run(sweep, reporter)
-    if json:
-        print(json_.dumps(outcome, indent=1))
-        return
+        stored = sweep.outcome()
+        outcome = stored or _run(sweep, reporter)
     found = _fitted(sweep.over, outcome["values"], outcome["stationarity"])
+    if json:
+        print(json_text(outcome))
+    else:
+        _print(found, outcome, sweep)
+    picture = sweep.folder.path / PICTURE
+    if stored is None or not picture.exists():
+        with clear_errors(sweep.folder.path):
+            plot(found, picture)
+
+
+def _print(found: Speedup, outcome: dict[str, Any], sweep: Sweep) -> None:
     for value, row in zip(found.values, found.reached, strict=True):
         spread = f"({row.min():.2e} to {row.max():.2e})"
         print(f"{found.name} = {value:<5d} |F_nat|^2 = {row.mean():.3e}  {spread}")
@@ -89,11 +97,7 @@ def _begin(given: dict[str, Any], file: Path | None, over: str, values: str, out
 def _run(sweep: Sweep, reporter: Reporter) -> dict[str, Any]:
     """The runs that are still to do, the fit, the forecast."""
     found = _fitted(sweep.over, sweep.values, sweep.run(reporter))
-    with clear_errors(sweep.folder.path):
-        plot(found, sweep.folder.path / "speedup.png")
-    outcome = _outcome(found, sweep)
-    sweep.finish(outcome)
-    return outcome
+    return sweep.finish(_outcome(found, sweep))
 
 
 def _fitted(over: Over, values: Sequence[int], reached: list[list[float]]) -> Speedup:

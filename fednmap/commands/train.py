@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -21,11 +19,11 @@ from fednmap.report.plots import comparison
 from fednmap.runs.configuration import Config, parse_set
 from fednmap.runs.execution import execute
 from fednmap.runs.experiment import prepare
-from fednmap.runs.files import clear_errors
+from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import is_sweep
 from fednmap.runs.tracking import check_trackers, trackers
-from fednmap.runs.workers import group
+from fednmap.runs.workers import check_workers, group
 from fednmap.simulation.distributed import WorkerLost
 
 
@@ -47,12 +45,8 @@ def train(
     """Train one model across clients."""
     if algorithm:
         values["algorithms"] = (algorithm,)
-    results = _run("train", values, set, config, out, resume, track, workers, json, quiet)
-    if json:
-        only = results[0] if len(results) == 1 else {"results": results}
-        print(_dump(only))
-    if any("error" in r for r in results):
-        raise ArithmeticError(results[0]["error"])
+    folder, results = _run("train", values, set, config, out, resume, track, workers, quiet)
+    _close(folder, results, (results[0] if len(results) == 1 else {"results": results}) if json else None)
 
 
 @with_config()
@@ -75,9 +69,8 @@ def compare(
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
     elif config is None and resume is None:
         values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
-    results = _run("compare", values, set, config, out, resume, track, workers, json, quiet)
-    if json:
-        print(_dump({"results": results}))
+    folder, results = _run("compare", values, set, config, out, resume, track, workers, quiet)
+    _close(folder, results, {"results": results} if json else None)
 
 
 def _run(
@@ -89,10 +82,9 @@ def _run(
     resume: Path | None,
     track: list[str] | None,
     workers: int,
-    as_json: bool,
     quiet: bool,
-) -> list[dict[str, Any]]:
-    """The closing numbers of a new run, or of one continued; the table and the plot on the way."""
+) -> tuple[RunFolder, list[dict[str, Any]]]:
+    """A new run, or one continued, and its closing numbers."""
     check_trackers(track)
     if resume is not None:
         if values or assignments or file or out:
@@ -101,6 +93,7 @@ def _run(
             raise InputError(f"{resume} is a sweep; continue it with fednmap speedup --resume {resume}")
         folder, experiment = RunFolder.open(resume), None
         config = folder.config()
+        check_workers(workers, config.clients)
     else:
         base = Config.read(file).model_dump(exclude_unset=True) if file else {}
         values = base | values | {"set": base.get("set", {}) | parse_set(assignments)}
@@ -108,6 +101,7 @@ def _run(
         config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         experiment = prepare(config)  # what can be refused is refused before there is a folder
         config = experiment.config
+        check_workers(workers, config.clients)
         folder = RunFolder.create(out, config, command)
     callbacks = trackers(track, folder)
     again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}"
@@ -117,23 +111,20 @@ def _run(
     except WorkerLost as error:
         again += f" --workers {workers}"
         raise WorkerLost(f"{error}; continue from the last checkpoint with\n  {again}") from None
-    if not as_json:
+    return folder, results
+
+
+def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, Any] | None) -> None:
+    """What the user sees at the end: a table or JSON, the plot, and which methods diverged."""
+    if as_json is not None:
+        print(json_text(as_json))
+    else:
         console = Console()
         console.print(closing_table(results))
         console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")
-    return results
-
-
-def _dump(value: dict[str, Any]) -> str:
-    """Strict JSON: what is not finite, such as psi outside a constraint, becomes null."""
-    return json.dumps(_finite(value), indent=1, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    failed = {r["method"]: r["error"] for r in reversed(results) if "error" in r}
+    if failed:
+        names = [method for method in dict.fromkeys(r["method"] for r in results) if method in failed]
+        raise ArithmeticError(f"{', '.join(names)} diverged: {failed[names[0]]}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
-import math
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,6 +10,7 @@ import typer
 from fednmap.commands.auto import search, take_auto
 from fednmap.commands.options import AUTO, ConfigFile, Json, with_config
 from fednmap.runs.configuration import Config
+from fednmap.runs.files import json_text
 
 HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk")
 
@@ -43,14 +42,9 @@ def tune(
             "measure_gamma": found.measure_gamma,
             "budget": found.budget,
             "rounds_used": found.rounds_used,
-            "pilots": [_finite(asdict(p)) for p in found.pilots],
+            "pilots": [asdict(p) for p in found.pilots],
         }
-        print(json_.dumps(report, indent=1))
+        print(json_text(report))
         return
     print("\n".join(found.lines()))
     print(f"use it with: fednmap train ... --eta-a {found.eta_a:.4g} --gamma {found.gamma:.4g}")
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

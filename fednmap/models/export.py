@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,20 +41,22 @@ class Report:
         )
 
 
-def _safetensors(module: nn.Module, path: Path, example: Tensor | None) -> None:
+def _safetensors(module: nn.Module, example: Tensor | None) -> bytes:
     """Weights and buffers by name, without code."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     # contiguous copies: the format has neither strides nor shared memory
-    save_file({name: v.detach().cpu().contiguous().clone() for name, v in module.state_dict().items()}, path)
+    return save({name: v.detach().cpu().contiguous().clone() for name, v in module.state_dict().items()})
 
 
-def _torch(module: nn.Module, path: Path, example: Tensor | None) -> None:
+def _torch(module: nn.Module, example: Tensor | None) -> bytes:
     """The state dict, for torch.load and load_state_dict."""
-    torch.save(module.state_dict(), path)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    return file.getvalue()
 
 
-def _onnx(module: nn.Module, path: Path, example: Tensor | None) -> None:
+def _onnx(module: nn.Module, example: Tensor | None) -> bytes:
     """The whole computation, for onnxruntime and others; the number of samples is free."""
     if example is None:
         raise InputError("onnx needs an example of the inputs, a tensor of some samples")
@@ -67,8 +72,9 @@ def _onnx(module: nn.Module, path: Path, example: Tensor | None) -> None:
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     # two samples: a batch of one would be taken for a fixed size
     inputs = torch.cat([example[:1], example[:1]]).to(next(module.parameters()).dtype)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")  # the exporter's own deprecations are not the user's
+        path = Path(folder) / "model.onnx"
         torch.onnx.export(
             module,
             (inputs,),
@@ -79,9 +85,10 @@ def _onnx(module: nn.Module, path: Path, example: Tensor | None) -> None:
             external_data=False,
             verbose=False,
         )
+        return path.read_bytes()
 
 
-FORMATS: dict[str, Callable[[nn.Module, Path, Tensor | None], None]] = {
+FORMATS: dict[str, Callable[[nn.Module, Tensor | None], bytes]] = {
     "safetensors": _safetensors,
     "onnx": _onnx,
     "torch": _torch,
@@ -106,14 +113,25 @@ def write(
     make = choose("format", format, FORMATS)
     mode = module.training
     try:
-        make(module.eval(), path, example)
+        data = make(module.eval(), example)
     finally:
         module.train(mode)
-    packed = gzip.compress(path.read_bytes(), mtime=0)
+    packed = gzip.compress(data, mtime=0)
+    _whole(path, data)
     if compress:
-        path.with_name(path.name + ".gz").write_bytes(packed)
+        _whole(path.with_name(path.name + ".gz"), packed)
     count, zeros, rows = sparsity(module)
-    return Report(path, path.stat().st_size, len(packed), count, zeros, rows)
+    return Report(path, len(data), len(packed), count, zeros, rows)
+
+
+def _whole(path: Path, data: bytes) -> None:
+    """All of `data` under that name, or what was there before."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def sparsity(module: nn.Module) -> tuple[int, float, float]:

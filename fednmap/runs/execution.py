@@ -112,7 +112,7 @@ def _job(
         folder.forget_after(job, -1 if after is None else done)
     for reporter in reporters:
         reporter.begin(job.method, job.trial, done, config)
-    closing = None
+    closing: dict[str, Any] | None = None
     distributed.broadcast(lambda: _Task(job.method, config, folder.checkpoints(job), done))
     keeper = _Keeper(job, folder, config, asked)
     try:
@@ -120,13 +120,15 @@ def _job(
         if error:
             tell(f"{job.method}: {error}")
         # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
-        last = result.records[-1] if result.records else folder.records(*job)[-1]
-        closing = summary(last) | ({"error": error} if error else {})
-        folder.finish(job, closing, None if error else _model(experiment, result.x))
+        records = result.records or folder.records(*job)
+        closing = summary(records[-1]) if records else {"rounds": done}
+        closing = folder.finish(
+            job, closing | ({"error": error} if error else {}), None if error else _model(experiment, result.x)
+        )
     finally:
         for reporter in reporters:
             reporter.end(closing)
-    return {"method": job.method, "trial": job.trial, **closing}
+    return closing
 
 
 class _Task(NamedTuple):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield part
         to_disk(part)
         part.replace(path)
+        _names_to_disk(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -56,6 +60,18 @@ def to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)  # a file opened for reading alone cannot be synchronised everywhere
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _names_to_disk(folder: Path) -> None:
+    """The names of the folder's files survive it too."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems cannot synchronise folders
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -101,7 +117,22 @@ def _lock(descriptor: int, shared: bool = False) -> bool:
 
 
 def to_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+    """The contents of a JSON file."""
+    return (json_text(value) + "\n").encode()
+
+
+def json_text(value: Any) -> str:
+    """Strict JSON: what is not finite, such as psi outside a constraint, becomes null."""
+    return json.dumps(finite(value), indent=1, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON knows it: None in the place of each number that is not finite."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_json(path: Path, kind: type[Any]) -> Any:
@@ -111,7 +142,34 @@ def from_json(path: Path, kind: type[Any]) -> Any:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} was changed or cut short: it is no JSON") from None
+        raise InputError(f"{path} was changed or cut short: it is not JSON") from None
     if not isinstance(value, kind):
-        raise InputError(f"{path} was changed: it holds no {'list' if kind is list else 'object'}")
+        raise InputError(f"{path} was changed: it does not hold {'a list' if kind is list else 'an object'}")
     return value
+
+
+def from_toml(path: Path) -> dict[str, Any]:
+    """What the file holds, if it is TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} was changed or cut short: it is not valid TOML") from None
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts as JSON keeps them, and their digest, which `unsealed` checks."""
+    facts = finite(facts)
+    return facts | {"check": digest(facts)}
+
+
+def unsealed(facts: dict[str, Any]) -> dict[str, Any] | None:
+    """The facts without their digest, or None if it does not fit; where there is none, nothing is checked."""
+    bare = {name: value for name, value in facts.items() if name != "check"}
+    return bare if facts.get("check", digest(bare)) == digest(bare) else None

@@ -2,22 +2,28 @@
 
 run.toml                          the whole configuration
 environment.json                  versions, the command, when it began, the data's digest, the configuration once more
-metrics.csv                       long form (method, trial, round, metric, value), appended while running
+metrics.csv                       long form (method, trial, round, metric, value, check), appended while running
 checkpoints/METHOD-TRIAL/         the last two states, safetensors with a JSON beside each
 models/METHOD-TRIAL.safetensors   the trained parameters
 results.json                      the closing numbers of every finished method and trial
+
+What was changed by accident is noticed when it is read: `check` is the CRC-32 of its row, each entry of results.json
+holds its own SHA-256 and that of its model. Folders of earlier versions, without these, stay readable.
 """
 
 from __future__ import annotations
 
-import csv
+import hashlib
 import json
 import platform
 import sys
 import time
+import warnings
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,16 +37,23 @@ from fednmap.runs.files import (
     LOCK,
     alone,
     clear_errors,
+    finite,
     from_json,
+    from_toml,
     in_use,
     replacing,
+    sealed,
     to_disk,
     to_json,
+    unsealed,
     write_atomically,
 )
 from fednmap.simulation import Record
 
-COLUMNS = ("method", "trial", "round", "metric", "value")
+HEADING = b"method,trial,round,metric,value,check"
+OLD_HEADING = b"method,trial,round,metric,value"
+COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
+"""What every measurement ends with: one that lacks them is half written."""
 VERSIONS = ("fednmap", "torch", "numpy")
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every"})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
@@ -57,6 +70,32 @@ class Job(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.method}-{self.trial}"
+
+
+class Row(NamedTuple):
+    """One line of metrics.csv."""
+
+    job: Job
+    round: int
+    metric: str
+    value: float
+
+    def line(self) -> bytes:
+        text = f"{self.job.method},{self.job.trial},{self.round},{self.metric},{self.value!r}".encode()
+        return b"%s,%08x\n" % (text, zlib.crc32(text))
+
+
+class About(NamedTuple):
+    """What run.toml says of a run, as it stands there: nothing is looked up. None where it does not say."""
+
+    data: str | None = None
+    model: str | None = None
+    reg: str | None = None
+    clients: int | None = None
+    rounds: int | None = None
+    trials: int | None = None
+    algorithms: tuple[str, ...] = ()
+    measure_gamma: float | None = None
 
 
 class Model(NamedTuple):
@@ -102,7 +141,14 @@ class RunFolder:
         return cls(path)
 
     def config(self) -> Config:
+        """The configuration, checked: for what runs. Whoever only looks asks `about`."""
         return Config.read(self.path / "run.toml")
+
+    def about(self) -> About:
+        """What the run was, readable also where names in it have changed since or belong to others."""
+        found = from_toml(self.path / "run.toml")
+        known = {name: found[name] for name in About._fields if name in found}
+        return About(**known | {"algorithms": tuple(map(str, known.get("algorithms", ())))})
 
     def environment(self) -> dict[str, Any]:
         """What is known of the run's beginning; nothing if it was killed before that was written."""
@@ -140,7 +186,7 @@ class RunFolder:
         ]
 
     def repair(self) -> None:
-        """Away with what a kill has left half written."""
+        """Away with what a kill has left half written, and with measurements damaged since, of which it warns."""
         with clear_errors(self.path):
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
@@ -150,15 +196,26 @@ class RunFolder:
                 )
             metrics = self.path / "metrics.csv"
             if not metrics.exists():
-                write_atomically(metrics, (",".join(COLUMNS) + "\n").encode())
+                write_atomically(metrics, HEADING + b"\n")
             with metrics.open("r+b") as file:
                 file.truncate(_whole_lines(file))
+            damaged = [number for number, row in self._lines() if row is None]
+            if damaged or not self._is_checked():
+                self._rewrite(_undamaged(row for _, row in self._lines()) if damaged else self._rows())
+        if damaged:
+            lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}{' ...' * (len(damaged) > 5)}"
+            warnings.warn(
+                f"{metrics}: {lines} changed since written; the measurements there are left out", stacklevel=2
+            )
 
     def append(self, job: Job, record: Record) -> None:
         """One measurement more in metrics.csv."""
-        rows = [(*job, int(record["round"]), name, repr(float(v))) for name, v in record.items() if name != "round"]
-        with clear_errors(self.path), (self.path / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+        rows = [Row(job, int(record["round"]), name, float(v)) for name, v in record.items() if name != "round"]
+        for row in rows:
+            if any(character in row.metric for character in ',"\r\n'):
+                raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
+        with clear_errors(self.path), (self.path / "metrics.csv").open("ab") as file:
+            file.write(b"".join(row.line() for row in rows))
 
     def flush(self) -> None:
         """Measurements are on disk before the checkpoint that relies on them."""
@@ -166,19 +223,14 @@ class RunFolder:
             to_disk(self.path / "metrics.csv")
 
     def curves(self) -> dict[Job, Curves]:
-        """All that was measured so far, in one pass; rows that are half written or damaged are left out."""
+        """All that was measured so far, in one pass; a measurement that is half written is left out."""
         found: dict[Job, Curves] = {}
-        pending: dict[Job, Record] = {}
-        for job, done, metric, value in self._rows():
-            record = pending.get(job)
-            if record is not None and record["round"] != done:
-                _extend(found, job, record)
-                record = None
-            if record is None:
-                record = pending[job] = {"round": done}
-            record[metric] = value
-        for job, record in pending.items():
-            _extend(found, job, record)
+        for (job, done), rows in groupby(self._rows(), key=lambda row: (row.job, row.round)):
+            record = {"round": float(done)} | {row.metric: row.value for row in rows}
+            if record.keys() >= (found[job].keys() if job in found else COSTS):
+                curves = found.setdefault(job, {name: array("d") for name in record})
+                for name, values in curves.items():
+                    values.append(record[name])
         return found
 
     def records(self, method: str, trial: int) -> list[Record]:
@@ -188,64 +240,91 @@ class RunFolder:
 
     def measured(self) -> set[Job]:
         """The methods and trials that metrics.csv knows."""
-        return {row[0] for row in self._rows()}
+        return {row.job for row in self._rows()}
 
     def forget_after(self, job: Job, done: int) -> None:
         """Drop measurements of rounds that will be run again."""
-        with (
-            clear_errors(self.path),
-            replacing(self.path / "metrics.csv") as part,
-            part.open("w", newline="", encoding="utf-8") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for row in self._rows():
-                if row[0] != job or row[1] <= done:
-                    writer.writerow((*row[0], row[1], row[2], repr(row[3])))
+        with clear_errors(self.path):
+            self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
 
-    def _rows(self) -> Iterator[tuple[Job, int, str, float]]:
+    def _rewrite(self, rows: Iterator[Row]) -> None:
+        with replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
+            file.write(HEADING + b"\n")
+            file.writelines(row.line() for row in rows)
+
+    def _rows(self) -> Iterator[Row]:
+        """What metrics.csv holds; refused if a row is not what was written."""
+        for number, row in self._lines():
+            if row is None:
+                raise InputError(
+                    f"{self.path / 'metrics.csv'}, line {number} was changed since it was written; "
+                    "put the file back from a copy, or delete the lines of that round"
+                )
+            yield row
+
+    def _lines(self) -> Iterator[tuple[int, Row | None]]:
+        """Each whole line with its number, counted from 1; None where it is not what was written."""
+        checked = self._is_checked()
         try:
-            file = (self.path / "metrics.csv").open(newline="", encoding="utf-8", errors="replace")
+            file = (self.path / "metrics.csv").open("rb")
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise InputError(f"cannot read {self.path / 'metrics.csv'}: {error.strerror}") from None
         with file:
-            for line in file:
-                parts = line[:-1].split(",")
-                if line.endswith("\n") and len(parts) == len(COLUMNS):
-                    try:
-                        yield Job(parts[0], int(parts[1])), int(parts[2]), parts[3], float(parts[4])
-                    except ValueError:  # the heading, or a damaged row
-                        continue
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n") and not (number == 1 and line[:-1] in (HEADING, OLD_HEADING)):
+                    yield number, _row(line[:-1], checked)
+
+    def _is_checked(self) -> bool:
+        """Whether the rows of metrics.csv end with a check: those of earlier versions do not."""
+        try:
+            with (self.path / "metrics.csv").open("rb") as file:
+                return file.readline().count(b",") == HEADING.count(b",")
+        except OSError:
+            return True
 
     def results(self) -> list[dict[str, Any]]:
         """The closing numbers of what is finished."""
         path = self.path / "results.json"
         if not path.exists():
             return []
-        results = from_json(path, list)
-        if not all(isinstance(r, dict) and {"method", "trial", "rounds"} <= r.keys() for r in results):
-            raise InputError(f"{path} was changed: each entry needs method, trial and rounds")
-        return list(results)
+        results = []
+        for entry in from_json(path, list):
+            facts = unsealed(entry) if isinstance(entry, dict) else {}
+            if facts is None:
+                raise InputError(f"{path} was changed: the numbers of {_name(entry)} are not those that were written")
+            if not {"method", "trial", "rounds"} <= facts.keys():
+                raise InputError(f"{path} was changed: each entry needs method, trial and rounds")
+            results.append(facts)
+        return results
 
-    def finish(self, job: Job, result: dict[str, Any], model: Model | None) -> None:
-        """Keep the model, if there is one, then the closing numbers."""
+    def finish(self, job: Job, result: dict[str, Any], model: Model | None) -> dict[str, Any]:
+        """Keep the model, if there is one, then the closing numbers; these as `results` gives them back."""
+        facts = {"method": job.method, "trial": job.trial, **result}
         with clear_errors(self.path):
             if model is not None:
                 path = self.model_path(job)
                 path.parent.mkdir(exist_ok=True)
                 tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
                 about = json.dumps({"order": list(tensors), "inputs": model.inputs})
-                write_atomically(path, save(tensors, metadata={"fednmap": about}))  # several keys would change places
-            results = [r for r in self.results() if (r["method"], r["trial"]) != job]
-            results.append({"method": job.method, "trial": job.trial, **result})
-            write_atomically(self.path / "results.json", to_json(results))
+                data = save(tensors, metadata={"fednmap": about})  # several keys would change places
+                write_atomically(path, data)
+                facts["model_sha256"] = hashlib.sha256(data).hexdigest()
+            entries = [sealed(r) for r in self.results() if (r["method"], r["trial"]) != job]
+            write_atomically(self.path / "results.json", to_json([*entries, sealed(facts)]))
+        return dict(finite(facts))
 
     def model(self, job: Job) -> Model | None:
         """What was trained; None before the end."""
         path = self.model_path(job)
         if not path.exists():
             return None
+        known = [r.get("model_sha256") for r in self.results() if (r["method"], r["trial"]) == job]
         try:
+            with path.open("rb") as data:
+                if any(known) and known != [hashlib.file_digest(data, "sha256").hexdigest()]:
+                    raise InputError("it is not the file that results.json knows")
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("fednmap", "{}"))
                 parameters = {name: file.get_tensor(name) for name in about.get("order") or list(file.keys())}
@@ -276,12 +355,28 @@ def provenance(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _extend(found: dict[Job, Curves], job: Job, record: Record) -> None:
-    """One more point of each curve; a record that lacks a column is still being written."""
-    curves = found.setdefault(job, {name: array("d") for name in record})
-    if record.keys() >= curves.keys():
-        for name, values in curves.items():
-            values.append(record[name])
+def _row(line: bytes, checked: bool) -> Row | None:
+    """What a line of metrics.csv says; None if it is not what was written."""
+    text, check = line.rsplit(b",", 1) if checked and b"," in line else (line, b"")
+    if checked and check != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        method, trial, done, metric, value = text.decode().split(",")
+        return Row(Job(method, int(trial)), int(done), metric, float(value))
+    except ValueError:
+        return None
+
+
+def _undamaged(rows: Iterator[Row | None]) -> Iterator[Row]:
+    """The measurements none of whose rows is damaged; a damaged one belongs to those before and after it."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row and (row.job, row.round))]
+    for k, group in enumerate(groups):
+        if not any(near[0] is None for near in groups[max(0, k - 1) : k + 2]):
+            yield from (row for row in group if row is not None)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return f"{entry.get('method')}-{entry.get('trial')}"
 
 
 def _whole_lines(file: Any) -> int:

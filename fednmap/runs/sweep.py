@@ -8,7 +8,6 @@ speedup.json, speedup.png    the outcome, when all of them are finished
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,11 +18,20 @@ import tomli_w
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter, execute
-from fednmap.runs.files import alone, clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.files import (
+    alone,
+    clear_errors,
+    from_json,
+    from_toml,
+    sealed,
+    to_json,
+    unsealed,
+    write_atomically,
+)
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.theory.scaling import Over, checked
 
-RECORD, OUTCOME = "speedup.toml", "speedup.json"
+RECORD, OUTCOME, PICTURE = "speedup.toml", "speedup.json", "speedup.png"
 
 
 @dataclass(frozen=True)
@@ -41,11 +49,11 @@ class Sweep:
     def open(cls, path: Path) -> Sweep:
         """A folder that a sweep has made."""
         if not is_sweep(path):
-            raise InputError(f"{path} is no sweep: it has no {RECORD}")
+            raise InputError(f"{path} is not a sweep: it has no {RECORD}")
+        record = from_toml(path / RECORD)
         try:
-            record = tomllib.loads((path / RECORD).read_text(encoding="utf-8"))
             return cls(RunFolder.open(path), *checked(record["over"], [int(value) for value in record["values"]]))
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path / RECORD} was changed or cut short: {error}") from None
 
     def name(self, value: int) -> str:
@@ -63,7 +71,7 @@ class Sweep:
         """Finished, running, or how many values are done."""
         if self.outcome() and not self.folder.running():
             return "finished"
-        trials = self.folder.config().trials
+        trials = self.folder.about().trials or 1
         done = sum(len(part.results()) >= trials for part in self.parts())
         return f"{'running' if self.folder.running() else 'stopped'}, {done} of {len(self.values)} values done"
 
@@ -88,23 +96,34 @@ class Sweep:
         for result in execute(config, folder, reporter):
             if "error" in result:
                 raise ArithmeticError(f"{folder.path}: {result['error']}")
-        curves, first = folder.curves(), config.rounds - config.eval_last
-        trials = [curves[Job("fednmap", trial)] for trial in range(config.trials)]
-        return [
-            fmean(s for t, s in zip(trial["round"], trial["stationarity"], strict=True) if t > first)
-            for trial in trials
-        ]
+        return [_reached(folder, config, trial) for trial in range(config.trials)]
 
     def outcome(self) -> dict[str, Any] | None:
         """What was found; None before all of speedup.toml and run.toml is done."""
-        path, config = self.folder.path / OUTCOME, self.folder.config()
-        found = from_json(path, dict) if path.exists() else {}
-        asked = {"over": self.over, "values": list(self.values), "rounds": config.rounds, "trials": config.trials}
+        path, about = self.folder.path / OUTCOME, self.folder.about()
+        found = unsealed(from_json(path, dict)) if path.exists() else {}
+        if found is None:
+            raise InputError(f"{path} was changed since it was written; delete it, and --resume makes it anew")
+        asked = {"over": self.over, "values": list(self.values), "rounds": about.rounds, "trials": about.trials}
         return found if asked.items() <= found.items() else None
 
-    def finish(self, outcome: dict[str, Any]) -> None:
+    def finish(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Keep what was found; this as `outcome` gives it back."""
+        facts = sealed(outcome)
         with clear_errors(self.folder.path):
-            write_atomically(self.folder.path / OUTCOME, to_json(outcome))
+            write_atomically(self.folder.path / OUTCOME, to_json(facts))
+        return unsealed(facts) or {}
+
+
+def _reached(folder: RunFolder, config: Config, trial: int) -> float:
+    curves, first = folder.curves().get(Job("fednmap", trial), {}), config.rounds - config.eval_last
+    closing = [s for t, s in zip(curves.get("round", ()), curves.get("stationarity", ()), strict=True) if t > first]
+    if not closing:
+        raise InputError(
+            f"{folder.path / 'metrics.csv'} was cut short: trial {trial} has no closing rounds; "
+            f"delete {folder.path}, and --resume runs it again"
+        )
+    return fmean(closing)
 
 
 def is_sweep(path: Path) -> bool:

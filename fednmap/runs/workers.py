@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,15 +23,15 @@ from fednmap.names import InputError
 from fednmap.runs.execution import Interrupted, follow
 from fednmap.simulation import distributed
 
+LOOK = 0.3  # seconds between looks at the other processes
+
 
 @contextmanager
 def group(workers: int) -> Iterator[None]:
     """This process with `workers` - 1 more beside it, or with those that torchrun has started; their process 0."""
-    if workers < 1:
-        raise InputError(f"workers is {workers}; at least one process must do the work")
+    check_workers(workers)
     if under_torchrun():
-        if workers > 1:
-            raise InputError("torchrun has started the processes already; leave --workers out")
+        _take_device(int(os.environ.get("LOCAL_RANK", "0")))
         _join("env://", 0, int(os.environ["WORLD_SIZE"]))
         yield
         _dismiss()
@@ -40,9 +42,11 @@ def group(workers: int) -> Iterator[None]:
             meeting = f"file://{Path(folder) / 'meeting'}"
             # all of them are on this machine: nobody else can reach them
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            others = start_processes(_run, (meeting, workers), workers - 1, join=False, start_method="spawn")
+            arguments = (meeting, workers, os.getpid())
+            others = start_processes(_run, arguments, workers - 1, join=False, start_method="spawn")
             try:
-                _join(meeting, 0, workers)
+                _take_device(0)
+                _meet(others, meeting, workers)
                 yield
                 _dismiss()
             except distributed.WorkerLost:
@@ -53,6 +57,17 @@ def group(workers: int) -> Iterator[None]:
                     process.join()
 
 
+def check_workers(workers: int, clients: int | None = None) -> None:
+    """Refuse a number of processes that makes no sense, or one that leaves some without a client."""
+    if workers < 1:
+        raise InputError(f"workers is {workers}; at least one process must do the work")
+    if under_torchrun() and workers > 1:
+        raise InputError("torchrun has started the processes already; leave --workers out")
+    processes = int(os.environ["WORLD_SIZE"]) if under_torchrun() else workers
+    if clients is not None and processes > clients:
+        raise InputError(f"{processes} processes cannot share {clients} clients; use {clients} or fewer")
+
+
 def under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
@@ -61,16 +76,19 @@ def follow_torchrun() -> bool:
     """Work for process 0, if torchrun has made this one of the others; whether it has."""
     if not under_torchrun() or os.environ["RANK"] == "0":
         return False
-    _work("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    _take_device(int(os.environ.get("LOCAL_RANK", "0")))
+    _work("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.getppid())
     return True
 
 
-def _run(index: int, meeting: str, workers: int) -> None:
-    _work(meeting, index + 1, workers)
+def _run(index: int, meeting: str, workers: int, parent: int) -> None:
+    _take_device(index + 1)
+    _work(meeting, index + 1, workers, parent)
 
 
-def _work(meeting: str, rank: int, workers: int) -> None:
+def _work(meeting: str, rank: int, workers: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 hears it, and says when to stop
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
     _join(meeting, rank, workers)
     try:
@@ -78,6 +96,40 @@ def _work(meeting: str, rank: int, workers: int) -> None:
     except (Interrupted, distributed.WorkerLost):
         return  # process 0 tells the user
     dist.destroy_process_group()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended, however that came about and whatever this one waits for."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os._exit(1)
+
+
+def _take_device(rank: int) -> None:
+    """`cuda` means another GPU in each process of a machine, as far as there are enough."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
+def _meet(others: ProcessContext, meeting: str, workers: int) -> None:
+    """Join the group as process 0, unless one of the others ends before it has come."""
+    failed: list[BaseException] = []
+
+    def join() -> None:
+        try:
+            _join(meeting, 0, workers)
+        except BaseException as error:
+            failed.append(error)
+
+    # torch waits for the others without end: it does so aside, and is left there if one of them will not come
+    joining = threading.Thread(target=join, daemon=True)
+    joining.start()
+    while joining.is_alive():
+        joining.join(LOOK)
+        if joining.is_alive() and any(process.exitcode is not None for process in others.processes):
+            raise distributed.WorkerLost
+    if failed:
+        raise failed[0]
 
 
 def _join(meeting: str, rank: int, workers: int) -> None:

@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats  # type: ignore[import-untyped]
 
 from fednmap.names import InputError
 
@@ -66,7 +65,10 @@ class Speedup:
     def lines(self, linear_until: float | None = None) -> list[str]:
         """What was found; `linear_until` is the value up to which the theory expects it."""
         name = self.name
-        interval = f"95 % interval [{self.low:.3f}, {self.high:.3f}] over {self.reached.shape[1]} trials"
+        trials = self.reached.shape[1]
+        interval = f"95 % interval [{self.low:.3f}, {self.high:.3f}] over {trials} trials"
+        if trials == 1:
+            interval = "one trial, so without an interval"
         at = self.saturates_at
         lines = [
             f"slope of log |F_nat|^2 against log {name}: {self.slope:.3f}, {interval}; linear is {LINEAR} or steeper",
@@ -93,6 +95,8 @@ def speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int],
     slopes = np.polyfit(np.log(ordered), np.log(reached), 1)[0]
     half = math.inf
     if trials > 1:
+        from scipy import stats  # type: ignore[import-untyped]  # slow to import, and needed only here
+
         half = float(stats.t.ppf(0.975, trials - 1) * slopes.std(ddof=1) / math.sqrt(trials))
     mean = float(slopes.mean())
     return Speedup(over, ordered, reached, mean, mean - half, mean + half)
@@ -118,7 +122,9 @@ def plot(found: Speedup, path: Path) -> None:
     x, y = np.array(found.values, dtype=float), np.exp(np.log(found.reached).mean(1))
     middle_x, middle_y = np.exp(np.log(x).mean()), np.exp(np.log(y).mean())
     figure, axis = plt.subplots(figsize=(4.5, 3.6), layout="constrained")
-    axis.errorbar(x, y, (y - found.reached.min(1), found.reached.max(1) - y), fmt="o", capsize=3, label="runs")
+    # trials that agree have bars of length 0, which rounding must not make negative
+    bars = np.maximum(0, (y - found.reached.min(1), found.reached.max(1) - y))
+    axis.errorbar(x, y, bars, fmt="o", capsize=3, label="runs")
     for slope, style, name in ((found.slope, "-", "fit"), (LINEAR, ":", "linear speedup")):
         axis.plot(x, middle_y * (x / middle_x) ** slope, style, label=f"{name}, slope {slope:.2f}")
     axis.set_xscale("log")
