@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fednmap.measure import quantity
 from fednmap.names import InputError
-from fednmap.report.about import about
+from fednmap.report.about import about, about_line
 from fednmap.report.closing import closing_table
 from fednmap.report.series import Series, collect, drawn, expected, positive
 from fednmap.report.terminal import Grid
@@ -58,7 +58,7 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False) -> str:
 
 def _show(folder: RunFolder) -> None:
     console, said, began = Console(), about(folder), folder.environment()
-    lines = [str(folder.path), said.line, f"state: {state(folder)}"]
+    lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
     if sweep:
         lines.insert(2, f"sweep: {', '.join(map(sweep.name, sweep.values))}")

@@ -21,13 +21,6 @@ class About(NamedTuple):
     algorithms: tuple[str, ...] = ()
     measure_gamma: float | None = None
 
-    @property
-    def line(self) -> str:
-        """The problem in a line."""
-        words = [str(word) for word in (self.data, self.model, self.reg) if word is not None]
-        words += [f"{n} {what}" for n, what in ((self.clients, "clients"), (self.rounds, "rounds")) if n is not None]
-        return ", ".join(words)
-
 
 def about(folder: RunFolder) -> About:
     values = settings(folder)
@@ -44,6 +37,13 @@ def settings(folder: RunFolder) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not valid TOML; put it back as the run wrote it") from None
+
+
+def about_line(said: About) -> str:
+    """The problem in a line."""
+    words = [str(word) for word in (said.data, said.model, said.reg) if word is not None]
+    words += [f"{n} {what}" for n, what in ((said.clients, "clients"), (said.rounds, "rounds")) if n is not None]
+    return ", ".join(words)
 
 
 def gamma_line(*gammas: float | None) -> str:

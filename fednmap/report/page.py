@@ -11,7 +11,7 @@ from typing import Any
 
 from fednmap.names import InputError
 from fednmap.report import figures
-from fednmap.report.about import about, gamma_line, settings
+from fednmap.report.about import about, about_line, gamma_line, settings
 from fednmap.report.closing import Row, columns, rows
 from fednmap.report.series import Series, collect, expected
 from fednmap.runs.files import clear_errors, write_atomically
@@ -31,7 +31,7 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     models, damaged = _models(series)
     page = Template(_PAGE).substitute(
         title=escape(", ".join(folder.path.resolve().name for folder in folders)),
-        subtitle="<br>".join(escape(about(folder).line) for folder in folders),
+        subtitle="<br>".join(escape(about_line(about(folder))) for folder in folders),
         plotly=get_plotlyjs(),
         notes="".join(f"<p class=note>{escape(note)}</p>" for note in [*_notes(folders, left_out), *damaged]),
         table=_table(series),

@@ -27,7 +27,7 @@ class Grid:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
         wide = options.update(max_width=10_000)
         for pieces in range(1, len(self.columns) + 2):
-            tables = [self._table(part) for part in _parts(self.columns, pieces)]
+            tables = [self._table(part) for part in _parts(self.columns, pieces)] or [self._table(())]
             if all(Measurement.get(console, wide, table).maximum <= options.max_width for table in tables):
                 break
         yield from tables
