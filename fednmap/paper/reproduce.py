@@ -34,7 +34,7 @@ def reproduce(
         raise InputError(f"trials is {trials}; at least 1 is needed")
     jobs, store, folder = figure.jobs(scale, trials), out / "trials", out / figure.name
     if only_finished:
-        curves = finished(jobs, store)
+        curves = finished(jobs, store, lambda line: tell(f"{figure.name}: {line}"))
         if not curves:
             raise InputError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
         trials = _complete(jobs, curves, trials)
