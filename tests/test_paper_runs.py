@@ -20,7 +20,7 @@ from fednmap.models import mlp, mobilenet_v3_small
 from fednmap.names import InputError
 from fednmap.paper import mobilenet, nn, shallow, table1, table1_trials
 from fednmap.paper.reproduce import reproduce
-from fednmap.paper.trials import Trial, finished, run
+from fednmap.paper.trials import Trial, finished, run_trials
 from fednmap.problems import Network
 from fednmap.regularizers import L1, ElasticNet
 from fednmap.report.progress import Warnings
@@ -50,8 +50,8 @@ class Counting:
 
 def test_finished_trials_are_not_run_again(tmp_path: Path) -> None:
     counting = Counting()
-    first = run([counting.job(k) for k in range(2)], tmp_path, 1, silent)
-    again = run([counting.job(k) for k in range(3)], tmp_path, 1, silent)
+    first = run_trials([counting.job(k) for k in range(2)], tmp_path, 1, silent)
+    again = run_trials([counting.job(k) for k in range(3)], tmp_path, 1, silent)
     assert counting.calls == [0, 1, 2]
     assert [c.setting for c in again[:2]] == [c.setting for c in first]
     np.testing.assert_allclose(again[2]["value"], [2, 2 + 1 / 7, 2 + 2 / 7], rtol=1e-5)
@@ -64,7 +64,7 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run([counting.job(0), Trial({"method": "B", "trial": 0}, stop, {})], tmp_path, 1, silent)
+        run_trials([counting.job(0), Trial({"method": "B", "trial": 0}, stop, {})], tmp_path, 1, silent)
     assert [p.name for p in tmp_path.iterdir()] == ["A_n2_trial0.csv"]
 
 
@@ -75,39 +75,39 @@ def test_another_setting_is_another_trial(tmp_path: Path) -> None:
 
 def test_a_trial_of_other_settings_is_run_again_and_left_out_of_what_is_finished(tmp_path: Path) -> None:
     counting, lines = Counting(), list[str]()
-    run([counting.job(0, eta=0.1, n=2), counting.job(1, eta=0.1, n=2)], tmp_path, 1, silent)
+    run_trials([counting.job(0, eta=0.1, n=2), counting.job(1, eta=0.1, n=2)], tmp_path, 1, silent)
     changed = [counting.job(0, eta=0.2, n=2), counting.job(1, eta=0.1, n=2, later="a setting that is new")]
     assert [c.setting["trial"] for c in finished(changed, tmp_path, lines.append)] == [1]
     assert lines == ["1 of 2 trials left out: eta was 0.1 and is 0.2"]
     lines.clear()
-    run(changed, tmp_path, 1, lines.append)
+    run_trials(changed, tmp_path, 1, lines.append)
     assert counting.calls == [0, 1, 0]
     assert lines[:2] == ["1 of 2 trials run again: eta was 0.1 and is 0.2", "2 trials, 1 already there"]
-    run(changed, tmp_path, 1, silent)
+    run_trials(changed, tmp_path, 1, silent)
     assert counting.calls == [0, 1, 0]
 
 
 def test_files_that_do_not_say_what_they_were_made_from(tmp_path: Path) -> None:
     counting, lines = Counting(), list[str]()
     job = counting.job(0, eta=0.1)
-    run([job], tmp_path, 1, silent)
+    run_trials([job], tmp_path, 1, silent)
     head, rest = (tmp_path / job.file).read_text().split("\n", 1)
     assert json.loads(head.removeprefix("# "))["configuration"] == {"eta": 0.1}
     (tmp_path / job.file).write_text(rest)
     assert len(finished([job], tmp_path, lines.append)) == 1
     assert lines.pop() == "1 of 1 trials taken as they are: their files do not say what they were made from"
-    run([job], tmp_path, 1, lines.append)
+    run_trials([job], tmp_path, 1, lines.append)
     assert lines[0].startswith("1 of 1 trials run again")
     assert counting.calls == [0, 0]
     (tmp_path / job.file).write_text("# something else\n" + rest)
     with pytest.raises(InputError, match="was changed: its first line"):
-        run([job], tmp_path, 1, silent)
+        run_trials([job], tmp_path, 1, silent)
 
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_workers_are_at_least_one(workers: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers"):
-        run([], tmp_path, workers, silent)
+        run_trials([], tmp_path, workers, silent)
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
         table1._job({"method": m, "trial": 0}, partial(table1_trials.limit, m, "strongly convex", 50))
         for m in ("FedNMap", "Zhang")
     ]
-    here, there = (run(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
+    here, there = (run_trials(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
     for a, b in zip(here, there, strict=True):
         np.testing.assert_array_equal(a["value"], b["value"])
 
@@ -253,7 +253,7 @@ def test_a_mobilenet_trial_from_scratch(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_trial_is_an_ordinary_run_that_can_be_run_again(tiny: None, tmp_path: Path) -> None:
     job = shallow.job(n=4, Q=2, eta_a=0.5, rounds=20, trial=1)
-    run([job], tmp_path / "trials", 1, silent)
+    run_trials([job], tmp_path / "trials", 1, silent)
     folder = RunFolder.open(tmp_path / "runs" / job.name)
     assert sorted(p.name for p in folder.path.iterdir() if p.name[0] != ".") == [
         *("environment.json", "metrics.csv", "models", "results.json", "run.toml")
@@ -264,13 +264,13 @@ def test_a_trial_is_an_ordinary_run_that_can_be_run_again(tiny: None, tmp_path: 
     assert outcome(again) == outcome(folder)
     (tmp_path / "trials" / job.file).unlink()
     before = (folder.path / "metrics.csv").stat().st_mtime_ns
-    run([job], tmp_path / "trials", 1, silent)
+    run_trials([job], tmp_path / "trials", 1, silent)
     assert (folder.path / "metrics.csv").stat().st_mtime_ns == before
 
 
 def test_a_trial_of_the_table_says_where_it_comes_from(tmp_path: Path) -> None:
     job = table1._job({"method": "FedNMap", "trial": 0}, partial(table1_trials.limit, "FedNMap", "strongly convex", 50))
-    run([job], tmp_path / "trials", 1, silent)
+    run_trials([job], tmp_path / "trials", 1, silent)
     about = json.loads((tmp_path / "runs" / job.name / "environment.json").read_text())
     assert about["settings"] == job.setting
     assert about["torch"] == torch.__version__
@@ -349,7 +349,7 @@ def test_a_trial_that_diverges_is_named(tiny: None, tmp_path: Path) -> None:
     job = shallow.job(n=4, Q=2, eta_a=1e30, rounds=20, trial=0)
     for _ in range(2):
         with pytest.raises(ArithmeticError, match=r"eta_a1e\+30.*use a smaller eta_a"):
-            run([job], tmp_path / "trials", 1, silent)
+            run_trials([job], tmp_path / "trials", 1, silent)
 
 
 def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fednmap.names import InputError
 from fednmap.paper import verdict
 from fednmap.paper.figure import Figure, save
-from fednmap.paper.trials import Curve, Trial, by_setting, finished, kind, run, tidy
+from fednmap.paper.trials import Curve, Trial, by_setting, finished, kind, run_trials, tidy
 from fednmap.paper.verdict import Verdict
 from fednmap.runs.files import clear_errors, write_atomically
 
@@ -39,7 +39,7 @@ def reproduce(
             raise InputError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
         trials = _complete(jobs, curves, trials)
     else:
-        curves = run(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
+        curves = run_trials(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
     found = figure.judge(curves)
     text = verdict.as_markdown(figure.name, figure.title, scale, trials, figure.choices, found)
     with clear_errors(folder):

@@ -130,7 +130,7 @@ def select(curves: Iterable[Curve], **setting: Any) -> list[Curve]:
     return sorted(chosen, key=lambda c: int(c.setting["trial"]))
 
 
-def run(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) -> list[Curve]:
+def run_trials(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) -> list[Curve]:
     """Run the jobs whose file is missing, `workers` at once, each in a process of its own; the curves of all.
 
     Those that were made from other settings are run again; so are those made from other data than the trials that are
