@@ -1,9 +1,13 @@
-"""What is measured of a model x: objective, stationarity, sparsity, accuracy, bytes. The same for every method."""
+"""What is measured of a model x: objective, stationarity, sparsity, accuracy, bytes. The same for every method.
+
+`QUANTITIES` says how each is called, written and judged wherever it is shown.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +15,8 @@ from torch import Tensor
 from fednmap.core import Problem, Regularizer, nbytes
 
 __all__ = [
+    "QUANTITIES",
+    "Quantity",
     "accuracy",
     "evaluate",
     "hoyer",
@@ -19,9 +25,111 @@ __all__ = [
     "normal_map",
     "objective",
     "problem_gamma",
+    "quantities",
+    "quantity",
     "stationarity",
     "zeros",
 ]
+
+
+class Quantity(NamedTuple):
+    """A measured number: its name in records and files, and how it is shown."""
+
+    key: str
+    label: str
+    """A few letters, for tables and lines."""
+    title: str
+    """In words, for the axis of a curve."""
+    unit: str = ""
+    scale: float = 1.0
+    """From the number that is kept to the one that is shown."""
+    digits: str = ".4g"
+    better: int = 0
+    """-1 where less is better, 1 where more is, 0 where it is only told."""
+    log: bool = False
+    """Whether it falls by orders of magnitude."""
+    cost: bool = False
+    """What the run has spent, or another fact of it, and not a property of the model: it has no curve of its own."""
+    shown: bool = True
+    """In tables and curves; else only in files."""
+    brief: bool = False
+    """Also in the one line that tells how a run goes."""
+    tex: str = ""
+    html: str = ""
+
+    @property
+    def head(self) -> str:
+        """Label and unit, as the head of a column."""
+        return " ".join(word for word in ((self.unit, self.label) if self.cost else (self.label, self.unit)) if word)
+
+    @property
+    def axis(self) -> str:
+        """Title and unit, beside an axis."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    def text(self, value: float | None) -> str:
+        """The number as it is shown; `-` where there is none."""
+        if value is None or math.isnan(value):
+            return "-"
+        text = f"{self.scale * value:{self.digits}}"
+        return text if len(text) <= 10 else f"{self.scale * value:.3e}"
+
+    def words(self, value: float | None) -> str:
+        """The number with its label and unit, in a line of several."""
+        words = (self.text(value), self.head) if self.cost else (self.label, self.text(value), self.unit)
+        return " ".join(word for word in words if word)
+
+
+QUANTITIES = {
+    q.key: q
+    for q in (
+        Quantity("objective", "psi", "objective ψ(x)", digits=".4f", better=-1, log=True, brief=True),
+        Quantity(
+            "stationarity",
+            "|F_nat|^2",
+            "|F_nat(x)|²",
+            digits=".2e",
+            better=-1,
+            log=True,
+            brief=True,
+            tex=r"$\|F_{nat}(x)\|^2$",
+            html="|F<sub>nat</sub>(x)|²",
+        ),
+        Quantity("loss", "loss", "loss f(x)", digits=".4f", better=-1, log=True, shown=False),
+        Quantity("zeros", "zeros", "zero weights", "%", 100, ".1f", 1, brief=True),
+        Quantity("hoyer", "Hoyer", "Hoyer sparsity", digits=".3f", better=1),
+        Quantity("test_accuracy", "acc.", "test accuracy", "%", 100, ".1f", 1, brief=True),
+        Quantity("support_precision", "precision", "support, precision", digits=".3f", better=1),
+        Quantity("support_recall", "recall", "support, recall", digits=".3f", better=1),
+        Quantity("bytes_up", "up", "sent by the clients", "MB", 1e-6, ".2f", -1, cost=True, brief=True),
+        Quantity("bytes_down", "down", "sent to the clients", "MB", 1e-6, ".2f", -1, cost=True),
+        Quantity("seconds", "", "time", "s", digits=".1f", cost=True),
+        Quantity("train_seconds", "training", "time of training", "s", digits=".1f", cost=True, shown=False),
+        Quantity("eval_seconds", "measuring", "time of measuring", "s", digits=".1f", cost=True, shown=False),
+        Quantity("round", "round", "communication rounds", cost=True, shown=False),
+        Quantity("rounds", "rounds", "communication rounds", cost=True, shown=False),
+        Quantity("measure_gamma", "gamma", "gamma of |F_nat|²", cost=True, shown=False),
+        Quantity("wire_up", "up, wire", "received by the server", "MB", 1e-6, ".2f", -1, cost=True, shown=False),
+        Quantity("wire_down", "down, wire", "sent by the server", "MB", 1e-6, ".2f", -1, cost=True, shown=False),
+        Quantity("eval_wire_up", "up, measuring", "received to measure", "MB", 1e-6, ".2f", cost=True, shown=False),
+        Quantity("eval_wire_down", "down, measuring", "sent to measure", "MB", 1e-6, ".2f", cost=True, shown=False),
+        Quantity("clients_measured", "measured", "clients measured", cost=True, shown=False),
+    )
+}
+"""What the library measures, in the order in which it is shown."""
+
+
+def quantity(key: str) -> Quantity:
+    """How a number is shown: by the catalogue, or under its own name for a metric of one's own."""
+    return QUANTITIES.get(key) or Quantity(key, key, key, brief=True)
+
+
+def quantities(keys: Iterable[str]) -> list[Quantity]:
+    """Of these keys those that are shown: what is known of the model, metrics of one's own, then what was spent."""
+    own = list(dict.fromkeys(keys))
+    places = {key: place for place, key in enumerate(QUANTITIES)}
+    found = [q for q in map(quantity, own) if q.shown]
+    return sorted(found, key=lambda q: (q.cost, places.get(q.key, len(places) + own.index(q.key))))
 
 
 def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:

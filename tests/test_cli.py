@@ -185,7 +185,7 @@ def test_a_bar_shows_rounds_and_numbers():
         bar.on_record({"round": 10, "objective": 1.25, "stationarity": 3e-4, "zeros": 0.5, "bytes_up": 2.5e6})
     console.file.close()
     text = console.export_text()
-    for word in ("fednmap", "10/40", "psi 1.25", "|F_nat|^2 3.00e-04", "zeros 50.0 %", "2.5 MB up"):
+    for word in ("fednmap", "10/40", "psi 1.25", "|F_nat|^2 3.00e-04", "zeros 50.0 %", "2.50 MB up"):
         assert word in text
 
 

@@ -11,7 +11,7 @@ import torch
 from fednmap.commands.reproduce import NAMES
 from fednmap.measure import stationarity
 from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, slopes, table1, table1_trials
-from fednmap.paper.overview import page
+from fednmap.paper.overview import overview
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
 from fednmap.paper.trials import Curve, select, summary, tidy
@@ -106,7 +106,7 @@ def test_nn_shows_batch_size_and_rounds() -> None:
 @pytest.mark.parametrize(("power", "holds"), [(-1.3, True), (-0.6, True), (-0.3, False)])
 def test_speedup_is_judged_by_the_slope(power: float, holds: bool) -> None:
     curves = [curve(n**power, k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
-    falls, steep = slopes.judge(curves, "n", "-1.436").claims
+    falls, steep = slopes.judge_speedup(curves, "n", "-1.436").claims
     assert falls.holds is True
     assert steep.holds is holds
     assert slopes.exponent(curves, "n") == pytest.approx(power)
@@ -117,7 +117,7 @@ def test_speedup_throughout_fails_where_curves_cross() -> None:
     for k in range(2):
         late = np.where(ROUNDS > 150, 0.1, 10.0)
         curves.append(Curve({"n": 10, "trial": k}, {"round": ROUNDS, "stationarity": late}))
-    assert slopes.judge(curves, "n", "").claims[0].holds is False
+    assert slopes.judge_speedup(curves, "n", "").claims[0].holds is False
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,18 @@ def test_the_page_shows_every_verdict_there_is(tmp_path: Path) -> None:
     facts = {"name": "nn", "scale": "quick", "trials": 2, "claims": claims}
     (tmp_path / "nn").mkdir()
     (tmp_path / "nn" / "verdict.json").write_text(json.dumps(facts))
-    text = page(tmp_path, FIGURES.values())
+    text = overview(tmp_path, FIGURES.values())
     assert "| [nn](#nn) | quick | 2 | 1 | 1 | 1 | `fednmap reproduce nn --scale quick --trials 2` |" in text
     assert "| claim False |  | \\|x\\| | **does not hold** |" in text
     assert "| speedup-n | not run | - | - | - | - | `fednmap reproduce speedup-n` |" in text
+    assert "do not say what they were made from" not in text
+
+
+def test_the_page_counts_trials_that_do_not_say_what_they_were_made_from(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / "old.csv").write_text("method,round\n")
+    (tmp_path / "trials" / "new.csv").write_text('# {"configuration": {}}\nmethod,round\n')
+    assert "1 of the 2 files of trials are older than that line" in overview(tmp_path, FIGURES.values())
 
 
 def test_nothing_finished_is_said(tmp_path: Path) -> None:
@@ -259,7 +267,7 @@ def test_nothing_finished_is_said(tmp_path: Path) -> None:
         reproduce(nn.FIGURE, "quick", trials=1, out=tmp_path, workers=1, tell=silent, only_finished=True)
 
 
-@pytest.mark.parametrize("draw", [partial(slopes.draw, factor="n"), nn.draw, mobilenet.draw, table1.draw])
+@pytest.mark.parametrize("draw", [partial(slopes.draw_speedup, factor="n"), nn.draw, mobilenet.draw, table1.draw])
 def test_pictures_can_be_drawn(draw: object, tmp_path: Path) -> None:
     curves = {
         nn.draw: lambda: nn_curves(2.0),

@@ -17,14 +17,15 @@ from fednmap import run as train
 from fednmap.algorithms import FedNMap, Zhang
 from fednmap.data import DATASETS, ClientData, Dataset, load, partition
 from fednmap.models import mlp, mobilenet_v3_small
+from fednmap.names import InputError
 from fednmap.paper import mobilenet, nn, shallow, table1, table1_trials
 from fednmap.paper.reproduce import reproduce
-from fednmap.paper.trials import Trial, run
+from fednmap.paper.trials import Trial, finished, run_trials
 from fednmap.problems import Network
 from fednmap.regularizers import L1, ElasticNet
 from fednmap.report.progress import Warnings
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import Reporter, execute
+from fednmap.runs.execution import Interrupted, Reporter, execute
 from fednmap.runs.files import alone
 from fednmap.runs.folder import RunFolder
 
@@ -39,18 +40,18 @@ class Counting:
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def job(self, trial: int) -> Trial:
+    def job(self, trial: int, **configuration: Any) -> Trial:
         def measure(folder: Path) -> list[dict[str, float]]:
             self.calls.append(trial)
             return [{"round": float(t), "value": trial + t / 7} for t in range(3)]
 
-        return Trial({"method": "A", "n": 2, "trial": trial}, measure)
+        return Trial({"method": "A", "n": 2, "trial": trial}, measure, configuration)
 
 
 def test_finished_trials_are_not_run_again(tmp_path: Path) -> None:
     counting = Counting()
-    first = run([counting.job(k) for k in range(2)], tmp_path, 1, silent)
-    again = run([counting.job(k) for k in range(3)], tmp_path, 1, silent)
+    first = run_trials([counting.job(k) for k in range(2)], tmp_path, 1, silent)
+    again = run_trials([counting.job(k) for k in range(3)], tmp_path, 1, silent)
     assert counting.calls == [0, 1, 2]
     assert [c.setting for c in again[:2]] == [c.setting for c in first]
     np.testing.assert_allclose(again[2]["value"], [2, 2 + 1 / 7, 2 + 2 / 7], rtol=1e-5)
@@ -63,7 +64,7 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run([counting.job(0), Trial({"method": "B", "trial": 0}, stop)], tmp_path, 1, silent)
+        run_trials([counting.job(0), Trial({"method": "B", "trial": 0}, stop, {})], tmp_path, 1, silent)
     assert [p.name for p in tmp_path.iterdir()] == ["A_n2_trial0.csv"]
 
 
@@ -72,10 +73,41 @@ def test_another_setting_is_another_trial(tmp_path: Path) -> None:
     assert a != b
 
 
+def test_a_trial_of_other_settings_is_run_again_and_left_out_of_what_is_finished(tmp_path: Path) -> None:
+    counting, lines = Counting(), list[str]()
+    run_trials([counting.job(0, eta=0.1, n=2), counting.job(1, eta=0.1, n=2)], tmp_path, 1, silent)
+    changed = [counting.job(0, eta=0.2, n=2), counting.job(1, eta=0.1, n=2, later="a setting that is new")]
+    assert [c.setting["trial"] for c in finished(changed, tmp_path, lines.append)] == [1]
+    assert lines == ["1 of 2 trials left out: eta was 0.1 and is 0.2"]
+    lines.clear()
+    run_trials(changed, tmp_path, 1, lines.append)
+    assert counting.calls == [0, 1, 0]
+    assert lines[:2] == ["1 of 2 trials run again: eta was 0.1 and is 0.2", "2 trials, 1 already there"]
+    run_trials(changed, tmp_path, 1, silent)
+    assert counting.calls == [0, 1, 0]
+
+
+def test_files_that_do_not_say_what_they_were_made_from(tmp_path: Path) -> None:
+    counting, lines = Counting(), list[str]()
+    job = counting.job(0, eta=0.1)
+    run_trials([job], tmp_path, 1, silent)
+    head, rest = (tmp_path / job.file).read_text().split("\n", 1)
+    assert json.loads(head.removeprefix("# "))["configuration"] == {"eta": 0.1}
+    (tmp_path / job.file).write_text(rest)
+    assert len(finished([job], tmp_path, lines.append)) == 1
+    assert lines.pop() == "1 of 1 trials taken as they are: their files do not say what they were made from"
+    run_trials([job], tmp_path, 1, lines.append)
+    assert lines[0].startswith("1 of 1 trials run again")
+    assert counting.calls == [0, 0]
+    (tmp_path / job.file).write_text("# something else\n" + rest)
+    with pytest.raises(InputError, match="was changed: its first line"):
+        run_trials([job], tmp_path, 1, silent)
+
+
 @pytest.mark.parametrize("workers", [0, -1])
 def test_workers_are_at_least_one(workers: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers"):
-        run([], tmp_path, workers, silent)
+        run_trials([], tmp_path, workers, silent)
 
 
 @pytest.mark.slow
@@ -84,7 +116,7 @@ def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
         table1._job({"method": m, "trial": 0}, partial(table1_trials.limit, m, "strongly convex", 50))
         for m in ("FedNMap", "Zhang")
     ]
-    here, there = (run(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
+    here, there = (run_trials(jobs, tmp_path / str(w), w, silent) for w in (1, 2))
     for a, b in zip(here, there, strict=True):
         np.testing.assert_array_equal(a["value"], b["value"])
 
@@ -93,9 +125,7 @@ def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
 
 
 def shrink(patch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(100, 1, 28, 28, generator=generator), torch.arange(100) % 10
-    patch.setitem(DATASETS, "mnist", lambda: Dataset(x, y, x[:2], y[:2]))
+    pictures(patch, seed=0)
     patch.setattr(shallow, "HIDDEN", 4)
     patch.setattr(nn, "METHODS", ("FedNMap", "Zhang"))
     patch.setattr(nn, "ROUNDS", 20)
@@ -105,6 +135,81 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
+
+
+def pictures(patch: pytest.MonkeyPatch, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.rand(100, 1, 28, 28, generator=generator), torch.arange(100) % 10
+    patch.setitem(DATASETS, "mnist", lambda: Dataset(x, y, x[:2], y[:2]))
+
+
+def test_changed_data_and_settings_are_never_mixed_with_old_numbers(
+    tiny: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each change, told; what comes out is what an empty folder gives."""
+
+    def figure(name: str, trials: int) -> tuple[bytes, list[str]]:
+        lines: list[str] = []
+        reproduce(nn.FIGURE, "quick", trials=trials, out=tmp_path / name, workers=1, tell=lines.append)
+        return (tmp_path / name / "nn" / "results.csv").read_bytes(), lines
+
+    before, _ = figure("kept", 1)
+    monkeypatch.setattr(shallow, "HIDDEN", 5)
+    other, lines = figure("kept", 1)
+    assert "2 of 2 trials run again: model was 'mlp:4:sigmoid' and is 'mlp:5:sigmoid'" in lines[0]
+    assert other == figure("empty", 1)[0] != before
+    pictures(monkeypatch, seed=1)
+    assert figure("kept", 1)[0] == other  # nothing is run, so no data are read
+    both, lines = figure("kept", 2)
+    assert "nn: 2 of 4 trials run again: their data were others" in lines
+    assert both == figure("new data", 2)[0]
+    assert figure("kept", 2)[1] == ["nn: 4 trials, 4 already there"]
+
+
+def test_an_unfinished_trial_of_other_settings_begins_again(
+    tiny: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(self: Warnings, record: dict[str, float]) -> None:
+        if record["round"] == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Warnings, "on_record", stop)
+        with pytest.raises(Interrupted):
+            shallow.job(n=4, Q=2, eta_a=0.5, rounds=20, trial=0).measure(tmp_path / "run")
+    monkeypatch.setattr(shallow, "GAMMA", 2.0)
+    job = shallow.job(n=4, Q=2, eta_a=0.5, rounds=20, trial=0)
+    assert job.measure(tmp_path / "run") == job.measure(tmp_path / "empty")
+    assert RunFolder.open(tmp_path / "run").config().gamma == 2.0
+
+
+@pytest.mark.parametrize("constant", ["NOISE", "STEPS", "PHI", "PROBLEMS", "FACTORS", "LIMIT", "MEASURE_GAMMA"])
+def test_the_constants_of_the_table_are_part_of_its_trials(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
+    def configurations() -> list[dict[str, Any]]:
+        return [dict(job.configuration) for job in table1.jobs("quick", 1)]
+
+    before = configurations()
+    others: dict[str, Any] = {
+        "NOISE": 3.0,
+        "STEPS": (1.0, 0.5),
+        "PHI": dict.fromkeys(table1_trials.PHI, L1(0.2)),
+        "PROBLEMS": {k: partial(p, smallest=0.1) for k, p in table1_trials.PROBLEMS.items()},
+        "FACTORS": {"n": (2, 8), "Q": (1, 4, 16), "T": (32, 128, 512)},
+        "LIMIT": (8, 5, 0.5),
+        "MEASURE_GAMMA": 2.0,
+    }
+    monkeypatch.setattr(table1_trials, constant, others[constant])
+    assert before == json.loads(json.dumps(before))
+    assert not any(a in before for a in configurations())
+
+
+def test_the_papers_gamma_is_said_and_trials_differ(tiny: None, tmp_path: Path) -> None:
+    size = mobilenet.SIZES["quick"]
+    jobs = [shallow.job(n=4, Q=2, eta_a=0.5, rounds=10, trial=k) for k in range(2)]
+    assert {job.configuration["measure_gamma"] for job in jobs} == {4.0}
+    assert mobilenet.job("FedNMap", 4, 10, size, 0).configuration["measure_gamma"] == 2.5
+    first, second = (job.measure(tmp_path / job.name) for job in jobs)
+    assert all(a["objective"] != b["objective"] for a, b in zip(first, second, strict=True))
 
 
 def test_all_methods_start_at_the_same_model(tiny: None, tmp_path: Path) -> None:
@@ -122,7 +227,7 @@ def test_a_trial_is_the_method_on_the_network_from_scratch(tiny: None, tmp_path:
     module = mlp(784, 10, (4,), "sigmoid")
     problem = Network(module, torch.nn.functional.cross_entropy, clients, batch_size=8, seed=3)
     algorithm = FedNMap(ElasticNet(0.001, 0.01), eta_a=0.5, Q=2, gamma=4.0)
-    result = train(algorithm, problem, rounds=20)
+    result = train(algorithm, problem, rounds=20, measure_gamma=4.0)
     expected = [{name: r[name] for name in ("round", "stationarity", "objective")} for r in result.records]
     assert job.measure(tmp_path / "run") == expected
 
@@ -148,7 +253,7 @@ def test_a_mobilenet_trial_from_scratch(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_trial_is_an_ordinary_run_that_can_be_run_again(tiny: None, tmp_path: Path) -> None:
     job = shallow.job(n=4, Q=2, eta_a=0.5, rounds=20, trial=1)
-    run([job], tmp_path / "trials", 1, silent)
+    run_trials([job], tmp_path / "trials", 1, silent)
     folder = RunFolder.open(tmp_path / "runs" / job.name)
     assert sorted(p.name for p in folder.path.iterdir() if p.name[0] != ".") == [
         *("environment.json", "metrics.csv", "models", "results.json", "run.toml")
@@ -159,13 +264,13 @@ def test_a_trial_is_an_ordinary_run_that_can_be_run_again(tiny: None, tmp_path: 
     assert outcome(again) == outcome(folder)
     (tmp_path / "trials" / job.file).unlink()
     before = (folder.path / "metrics.csv").stat().st_mtime_ns
-    run([job], tmp_path / "trials", 1, silent)
+    run_trials([job], tmp_path / "trials", 1, silent)
     assert (folder.path / "metrics.csv").stat().st_mtime_ns == before
 
 
 def test_a_trial_of_the_table_says_where_it_comes_from(tmp_path: Path) -> None:
     job = table1._job({"method": "FedNMap", "trial": 0}, partial(table1_trials.limit, "FedNMap", "strongly convex", 50))
-    run([job], tmp_path / "trials", 1, silent)
+    run_trials([job], tmp_path / "trials", 1, silent)
     about = json.loads((tmp_path / "runs" / job.name / "environment.json").read_text())
     assert about["settings"] == job.setting
     assert about["torch"] == torch.__version__
@@ -244,7 +349,7 @@ def test_a_trial_that_diverges_is_named(tiny: None, tmp_path: Path) -> None:
     job = shallow.job(n=4, Q=2, eta_a=1e30, rounds=20, trial=0)
     for _ in range(2):
         with pytest.raises(ArithmeticError, match=r"eta_a1e\+30.*use a smaller eta_a"):
-            run([job], tmp_path / "trials", 1, silent)
+            run_trials([job], tmp_path / "trials", 1, silent)
 
 
 def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Pages and summaries of runs: right numbers, nothing from outside, and usable in a real browser."""
 
+import io
 import json
 import math
 import re
@@ -12,18 +13,27 @@ import torch
 from small import begin, small
 
 from fednmap.commands.show import sparkline, state
+from fednmap.measure import quantities, quantity
 from fednmap.report import report
-from fednmap.report.closing import COLUMNS, rows
+from fednmap.report.closing import closing_table, columns, rows
+from fednmap.report.plots import comparison
+from fednmap.report.progress import describe
 from fednmap.report.series import collect
 from fednmap.runs.folder import Job, Model, RunFolder
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
 
 
-def made_up(path, methods=METHODS, rounds=1000, trials=1):
-    """A run folder as a comparison leaves it, with curves from a formula instead of an hour's computation."""
-    config = small(algorithms=methods, rounds=rounds, eval_every=1, trials=trials)
+def made_up(path, methods=METHODS, rounds=1000, trials=1, more=None, without=(None, None), closing=None, **settings):
+    """A run folder as a comparison leaves it, with curves from a formula instead of an hour's computation.
+
+    more: further metrics, as functions of the round; without: a metric that a method lacks; closing: other closing
+    numbers of a method. Methods that nobody knows may be named too.
+    """
+    config = small(rounds=rounds, eval_every=1, trials=trials, **settings)
     folder = RunFolder.create(path, config, "compare")
+    toml = (path / "run.toml").read_text().replace('"fednmap",', ", ".join(f'"{m}"' for m in methods) + ",")
+    (path / "run.toml").write_text(toml)
     torch.manual_seed(0)
     for k, job in ((k, Job(method, trial)) for k, method in enumerate(methods) for trial in range(trials)):
         lines = []
@@ -40,13 +50,16 @@ def made_up(path, methods=METHODS, rounds=1000, trials=1):
                 "eval_seconds": 0.001 * t,
                 "bytes_up": 4e4 * t,
                 "bytes_down": 8e4 * t,
+                **{name: f(t) for name, f in (more or {}).items()},
             }
+            if job.method == without[1]:
+                del record[without[0]]
             lines += [f"{job.method},{job.trial},{t},{name},{value!r}\n" for name, value in record.items()]
         with (folder.path / "metrics.csv").open("a") as file:
             file.writelines(lines)
         weight = torch.randn(32, 64) * (torch.rand(32, 64) > 0.1 * k) * (torch.arange(64) % 8 > 1)
         parameters = {"1.weight": weight, "1.bias": torch.randn(32), "3.weight": torch.randn(10, 32)}
-        result = {**record, "rounds": rounds, "seconds": record["train_seconds"] + record["eval_seconds"]}
+        result = {**record, "rounds": rounds, "seconds": 0.011 * rounds} | (closing or {}).get(job.method, {})
         folder.finish(job, result, Model(parameters, (1, 8, 8)))
     return folder
 
@@ -111,7 +124,7 @@ def test_nothing_measured_and_nothing_installed_are_said(tmp_path, monkeypatch):
 
 
 def test_the_best_is_marked_but_no_diverged_method_and_nobody_where_all_are_alike():
-    common = dict.fromkeys((c.key for c in COLUMNS), 1.0)
+    common = dict.fromkeys(("objective", "stationarity", "zeros", "hoyer", "bytes_up", "seconds"), 1.0)
     one, two = common | {"objective": 2.0}, common | {"objective": 3.0, "hoyer": None}
     bad = common | {"objective": 1.0, "error": "diverged"}
     table = rows({"one": [one, two], "two": [two], "bad": [bad]})
@@ -121,12 +134,157 @@ def test_the_best_is_marked_but_no_diverged_method_and_nobody_where_all_are_alik
     assert table[1].cells[3].text == "-"
 
 
+# --- what is measured is told by one catalogue
+
+
+def test_the_catalogue_tells_how_a_number_is_shown():
+    assert quantity("zeros").words(0.5) == "zeros 50.0 %"
+    assert quantity("bytes_up").words(2.5e6) == "2.50 MB up"
+    assert quantity("objective").text(math.nan) == quantity("objective").text(None) == "-"
+    assert len(quantity("objective").text(1.25e30)) <= 10
+    own = quantity("margin")
+    assert (own.head, own.axis, own.log, own.better, own.cost) == ("margin", "margin", False, 0, False)
+    keys = ["bytes_up", "margin", "round", "zeros", "objective", "train_seconds", "wire_up", "margin"]
+    assert [q.key for q in quantities(keys)] == ["objective", "zeros", "margin", "bytes_up"]
+
+
+def test_a_metric_of_ones_own_is_shown_everywhere(tmp_path, command):
+    folder = made_up(
+        tmp_path / "run", METHODS[:2], 20, more={"margin": lambda t: 0.5 + t, "wire_up": lambda t: 1e6 * t}
+    )
+    assert "margin" in describe(folder.records("zhang", 0)[-1])
+    assert "wire" not in describe(folder.records("zhang", 0)[-1])
+    code, out, err = command("show", "run")
+    assert (code, err) == (0, "")
+    table, _, sparks = out.partition("along the rounds")
+    assert table.count("margin") == 1
+    assert "20.5" in table
+    assert "margin" in sparks
+    assert "wire" not in out
+    assert all(cell in table for cell in ("|F_nat|^2", "MB up", "psi"))
+    report([folder], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<th>margin</th>" in page
+    assert '"text":"margin"' in page
+    assert axes_of(folder, tmp_path) == {
+        "margin",
+        "objective ψ(x)",
+        "zero weights (%)",
+        "Hoyer sparsity",
+        "test accuracy (%)",
+        r"$\|F_{nat}(x)\|^2$",
+    }
+
+
+def axes_of(folder, path):
+    """What the picture of a run has on its upright axes."""
+    from matplotlib.figure import Figure
+
+    found = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *args, **options: found.update(a.get_ylabel() for a in self.axes))
+        comparison(folder, path / "plot.png")
+    return found
+
+
+@pytest.mark.parametrize("missing", ["stationarity", "objective", "bytes_up", "eval_seconds", "zeros"])
+def test_a_column_that_was_not_measured_is_a_dash(tmp_path, command, missing):
+    """As Flower leaves it without stationarity, or an older version."""
+    folder = made_up(tmp_path / "run", METHODS[:2], 20, without=(missing, "zhang"))
+    results = [{k: v for k, v in r.items() if (k, r["method"]) != (missing, "zhang")} for r in folder.results()]
+    rows_ = {r["method"]: [r] for r in results}
+    if missing in (shown := [q.key for q in columns(rows_)]):
+        assert rows(rows_)[1].cells[shown.index(missing)].text == "-"
+    describe(folder.records("zhang", 0)[-1])
+    assert command("show", "run")[0] == command("show", "--list", ".")[0] == command("report", "run")[0] == 0
+    comparison(folder, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_numbers_that_are_not_finite_are_shown(tmp_path, command):
+    unknown = {"objective": None, "hoyer": None}
+    diverged = {"stationarity": math.nan, "error": "diverged in round 3"}
+    made_up(tmp_path / "run", METHODS[:2], 20, closing={"fednmap": unknown, "zhang": diverged})
+    code, out, err = command("show", "run")
+    assert (code, err) == (0, "")
+    assert "finished, with methods that diverged" in out
+    assert "zhang (diverged)" in out
+    assert command("report", "run")[0] == 0
+    assert "zhang: diverged in round 3" in (tmp_path / "report.html").read_text()
+    assert "-" in command("show", "--list", ".")[1]
+
+
+def test_the_gamma_of_the_natural_residual_is_said(tmp_path, command):
+    folder = made_up(tmp_path / "run", METHODS[:2], 20, measure_gamma=0.25)
+    line = "|F_nat|^2 with gamma = 0.25"
+    assert line in command("show", "run")[1]
+    command("report", "run")
+    assert line in (tmp_path / "report.html").read_text()
+    assert closing_table(folder.results(), 0.25).below == line
+    told = [{**r, "measure_gamma": 0.5} for r in folder.results()]
+    assert closing_table(told).below == "|F_nat|^2 with gamma = 0.5"
+    assert closing_table([{k: v for k, v in r.items() if k != "stationarity"} for r in told]).below == ""
+
+
+def test_names_that_nobody_knows_any_more_stay_readable(tmp_path, command):
+    folder = made_up(tmp_path / "run", ("fednmap", "someone.else:Method", "fedcanon"), 20)
+    toml = (folder.path / "run.toml").read_text().replace("elastic-net:0.001,0.01", "ours:1").replace("digits", "gone")
+    (folder.path / "run.toml").write_text(toml.replace(', "fedcanon"', ', "never-ran"'))
+    assert [s.label for s in collect([folder])] == ["fednmap", "someone.else:Method", "fedcanon"]
+    code, out, _ = command("show", "run")
+    assert code == 0
+    assert "gone, logistic, ours:1, 10 clients, 20 rounds" in out
+    assert "someone.else:Method" in command("show", "--list", ".")[1]
+    assert command("report", "run")[0] == 0
+    comparison(folder, tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.77])
+def test_a_cut_table_of_measurements_can_be_looked_at(tmp_path, command, share):
+    """Also where not one measurement of a method, or of a trial, is whole."""
+    folder = made_up(tmp_path / "run", METHODS[:2], 5, trials=2)
+    metrics = folder.path / "metrics.csv"
+    whole = metrics.read_bytes()
+    starts = [k for k in range(len(whole)) if whole[k : k + 11] == b",0,objective"[:11]]
+    cuts = [int(share * len(whole)), *(start + 60 for start in starts)]
+    for cut in cuts:
+        metrics.write_bytes(whole[:cut])
+        assert command("show", "run")[0] == 0
+        assert command("report", "run")[0] == 0
+        comparison(folder, tmp_path / "plot.png")
+
+
+def test_a_damaged_model_is_named_and_the_rest_is_shown(tmp_path, command):
+    folder = made_up(tmp_path / "run", METHODS[:2], 5)
+    path = folder.model_path(Job("zhang", 0))
+    path.write_bytes(path.read_bytes()[:100])
+    assert command("show", "run")[0] == 0
+    assert command("report", "run")[0] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "zhang-0.safetensors" in page
+    assert "Zeros of each layer" in page
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_table_wider_than_the_terminal_goes_on_below(width):
+    from rich.console import Console
+
+    result = {"method": "fednmap", "rounds": 3, **{f"metric_{k}": float(k) for k in range(12)}}
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(closing_table([result]))
+    text = console.export_text()
+    assert all(f"metric_{k}" in text for k in range(12))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("method ") == {40: 4, 80: 2, 200: 1}[width]
+
+
 def test_sparklines():
     assert sparkline([1, 10, 100, 1000], log=True) == "▁▃▆█"
     assert sparkline([5, 5]) == "▁▁"
     assert sparkline([math.nan, 1, math.inf, 2]) == " ▁ █"
     assert sparkline([]) == ""
-    assert len(sparkline(range(1000))) == 18
+    assert len(sparkline(range(1000))) == 14
 
 
 @pytest.fixture(scope="module")
@@ -210,12 +368,12 @@ def test_in_a_browser(browser, large, tmp_path):
     assert drawn(browser) == 45  # what was hidden stays hidden
     last = browser.execute_script("const x = document.getElementById('curves').data[0].x; return x[x.length - 1]")
     assert last == pytest.approx(40)
-    press("ψ, |F|² linear")
+    press("psi, |F_nat|^2 linear")
     kinds = (
         "const l = document.getElementById('curves')._fullLayout; return [l.yaxis.type, l.yaxis2.type, l.yaxis3.type]"
     )
     until(lambda: browser.execute_script(kinds) == ["linear", "linear", "linear"])
-    press("ψ, |F|² log")
+    press("psi, |F_nat|^2 log")
     until(lambda: browser.execute_script(kinds) == ["log", "log", "linear"])
 
     def column(k):

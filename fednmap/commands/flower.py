@@ -162,8 +162,7 @@ def _watch(process: Any, folder: RunFolder, config: Config, console: Console) ->
         records = folder.records(method, 0)
         if records and records[-1]["round"] > measured:
             measured = int(records[-1]["round"])
-            numbers = {"objective": float("nan"), "stationarity": float("nan"), **records[-1]}
-            console.print(f"after round {measured}: {describe(numbers)}", highlight=False, soft_wrap=True)
+            console.print(f"after round {measured}: {describe(records[-1])}", highlight=False, soft_wrap=True)
         if ended:
             return
         time.sleep(LOOK)

@@ -32,8 +32,8 @@ def reproduce(
 ) -> None:
     """Run a figure of the paper and judge its claims. A second call continues, to the same bits."""
     from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
-    from fednmap.paper.overview import page
-    from fednmap.paper.reproduce import reproduce as run
+    from fednmap.paper.overview import overview
+    from fednmap.paper.reproduce import reproduce as reproduce_figure
     from fednmap.paper.verdict import word
 
     choose("scale", scale, dict.fromkeys(SCALES))
@@ -42,7 +42,7 @@ def reproduce(
     folder = out or Path("runs") / f"reproduce-{scale}"
     with watched(shlex.join(["fednmap", *sys.argv[1:]]), quiet=True) as reporter:
         for figure in chosen:
-            found = run(
+            found = reproduce_figure(
                 figure,
                 scale,
                 trials=trials,
@@ -57,4 +57,4 @@ def reproduce(
             console.print(table)
             console.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
             with clear_errors(folder):
-                write_atomically(folder.with_suffix(".md"), page(folder, FIGURES.values()).encode())
+                write_atomically(folder.with_suffix(".md"), overview(folder, FIGURES.values()).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +14,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fednmap.measure import quantity
 from fednmap.names import InputError
+from fednmap.report.about import about, about_line
 from fednmap.report.closing import closing_table
-from fednmap.report.series import collect
+from fednmap.report.series import Series, collect, drawn, expected, positive
+from fednmap.report.terminal import Grid
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SPARKS = (("stationarity", "|F_nat|^2", True), ("objective", "psi", False), ("zeros", "zeros", False))
-WIDTH = 18
+WIDTH = 14
 
 
 def show(
@@ -54,9 +57,8 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False) -> str:
 
 
 def _show(folder: RunFolder) -> None:
-    console, config, began = Console(), folder.config(), folder.environment()
-    about = f"{config.data}, {config.model}, {config.reg}, {config.clients} clients, {config.rounds} rounds"
-    lines = [str(folder.path), about, f"state: {state(folder)}"]
+    console, said, began = Console(), about(folder), folder.environment()
+    lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
     if sweep:
         lines.insert(2, f"sweep: {', '.join(map(sweep.name, sweep.values))}")
@@ -66,31 +68,39 @@ def _show(folder: RunFolder) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     parts = sweep.parts() if sweep else []
     if results := folder.results() + [{**r, "method": part.path.name} for part in parts for r in part.results()]:
-        console.print(closing_table(results))
-    curves = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=0, collapse_padding=True)
-    curves.add_column("along the rounds", no_wrap=True)
-    for _, title, log in SPARKS:
-        curves.add_column(f"{title} (log)" if log else title, no_wrap=True)
-    for one in (measured := collect(parts or [folder])):
-        curves.add_row(one.label, *(sparkline(one.values(name).mean(0), log=log) for name, _, log in SPARKS))
-    if measured:
-        console.print(curves)
+        console.print(closing_table(results, said.measure_gamma))
+    if measured := collect(parts or [folder]):
+        console.print(_sparks(measured))
     if sweep and (found := sweep.outcome()):
         console.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
+
+
+def _sparks(series: list[Series]) -> Grid:
+    """The curves in small, a row per method."""
+    columns = []
+    for shown in (q for q in drawn(series) if q.brief):
+        log = shown.log and positive(series, shown.key)
+        cells = [_spark(one, shown.key, log) for one in series]
+        columns.append((f"{shown.label} (log)" if log else shown.label, cells))
+    return Grid("along the rounds", [one.label for one in series], columns)
+
+
+def _spark(one: Series, name: str, log: bool) -> str:
+    return sparkline(one.having(name).values(name).mean(0), log=log) if one.has(name) else "-"
 
 
 def state(folder: RunFolder) -> str:
     """Finished, running, or how far it came."""
     if is_sweep(folder.path):
         return Sweep.open(folder.path).state()
-    config, results = folder.config(), folder.results()
-    jobs = config.trials * len(config.algorithms)
+    results, jobs = folder.results(), expected(folder)
     if folder.running():
         return f"running, {len(results)} of {jobs} methods done" if jobs > 1 else "running"
     if len(results) >= jobs:
         return "finished" if not any("error" in r for r in results) else "finished, with methods that diverged"
     done = max((int(max(c["round"])) for c in folder.curves().values()), default=0)
-    return f"stopped, {len(results)} of {jobs} methods done, last measured at round {done} of {config.rounds}"
+    end = "" if (rounds := about(folder).rounds) is None else f" of {rounds}"
+    return f"stopped, {len(results)} of {jobs} methods done, last measured at round {done}{end}"
 
 
 def _list(path: Path) -> None:
@@ -100,17 +110,18 @@ def _list(path: Path) -> None:
     table = Table("run", "data", "methods", "state", "psi", box=box.SIMPLE_HEAD, header_style="bold")
     for folder in found:
         try:
-            config, results = folder.config(), folder.results()
-            psi = ", ".join(f"{r['objective']:.4g}" for r in results[:3]) + (" ..." if len(results) > 3 else "")
-            methods = (
-                f"speedup over {Sweep.open(folder.path).over}"
-                if is_sweep(folder.path)
-                else ", ".join(config.algorithms[:3]) + (" ..." if len(config.algorithms) > 3 else "")
-            )
-            table.add_row(folder.path.name, config.data, methods, state(folder), psi)
+            said, results = about(folder), folder.results()
+            psi = _few([quantity("objective").text(r.get("objective")) for r in results])
+            sweep = is_sweep(folder.path)
+            methods = f"speedup over {Sweep.open(folder.path).over}" if sweep else _few(said.algorithms)
+            table.add_row(folder.path.name, said.data or "-", methods, state(folder), psi)
         except (ValueError, KeyError) as error:
             table.add_row(folder.path.name, "", "", f"damaged: {str(error).splitlines()[0]}", "")
     Console().print(table)
+
+
+def _few(words: Sequence[str]) -> str:
+    return ", ".join(words[:3]) + (" ..." if len(words) > 3 else "")
 
 
 def _newest(path: Path) -> RunFolder:

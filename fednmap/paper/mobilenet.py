@@ -5,13 +5,12 @@ Step sizes eta_a = 1/Q and eta_s = 1, gamma = 2.5; three pairs (n, Q).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
 from fednmap.paper.figure import Figure, caption, lines, panels
-from fednmap.paper.runs import trained
+from fednmap.paper.runs import training
 from fednmap.paper.trials import Curve, Trial, select
 from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number, ratio
 from fednmap.runs.configuration import Config
@@ -51,6 +50,7 @@ def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
         partition="dirichlet:0.5",
         reg=f"l1:{WEIGHT}",
         gamma=GAMMA,
+        measure_gamma=GAMMA,
         clients=n,
         local_steps=Q,
         eta_a=1 / Q,
@@ -60,7 +60,7 @@ def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
         chunk=5,
         seed=trial,
     )
-    return Trial({**setting, "rounds": size.rounds, "trial": trial}, partial(trained, config, ("hoyer", "loss")))
+    return training({**setting, "rounds": size.rounds, "trial": trial}, config, ("hoyer", "loss"))
 
 
 def _shown(curves: list[Curve]) -> list[tuple[int, int]]:

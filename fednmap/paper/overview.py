@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fednmap.paper.figure import Figure
+from fednmap.paper.trials import made
 from fednmap.paper.verdict import markdown_table, word
 
 INTRODUCTION = """\
@@ -18,23 +19,32 @@ width, batch size, rounds, initialisation, ...): what was chosen is on the figur
 on the choice.
 
 This page and everything it shows are written by the command `fednmap reproduce`. A second call continues: trials that
-are finished (`{trials}`) are not run again, and `--trials` adds more. FedCanon is a reconstruction from its
-abstract, so a claim about it is one about that reconstruction."""
+are finished (`{trials}`) are not run again, and `--trials` adds more. The file of a trial says what it was made from:
+its configuration, the SHA-256 of its data, versions; one made from other settings or data is run again. FedCanon is a
+reconstruction from its abstract, so a claim about it is one about that reconstruction."""
+
+OLDER = """\
+{count} of the {all} files of trials are older than that line and do not say what they were made from: `--finished`
+takes them as they are, as for this page; without it they are run again."""
 
 
-def page(folder: Path, figures: Iterable[Figure]) -> str:
+def overview(folder: Path, figures: Iterable[Figure]) -> str:
     """The page for the figures that have a verdict in `folder`, with links relative to the folder's parent."""
     figures = list(figures)
     found = [(f, json.loads(path.read_text())) for f in figures if (path := folder / f.name / "verdict.json").is_file()]
-    overview = [["figure", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
+    table = [["figure", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
     for figure, facts in found:
         counts = [str(sum(c["holds"] is h for c in facts["claims"])) for h in (True, False, None)]
-        overview.append(
+        table.append(
             [f"[{figure.name}](#{figure.name})", facts["scale"], str(facts["trials"]), *counts, _command(facts)]
         )
     missing = [f for f in figures if f.name not in {figure.name for figure, _ in found}]
-    overview += [[f.name, "not run", *["-"] * 4, f"`fednmap reproduce {f.name}`"] for f in missing]
-    parts = ["# The paper, reproduced", INTRODUCTION.format(trials=f"{folder.name}/trials"), markdown_table(overview)]
+    table += [[f.name, "not run", *["-"] * 4, f"`fednmap reproduce {f.name}`"] for f in missing]
+    parts = ["# The paper, reproduced", INTRODUCTION.format(trials=f"{folder.name}/trials")]
+    files = list((folder / "trials").glob("*.csv"))
+    if count := sum(made(path) is None for path in files):
+        parts.append(OLDER.format(count=count, all=len(files)))
+    parts.append(markdown_table(table))
     for figure, facts in found:
         place = f"{folder.name}/{figure.name}"
         rows = [["claim", "paper", "measured", "verdict"]]

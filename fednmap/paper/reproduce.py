@@ -9,7 +9,7 @@ from pathlib import Path
 from fednmap.names import InputError
 from fednmap.paper import verdict
 from fednmap.paper.figure import Figure, save
-from fednmap.paper.trials import Curve, Trial, by_setting, finished, kind, run, tidy
+from fednmap.paper.trials import Curve, Trial, by_setting, finished, kind, run_trials, tidy
 from fednmap.paper.verdict import Verdict
 from fednmap.runs.files import clear_errors, write_atomically
 
@@ -34,12 +34,12 @@ def reproduce(
         raise InputError(f"trials is {trials}; at least 1 is needed")
     jobs, store, folder = figure.jobs(scale, trials), out / "trials", out / figure.name
     if only_finished:
-        curves = finished(jobs, store)
+        curves = finished(jobs, store, lambda line: tell(f"{figure.name}: {line}"))
         if not curves:
             raise InputError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
         trials = _complete(jobs, curves, trials)
     else:
-        curves = run(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
+        curves = run_trials(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
     found = figure.judge(curves)
     text = verdict.as_markdown(figure.name, figure.title, scale, trials, figure.choices, found)
     with clear_errors(folder):

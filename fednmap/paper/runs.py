@@ -4,31 +4,64 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from fednmap.paper.trials import Setting
+from fednmap.names import InputError
+from fednmap.paper.trials import Setting, Trial
 from fednmap.report.progress import Warnings
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
-from fednmap.runs.files import clear_errors, to_json, write_atomically
+from fednmap.runs.experiment import Experiment, prepare
+from fednmap.runs.files import alone, clear_errors, to_json, write_atomically
 from fednmap.runs.folder import RunFolder, provenance
 from fednmap.simulation import Record
+
+
+def training(setting: Setting, config: Config, columns: tuple[str, ...]) -> Trial:
+    """A trial that is an ordinary run; `columns` of what it measures are kept."""
+    told = config.model_dump(mode="json", exclude={"checkpoint_every"}) | {"columns": list(columns)}
+    return Trial(setting, partial(trained, config, columns), told)
 
 
 def trained(config: Config, columns: tuple[str, ...], path: Path) -> list[Record]:
     """Train as `fednmap train --config PATH/run.toml` does; what was measured of these columns.
 
-    A trial that was stopped goes on from its checkpoint. When it is finished its checkpoints are not needed any more.
+    A trial that was stopped goes on from its checkpoint; one that was begun with other settings or data begins again.
+    When it is finished its checkpoints are not needed any more.
     """
-    begun = (path / "run.toml").exists()
-    folder = RunFolder.open(path) if begun else RunFolder.create(path, config, "reproduce")
-    (result,) = execute(config, folder, Warnings(Console(stderr=True)))
+    reporter, experiment = Warnings(Console(stderr=True)), prepare(config)
+    folder = RunFolder(path)
+    if not _is_begun(folder, experiment):
+        if (path / "run.toml").exists():
+            reporter.tell(f"{path} was begun with other settings or data, and begins again")
+            _discard(path)
+        folder = RunFolder.create(path, config, "reproduce")
+    (result,) = execute(config, folder, reporter, experiment=experiment)
     if "error" in result:
         raise ArithmeticError(f"{path}: {result['error']}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     return [{name: record[name] for name in ("round", *columns)} for record in folder.records(result["method"], 0)]
+
+
+def _is_begun(folder: RunFolder, experiment: Experiment) -> bool:
+    """Whether the folder holds this very run."""
+    if not (folder.path / "run.toml").exists():
+        return False
+    try:
+        folder.check(experiment.config)
+        folder.recognise(experiment.dataset.digest)
+    except InputError:
+        return False
+    return True
+
+
+def _discard(path: Path) -> None:
+    """Away with a run folder, unless another process is at work in it."""
+    with alone(path):
+        shutil.rmtree(path)
 
 
 def computed(setting: Setting, measure: Callable[[], list[Record]], path: Path) -> list[Record]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from fednmap.paper.runs import trained
+from fednmap.paper.runs import training
 from fednmap.paper.trials import Trial
 from fednmap.runs.configuration import Config
 
@@ -34,6 +32,7 @@ def job(*, method: str = "FedNMap", n: int, Q: int, eta_a: float, batch: int = B
         partition="sorted",
         reg="elastic-net:0.001,0.01",
         gamma=GAMMA,
+        measure_gamma=GAMMA,
         clients=n,
         local_steps=Q,
         eta_a=eta_a,
@@ -42,4 +41,4 @@ def job(*, method: str = "FedNMap", n: int, Q: int, eta_a: float, batch: int = B
         eval_every=EVERY,
         seed=trial,
     )
-    return Trial({**setting, "trial": trial}, partial(trained, config, ("stationarity", "objective")))
+    return training({**setting, "trial": trial}, config, ("stationarity", "objective"))

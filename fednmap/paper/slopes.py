@@ -20,7 +20,7 @@ on, the larger n or Q must be lower in most parts and higher in none, by the rul
 The slope is that of a least-squares line through log(final value), averaged over the trials, against log n or log Q."""
 
 
-def judge(curves: list[Curve], factor: str, paper: str) -> Verdict:
+def judge_speedup(curves: list[Curve], factor: str, paper: str) -> Verdict:
     values = _values(curves, factor)
     last = curves[0]["round"][-1]
     pairs = [_parts(select(curves, **{factor: a}), select(curves, **{factor: b})) for a, b in pairwise(values)]
@@ -52,7 +52,7 @@ def exponent(curves: list[Curve], factor: str, rounds: float | None = None) -> f
     return slope(values, [float(np.exp(np.mean(np.log(v)))) for v in each])
 
 
-def draw(curves: list[Curve], factor: str) -> Picture:
+def draw_speedup(curves: list[Curve], factor: str) -> Picture:
     """Left the curves, right the final values with the fitted line."""
     values = _values(curves, factor)
     picture, (left, right) = panels(1, 2)

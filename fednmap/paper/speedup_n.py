@@ -22,8 +22,8 @@ FIGURE = Figure(
     name="speedup-n",
     title="Linear speedup of FedNMap in the number of clients",
     jobs=jobs,
-    judge=partial(slopes.judge, factor="n", paper="-1.436, theory -0.5"),
-    draw=partial(slopes.draw, factor="n"),
+    judge=partial(slopes.judge_speedup, factor="n", paper="-1.436, theory -0.5"),
+    draw=partial(slopes.draw_speedup, factor="n"),
     choices=f"{shallow.CHOICES}\n\nQ = 10, eta_a = 0.1, {ROUNDS} rounds; the numbers of clients are chosen here.",
     trials={"quick": 2, "paper": 3},
 )

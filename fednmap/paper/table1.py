@@ -5,7 +5,6 @@ Limits: exact gradients, constant steps; rates: noisy gradients, for each (n, Q,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from math import log
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure as Picture
 
 from fednmap.paper.figure import Figure, caption, lines, panels
 from fednmap.paper.runs import computed
-from fednmap.paper.table1_trials import FACTORS, MU, NOISE, PHI, PROBLEMS, STEPS, cross, limit, rate
+from fednmap.paper.table1_trials import FACTORS, MU, NOISE, PHI, PROBLEMS, STEPS, cross, limit, made_from, rate
 from fednmap.paper.trials import Curve, Setting, Trial, select
 from fednmap.paper.verdict import Claim, Verdict, slope
 from fednmap.simulation import Record
@@ -102,8 +101,9 @@ def jobs(scale: str, trials: int) -> list[Trial]:
     return limits + rates
 
 
-def _job(setting: Setting, measure: Callable[[], list[Record]]) -> Trial:
-    return Trial(setting, partial(computed, setting, measure))
+def _job(setting: Setting, measure: partial[list[Record]]) -> Trial:
+    """`measure` is `limit` or `rate` of a method on a problem."""
+    return Trial(setting, partial(computed, setting, measure), made_from(measure.func.__name__, *measure.args))
 
 
 def _setting(part: str, method: str, problem: str, trial: int) -> Setting:

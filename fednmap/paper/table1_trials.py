@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
 from fednmap.algorithms import EControlDA, FastFedDA, FedCanon, FedDA, FedNMap, Zhang
 from fednmap.core import Algorithm, Regularizer
 from fednmap.measure import objective, stationarity
-from fednmap.paper.quadratics import Quadratics
+from fednmap.paper.quadratics import DIM, Quadratics
 from fednmap.regularizers import L1, MCP, L1Ball
 from fednmap.simulation import Diverged, Record, simulate
 
@@ -24,7 +24,7 @@ PHI: dict[str, Regularizer] = {
     "nonconvex": MCP(0.1, 8.0),
     "constrained": L1Ball(3.0),
 }
-PROBLEMS: dict[str, Callable[..., Quadratics]] = {
+PROBLEMS: dict[str, partial[Quadratics]] = {
     "convex": partial(Quadratics, smallest=0.0, spread=0.0),
     "strongly convex": partial(Quadratics, smallest=MU, spread=0.0),
     "PL": partial(Quadratics, smallest=0.0, spread=0.8),
@@ -32,6 +32,9 @@ PROBLEMS: dict[str, Callable[..., Quadratics]] = {
     "constrained": partial(Quadratics, smallest=0.0, spread=0.8),
 }
 
+MEASURE_GAMMA = 1.0
+LIMIT = (8, 10, 0.5)
+"""n, Q and the effective step of the limits."""
 CENTRE = {"n": 8, "Q": 4, "T": 128}
 FACTORS: dict[str, tuple[int, ...]] = {"n": (2, 8, 32), "Q": (1, 4, 16), "T": (32, 128, 512)}
 STEPS = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
@@ -50,18 +53,28 @@ def algorithm(method: str, phi: Regularizer, step: float, Q: int) -> Algorithm:
     return {"FedDA": FedDA, "Zhang": Zhang, "FedCanon": FedCanon}[method](phi, eta_a=step / Q, Q=Q)
 
 
+def made_from(part: str, method: str, problem: str, number: int) -> dict[str, Any]:
+    """What the numbers of `part(method, problem, number)` follow from, as JSON has it."""
+    Q = 1 if method == "EControlDA" else CENTRE["Q"]
+    own = {f"{method}.{name}": str(value) for name, value in vars(algorithm(method, PHI[problem], 1.0, Q)).items()}
+    given = {f"problem.{name}": value for name, value in PROBLEMS[problem].keywords.items()}
+    constants = {"dim": DIM, "noise": NOISE, "measure_gamma": MEASURE_GAMMA, "limit": list(LIMIT), "steps": list(STEPS)}
+    return {"part": part, "number": number, **own, **given, **constants, "cross": [list(p) for p in cross(method)]}
+
+
 def limit(method: str, problem: str, rounds: int) -> list[Record]:
     """|F_nat(x_t)|^2 with exact gradients."""
-    phi, f = PHI[problem], PROBLEMS[problem](8)
-    Q, step = (1, 0.5) if method == "EControlDA" else (10, 0.5)
+    n, Q, step = LIMIT
+    Q = 1 if method == "EControlDA" else Q
+    phi, f = PHI[problem], PROBLEMS[problem](n)
     kind = algorithm(method, phi, step, Q)
-    common = {"n": 8.0, "Q": float(Q), "step": step}
+    common = {"n": float(n), "Q": float(Q), "step": step}
     x = kind.model(kind.init(f.start)[0])
-    records = [{"round": 0.0, **common, "value": float(stationarity(f, phi, x, 1.0))}]
+    records = [{"round": 0.0, **common, "value": float(stationarity(f, phi, x, MEASURE_GAMMA))}]
     try:
         for r in simulate(kind, f, rounds=rounds):
             if (r.t + 1) % (rounds // 50) == 0:
-                value = float(stationarity(f, phi, kind.model(r.server), 1.0))
+                value = float(stationarity(f, phi, kind.model(r.server), MEASURE_GAMMA))
                 records.append({"round": r.t + 1.0, **common, "value": value})
     except Diverged as error:
         records.append({"round": error.t + 1.0, **common, "value": float("inf")})
@@ -99,7 +112,7 @@ def error(method: str, problem: str, n: int, Q: int, T: int, step: float, trial:
     try:
         for r in simulate(kind, f, rounds=T):
             if problem == "nonconvex":
-                found.append(float(stationarity(f, phi, kind.model(r.server), 1.0)))
+                found.append(float(stationarity(f, phi, kind.model(r.server), MEASURE_GAMMA)))
             elif r.t >= 0.9 * T:
                 found.append(float(objective(f, phi, kind.model(r.server))) - optimum(problem))
     except Diverged:

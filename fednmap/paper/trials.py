@@ -1,13 +1,19 @@
-"""Trials: one method in one setting from one seed. A finished trial is a small file and is never run again."""
+"""Trials: one method in one setting from one seed. A finished trial is a small file and is not run again.
+
+The file's first line says what the trial was made from: its whole configuration, the SHA-256 of its data, versions.
+A trial made from something else than what is asked for now counts as not there.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -21,10 +27,13 @@ import torch
 from fednmap.names import InputError
 from fednmap.runs.execution import Interrupted
 from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.runs.folder import VERSIONS, RunFolder
 from fednmap.simulation import Record
 
 Setting = dict[str, Any]
 """What tells a trial from the others, such as {"method": "FedNMap", "n": 20, "Q": 10, "trial": 0}."""
+
+Tell = Callable[[str], None]
 
 Array = npt.NDArray[np.float64]
 
@@ -35,6 +44,8 @@ class Trial(NamedTuple):
     setting: Setting
     measure: Callable[[Path], list[Record]]
     """Takes the folder in which the trial keeps what it needs to go on; see `fednmap.paper.runs`."""
+    configuration: Mapping[str, Any]
+    """All that its numbers follow from, in values that JSON has; `data` names the data set, if there is one."""
 
     @property
     def name(self) -> str:
@@ -63,9 +74,54 @@ class Curve:
         return float(y[((t > (1 - share) * last) & (t <= last)) | (t == last)].mean())
 
 
-def finished(jobs: Sequence[Trial], folder: Path) -> list[Curve]:
-    """The curves of the jobs that have been run."""
-    return [read(folder / job.file, job.setting) for job in jobs if (folder / job.file).is_file()]
+class Made(NamedTuple):
+    """What a trial's file says that it was made from."""
+
+    configuration: Mapping[str, Any]
+    data: str | None
+    """The SHA-256 of the data, where there are any."""
+
+    def differs(self, configuration: Mapping[str, Any]) -> str:
+        """The settings that are not what they were, in words; one that only one side knows is at its default there."""
+        common = [name for name in self.configuration if name in configuration]
+        changed = [name for name in common if self.configuration[name] != configuration[name]]
+        return ", ".join(f"{n} was {self.configuration[n]!r} and is {configuration[n]!r}" for n in changed)
+
+
+def made(path: Path) -> Made | None:
+    """What the first line says; nothing in files from before it was kept."""
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+    if not first.startswith("# "):
+        return None
+    try:
+        said = json.loads(first[2:])
+        return Made(dict(said["configuration"]), said.get("data"))
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{path} was changed: its first line does not say what it was made from") from None
+
+
+def finished(jobs: Sequence[Trial], folder: Path, tell: Tell) -> list[Curve]:
+    """The curves of the jobs that have been run, as they are; those made from other settings are left out."""
+    there = [job for job in jobs if (folder / job.file).is_file()]
+    why = {job.file: _of_no_use(job, folder) for job in there}
+    _tell_reasons(list(why.values()), {UNKNOWN: "taken as they are"}, "left out", tell)
+    return [read(folder / job.file, job.setting) for job in there if why[job.file] in ("", UNKNOWN)]
+
+
+UNKNOWN = "their files do not say what they were made from"
+
+
+def _of_no_use(job: Trial, folder: Path) -> str:
+    """Why a trial's file is not what is asked for; nothing if it is."""
+    known = made(folder / job.file)
+    return UNKNOWN if known is None else known.differs(job.configuration)
+
+
+def _tell_reasons(reasons: Sequence[str], special: Mapping[str, str], what: str, tell: Tell) -> None:
+    for words, count in Counter(reasons).items():
+        if words:
+            tell(f"{count} of {len(reasons)} trials {special.get(words, what)}: {words}")
 
 
 def select(curves: Iterable[Curve], **setting: Any) -> list[Curve]:
@@ -74,20 +130,40 @@ def select(curves: Iterable[Curve], **setting: Any) -> list[Curve]:
     return sorted(chosen, key=lambda c: int(c.setting["trial"]))
 
 
-def run(jobs: Sequence[Trial], folder: Path, workers: int, tell: Callable[[str], None]) -> list[Curve]:
+def run_trials(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) -> list[Curve]:
     """Run the jobs whose file is missing, `workers` at once, each in a process of its own; the curves of all.
 
-    The file of a trial is in `folder`; what it keeps while it runs is in the folder `runs` beside it.
+    Those that were made from other settings are run again; so are those made from other data than the trials that are
+    run now, as only these load them. The file of a trial is in `folder`; what it keeps while it runs is in the folder
+    `runs` beside it.
     """
     if workers < 1:
         raise InputError(f"workers is {workers}; at least 1 is needed")
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    missing = [job for job in jobs if not (folder / job.file).is_file()]
+    why = {job.file: _of_no_use(job, folder) for job in jobs if (folder / job.file).is_file()}
+    _tell_reasons(list(why.values()), {UNKNOWN: "run again, --finished takes them as they are"}, "run again", tell)
+    missing = [job for job in jobs if why.get(job.file, "missing")]
     tell(f"{len(jobs)} trials, {len(jobs) - len(missing)} already there")
-    for k, (job, seconds) in enumerate(_running(missing, folder, workers)):
-        tell(f"{k + 1}/{len(missing)}  {job.name}  {seconds:.0f} s")
-    return finished(jobs, folder)
+    _run_all(missing, folder, workers, tell)
+    if others := _of_other_data(jobs, missing, folder):
+        tell(f"{len(others)} of {len(jobs)} trials run again: their data were others")
+        for job in others:
+            (folder / job.file).unlink()
+        _run_all(others, folder, workers, tell)
+    return [read(folder / job.file, job.setting) for job in jobs]
+
+
+def _of_other_data(jobs: Sequence[Trial], new: Sequence[Trial], folder: Path) -> list[Trial]:
+    """The trials made from other data than the new ones of the same data set."""
+    digests = {job.file: known.data for job in jobs if (known := made(folder / job.file))}
+    now = {job.configuration.get("data"): digests[job.file] for job in new}
+    return [job for job in jobs if digests[job.file] != now.get(job.configuration.get("data"), digests[job.file])]
+
+
+def _run_all(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) -> None:
+    for k, (job, seconds) in enumerate(_running(jobs, folder, workers)):
+        tell(f"{k + 1}/{len(jobs)}  {job.name}  {seconds:.0f} s")
 
 
 def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tuple[Trial, float]]:
@@ -118,10 +194,12 @@ def _begin() -> None:
 
 def _run(job: Trial, folder: Path) -> float:
     """Run the trial and write its file; the seconds it took."""
-    began = time.monotonic()
-    records = job.measure(folder.parent / "runs" / job.name)
+    began, path = time.monotonic(), folder.parent / "runs" / job.name
+    records = job.measure(path)
+    about = RunFolder(path).environment()
+    said = {"configuration": dict(job.configuration), **{k: about[k] for k in ("data", *VERSIONS) if k in about}}
     with clear_errors(folder):
-        write_atomically(folder / job.file, _text(job.setting, records).encode())
+        write_atomically(folder / job.file, f"# {json.dumps(said)}\n{_text(job.setting, records)}".encode())
     return time.monotonic() - began
 
 
@@ -136,12 +214,12 @@ def _text(setting: Setting, records: list[Record]) -> str:
 
 def read(path: Path, setting: Setting) -> Curve:
     with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return Curve(setting, {name: np.array([float(r[name]) for r in rows]) for name in rows[0] if name not in setting})
 
 
 def tidy(curves: Sequence[Curve]) -> str:
-    """All trials as one table: a row a measurement, a column a setting or a metric."""
+    """All trials as one table: a row per measurement, a column per setting or metric."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*curves[0].setting, *curves[0].columns])
@@ -165,7 +243,7 @@ def by_setting(curves: Iterable[Curve]) -> dict[tuple[Any, ...], list[Curve]]:
 
 
 def summary(curves: Sequence[Curve]) -> str:
-    """One row a setting: mean and standard deviation over the trials of every metric's final value."""
+    """One row per setting: mean and standard deviation over the trials of every metric's final value."""
     groups = by_setting(curves)
     metrics = [name for name in curves[0].columns if name != "round"]
     file = io.StringIO()

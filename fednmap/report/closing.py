@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from rich import box
-from rich.table import Table
+from fednmap.measure import Quantity, quantities
+from fednmap.report.about import gamma_line
+from fednmap.report.terminal import Grid
 
+Trials = Sequence[dict[str, Any]]
+"""The closing numbers of one method's trials."""
 
-class Column(NamedTuple):
-    title: str
-    key: str
-    scale: float
-    digits: str
-    better: int
-    """-1 where less is better, 1 where more is, 0 where it is only told."""
-
-
-COLUMNS = (
-    Column("psi", "objective", 1, ".4f", -1),
-    Column("|F_nat|^2", "stationarity", 1, ".2e", -1),
-    Column("zeros %", "zeros", 100, ".1f", 1),
-    Column("Hoyer", "hoyer", 1, ".3f", 1),
-    Column("acc. %", "test_accuracy", 100, ".1f", 1),
-    Column("MB up", "bytes_up", 1e-6, ".2f", -1),
-    Column("MB down", "bytes_down", 1e-6, ".2f", -1),
-    Column("s", "seconds", 1, ".1f", 0),
-)
+NAMES = ("method", "trial", "error")
+"""What a closing record says besides numbers that were measured."""
 
 
 class Cell(NamedTuple):
     text: str
     value: float | None
-    """The mean over the trials."""
+    """The mean over the trials, as it is shown."""
     best: bool = False
 
 
@@ -44,48 +30,67 @@ class Row(NamedTuple):
     cells: list[Cell]
 
 
-def rows(results: Mapping[str, Sequence[dict[str, Any]]]) -> list[Row]:
-    """One row a method: label -> the closing numbers of its trials; mean, spread, and the best of each column.
+def columns(results: Mapping[str, Trials]) -> list[Quantity]:
+    """What the table shows: each quantity of the catalogue, and each metric of one's own, that some trial has."""
+    return quantities(
+        key
+        for trials in results.values()
+        for result in trials
+        for key, value in result.items()
+        if key not in NAMES and (value is None or (isinstance(value, int | float) and not isinstance(value, bool)))
+    )
+
+
+def rows(results: Mapping[str, Trials]) -> list[Row]:
+    """One row per method: label -> the closing numbers of its trials; mean, spread, and the best of each column.
 
     A method that diverged is never the best, and where all are alike nobody is.
     """
-    columns = [_column([_cell(column, trials) for trials in results.values()], results, column) for column in COLUMNS]
+    cells = [
+        _marked([_cell(column, trials) for trials in results.values()], results, column.better)
+        for column in columns(results)
+    ]
     titles = [f"{label} (diverged)" if _failed(trials) else label for label, trials in results.items()]
-    return [Row(title, list(cells)) for title, cells in zip(titles, zip(*columns, strict=True), strict=True)]
+    return [Row(title, [column[k] for column in cells]) for k, title in enumerate(titles)]
 
 
-def closing_table(results: list[dict[str, Any]]) -> Table:
-    """One row a method, mean and spread over the trials, the best of each column in bold."""
-    methods = list(dict.fromkeys(r["method"] for r in results))
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
-    table.add_column("method", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column.title, justify="right", no_wrap=True)
-    for row in rows({method: [r for r in results if r["method"] == method] for method in methods}):
-        texts = (cell.text.replace(" ±", "\n±") for cell in row.cells)  # else wider than a terminal
-        table.add_row(row.title, *(f"[bold]{t}[/bold]" if c.best else t for t, c in zip(texts, row.cells, strict=True)))
-    return table
+def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None) -> Grid:
+    """One row per method, mean and spread over the trials, the best of each column in bold.
+
+    gamma: that of |F_nat|^2, said below the table, where the results do not hold it themselves as `measure_gamma`.
+    """
+    methods = dict.fromkeys(r["method"] for r in results)
+    by_method = {method: [r for r in results if r["method"] == method] for method in methods}
+    table = rows(by_method)
+    columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
+    gammas = [r.get("measure_gamma") or gamma for r in results if r.get("stationarity") is not None]
+    return Grid("method", [row.title for row in table], columns_, right=True, below=gamma_line(*gammas))
 
 
-def _cell(column: Column, trials: Sequence[dict[str, Any]]) -> Cell:
-    values = [column.scale * r[column.key] for r in trials if r.get(column.key) is not None]
+def _styled(cell: Cell) -> str:
+    text = cell.text.replace(" ±", "\n±")  # else wider than a terminal
+    return f"[bold]{text}[/bold]" if cell.best else text
+
+
+def _cell(column: Quantity, trials: Trials) -> Cell:
+    values = [float(v) for r in trials if (v := r.get(column.key)) is not None and not isnan(v)]
     if not values:
         return Cell("-", None)
-    text = f"{mean(values):{column.digits}}"
+    text = column.text(mean(values))
     if len(set(values)) > 1 and column.better and all(map(isfinite, values)):
-        text = f"{text} ± {stdev(values):{column.digits}}"
-    return Cell(text, mean(values))
+        text = f"{text} ± {column.text(stdev(values))}"
+    return Cell(text, column.scale * mean(values))
 
 
-def _column(cells: list[Cell], results: Mapping[str, Sequence[dict[str, Any]]], column: Column) -> list[Cell]:
+def _marked(cells: list[Cell], results: Mapping[str, Trials], better: int) -> list[Cell]:
     """The cells of a column, the best marked."""
     sound = [not _failed(trials) for trials in results.values()]
     known = [c.value for c, ok in zip(cells, sound, strict=True) if ok and c.value is not None and isfinite(c.value)]
-    if not column.better or len(set(known)) < 2:
+    if not better or len(set(known)) < 2:
         return cells
-    best = max(known) if column.better > 0 else min(known)
+    best = max(known) if better > 0 else min(known)
     return [c._replace(best=ok and c.value == best) for c, ok in zip(cells, sound, strict=True)]
 
 
-def _failed(trials: Sequence[dict[str, Any]]) -> bool:
+def _failed(trials: Trials) -> bool:
     return any("error" in r for r in trials)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from fednmap.report.series import Series, Values
+from fednmap.report.series import Series, Values, drawn, positive
+from fednmap.runs.folder import Model
 
 POINTS = 12_000
 """Points of all curves of one quantity together; more are not visible, and make the page slow."""
 
-QUANTITIES = (
-    ("stationarity", "|F<sub>nat</sub>(x)|²", 1.0),
-    ("objective", "objective ψ(x)", 1.0),
-    ("zeros", "zero weights (%)", 100.0),
-    ("hoyer", "Hoyer sparsity", 1.0),
-    ("test_accuracy", "test accuracy (%)", 100.0),
-    ("support_precision", "support, precision", 1.0),
-    ("support_recall", "support, recall", 1.0),
-)
-LOGARITHMIC = ("stationarity", "objective")
 DASHES = ("solid", "dash", "dot", "dashdot")
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 ROW_HEIGHT = 340
@@ -37,18 +29,22 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
     from plotly.subplots import make_subplots
 
     points = max(100, POINTS // max(1, len(series)))
-    shown = [q for q in QUANTITIES if any(s.has(q[0]) for s in series)]
-    rows = (len(shown) + 1) // 2
+    shown = drawn(series)
+    rows = max(1, (len(shown) + 1) // 2)
     figure = make_subplots(rows, 2, vertical_spacing=0.32 / rows, horizontal_spacing=0.09)
     along: dict[str, list[Any]] = {name: [] for name in _AXES}
-    for place, (name, title, scale) in enumerate(shown):
+    named: set[str] = set()
+    for place, quantity in enumerate(shown):
+        title = quantity.html or escape(quantity.axis)
         cell = {"row": place // 2 + 1, "col": place % 2 + 1}
-        for k, one in enumerate(series):
-            if not one.has(name):
+        for k, whole in enumerate(series):
+            if not whole.has(quantity.key):
                 continue
+            one = whole.having(quantity.key)
             line = {"color": COLORS[k % len(COLORS)], "dash": DASHES[k // len(COLORS) % len(DASHES)], "width": 1.8}
             style = {"name": one.label, "legendgroup": one.label, "mode": "lines"}
-            y, x = scale * one.values(name, points), {axis: _along(one, axis, points) for axis in _AXES}
+            y = quantity.scale * one.values(quantity.key, points)
+            x = {axis: _along(one, axis, points) for axis in _AXES}
             if len(y) > 1:
                 band = np.concatenate([y.max(0), y.min(0)[::-1]])
                 fill = {"fill": "toself", "opacity": 0.2, "line": {"width": 0, "color": line["color"]}}
@@ -56,23 +52,26 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
                 for axis in _AXES:
                     along[axis].append([*x[axis], *x[axis][::-1]])
             hover = f"<b>%{{fullData.name}}</b><br>%{{x:,.6~g}}<br>{title} %{{y:.4~g}}<extra></extra>"
-            figure.add_scatter(y=y.mean(0), **style, line=line, showlegend=place == 0, hovertemplate=hover, **cell)
+            new = one.label not in named
+            figure.add_scatter(y=y.mean(0), **style, line=line, showlegend=new, hovertemplate=hover, **cell)
+            named.add(one.label)
             for axis in _AXES:
                 along[axis].append(x[axis])
         figure.update_yaxes(title_text=title, title_standoff=4, **cell)
     for trace, x in zip(figure.data, along["rounds"], strict=True):
         trace.x = x
-    positive = [k for k, (name, *_) in enumerate(shown) if name in LOGARITHMIC and _positive(series, name)]
-    scales = {kind: {f"yaxis{k + 1 if k else ''}.type": kind for k in positive} for kind in ("log", "linear")}
+    falling = {k: q for k, q in enumerate(shown) if q.log and positive(series, q.key)}
+    scales = {kind: {f"yaxis{k + 1 if k else ''}.type": kind for k in falling} for kind in ("log", "linear")}
+    which = ", ".join(q.label for q in falling.values())
+    menus = [_buttons(0.0, [(name, "update", [{"x": along[name]}, _titles(len(shown), name)]) for name in _AXES])]
+    if falling:
+        menus.append(_buttons(0.5, [(f"{which} {kind}", "relayout", [scale]) for kind, scale in scales.items()]))
     figure.update_layout(
         template=go.layout.Template(layout=_LOOK),
         height=ROW_HEIGHT * rows + 90,
         legend={"groupclick": "togglegroup", "y": 1, "yanchor": "top"},
         margin={"l": 60, "r": 10, "t": 70, "b": 50},
-        updatemenus=[
-            _buttons(0.0, [(name, "update", [{"x": along[name]}, _titles(len(shown), name)]) for name in _AXES]),
-            _buttons(0.5, [(f"ψ, |F|² {kind}", "relayout", [scale]) for kind, scale in scales.items()]),
-        ],
+        updatemenus=menus,
     )
     figure.update_layout(_titles(len(shown), "rounds"))
     figure.update_layout({name.replace(".", "_"): kind for name, kind in scales["log"].items()})
@@ -81,15 +80,15 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
     return figure, max(0, longest - points)
 
 
-def layers(series: Sequence[Series]) -> Any | None:
+def layers(models: Mapping[str, Model]) -> Any | None:
     """Zeros of every layer of every method's model, in percent."""
     import plotly.graph_objects as go
 
-    models = {s.label: s.model.parameters for s in series if s.model is not None}
-    names = list(dict.fromkeys(name for parameters in models.values() for name in parameters))
+    found = {label: model.parameters for label, model in models.items()}
+    names = list(dict.fromkeys(name for parameters in found.values() for name in parameters))
     if not names:
         return None
-    zeros = [[100 * float((p[n] == 0).double().mean()) if n in p else None for n in names] for p in models.values()]
+    zeros = [[100 * float((p[n] == 0).double().mean()) if n in p else None for n in names] for p in found.values()]
     few = len(names) <= 24
     heat = go.Heatmap(
         z=zeros,
@@ -109,12 +108,12 @@ def layers(series: Sequence[Series]) -> Any | None:
     return figure
 
 
-def first_layer(series: Sequence[Series], at_most: int = 12) -> Any | None:
-    """Which pixels, or which filters, the first layer still reads: one picture a method, white where all is zero."""
+def first_layer(models: Mapping[str, Model], at_most: int = 12) -> Any | None:
+    """Which pixels, or which filters, the first layer still reads: one picture per method, white where all is zero."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    pictures = {s.label: picture for s in series if (picture := _picture(s)) is not None}
+    pictures = {label: picture for label, model in models.items() if (picture := _picture(model)) is not None}
     pictures = dict(list(pictures.items())[:at_most])
     if not pictures:
         return None
@@ -142,15 +141,15 @@ def first_layer(series: Sequence[Series], at_most: int = 12) -> Any | None:
     return figure
 
 
-def _picture(one: Series) -> Values | None:
+def _picture(model: Model) -> Values | None:
     """|w| of the first layer as a picture: per pixel over all units, or the filters of a convolution side by side."""
-    if one.model is None or len(one.model.inputs) != 3:
+    if len(model.inputs) != 3:
         return None
-    channels, height, width = one.model.inputs
-    weight = next(iter(one.model.parameters.values())).double().numpy()
+    channels, height, width = model.inputs
+    weight = next(iter(model.parameters.values())).double().numpy()
     if weight.ndim == 4:
         return _mosaic(np.linalg.norm(weight, axis=1))
-    if weight.size % prod(one.model.inputs):
+    if weight.size % prod(model.inputs):
         return None
     return np.asarray(np.linalg.norm(weight.reshape(-1, channels, height, width), axis=(0, 1)))
 
@@ -189,10 +188,6 @@ def _along(one: Series, axis: str, points: int) -> list[float]:
 
 def _titles(count: int, axis: str) -> dict[str, Any]:
     return {f"xaxis{k + 1 if k else ''}.title.text": _AXES[axis] for k in range(count)}
-
-
-def _positive(series: Sequence[Series], name: str) -> bool:
-    return all((s.values(name) > 0).all() for s in series if s.has(name))
 
 
 def _buttons(x: float, choices: list[tuple[str, str, list[Any]]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -11,10 +11,11 @@ from typing import Any
 
 from fednmap.names import InputError
 from fednmap.report import figures
-from fednmap.report.closing import COLUMNS, Row, rows
-from fednmap.report.series import Series, collect
+from fednmap.report.about import about, about_line, gamma_line, settings
+from fednmap.report.closing import Row, columns, rows
+from fednmap.report.series import Series, collect, expected
 from fednmap.runs.files import clear_errors, write_atomically
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.folder import Model, RunFolder
 
 
 def report(folders: Sequence[RunFolder], path: Path) -> None:
@@ -27,14 +28,16 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     if not series:
         raise InputError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
     curves, left_out = figures.curves(series)
+    models, damaged = _models(series)
     page = Template(_PAGE).substitute(
         title=escape(", ".join(folder.path.resolve().name for folder in folders)),
-        subtitle="<br>".join(escape(_subtitle(folder)) for folder in folders),
+        subtitle="<br>".join(escape(about_line(about(folder))) for folder in folders),
         plotly=get_plotlyjs(),
-        notes="".join(f"<p class=note>{escape(note)}</p>" for note in _notes(folders, left_out)),
+        notes="".join(f"<p class=note>{escape(note)}</p>" for note in [*_notes(folders, left_out), *damaged]),
         table=_table(series),
         curves=_figure(curves, "curves"),
-        weights=_weights(series),
+        gamma=escape(gamma_line(*(about(folder).measure_gamma for folder in folders))),
+        weights=_weights(models),
         runs="".join(_run(folder) for folder in folders),
         sort=_SORT,
     )
@@ -42,25 +45,35 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
         write_atomically(path, page.encode())
 
 
-def _subtitle(folder: RunFolder) -> str:
-    config = folder.config()
-    return f"{config.data}, {config.model}, {config.reg}, {config.clients} clients, {config.rounds} rounds"
+def _models(series: Sequence[Series]) -> tuple[dict[str, Model], list[str]]:
+    """What was trained, by label; and a line for each file that cannot be read."""
+    models, damaged = {}, []
+    for one in series:
+        try:
+            model = one.folder.model(one.first)
+        except InputError as error:
+            damaged.append(str(error))
+        else:
+            if model is not None:
+                models[one.label] = model
+    return models, damaged
 
 
 def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
     """What a reader must know in order not to be misled."""
     notes = []
     for folder in folders:
-        done, config = folder.results(), folder.config()
-        if len(done) < config.trials * len(config.algorithms):
+        done = folder.results()
+        if len(done) < expected(folder):
             notes.append(f"{folder.path.resolve().name} is not finished; unfinished methods are missing in the table.")
         notes += [f"{r['method']}: {r['error']}" for r in done if "error" in r]
-    settings = [folder.config().model_dump(mode="json", exclude={"algorithms"}) for folder in folders]
-    differ = [name for name in settings[0] if any(s[name] != settings[0][name] for s in settings)]
+    said = [settings(folder) for folder in folders]
+    names = dict.fromkeys(name for values in said for name in values if name != "algorithms")
+    differ = [name for name in names if any(values.get(name) != said[0].get(name) for values in said)]
     if differ:
-        words = (f"{name} ({', '.join(str(s[name]) for s in settings)})" for name in differ)
+        words = (f"{name} ({', '.join(str(values.get(name, '-')) for values in said)})" for name in differ)
         notes.append(f"The runs differ in {'; '.join(words)}.")
-    if {"measure_gamma", "gamma", "eta_a", "eta_s", "local_steps"} & set(differ) and not settings[0]["measure_gamma"]:
+    if "measure_gamma" in differ:
         notes.append("|F_nat|² is measured with each run's own gamma; set measure_gamma to compare it between runs.")
     if left_out:
         notes.append("Long curves are drawn with fewer points; metrics.csv has them all.")
@@ -68,8 +81,9 @@ def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
 
 
 def _table(series: Sequence[Series]) -> str:
-    head = "".join(f"<th>{escape(column.title)}</th>" for column in COLUMNS)
-    body = "".join(_row(row) for row in rows({s.label: s.results for s in series if s.results}))
+    results = {s.label: s.results for s in series if s.results}
+    head = "".join(f"<th>{escape(column.head)}</th>" for column in columns(results))
+    body = "".join(_row(row) for row in rows(results))
     return f"<table id=numbers><thead><tr><th>method</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -82,9 +96,9 @@ def _row(row: Row) -> str:
     return f"<tr><td>{escape(row.title)}</td>{cells}</tr>"
 
 
-def _weights(series: Sequence[Series]) -> str:
+def _weights(models: Mapping[str, Model]) -> str:
     parts = []
-    zeros, first = figures.layers(series), figures.first_layer(series)
+    zeros, first = figures.layers(models), figures.first_layer(models)
     if zeros is not None:
         parts.append("<h2>Which weights survived</h2><p>Zeros of each layer.</p>" + _figure(zeros, "layers"))
     if first is not None:
@@ -145,7 +159,7 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto }
 $notes
 <h2>Closing numbers</h2>
 <div class=wide>$table</div>
-<p>The best of each column is bold. A click on a heading sorts.</p>
+<p>The best of each column is bold. A click on a heading sorts. $gamma</p>
 <h2>Curves</h2>
 <p>A click on a name hides or shows a method, a double click shows it alone; drag to zoom, double click to go back.</p>
 $curves

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednmap.measure import Quantity, quantity
+from fednmap.report.about import about, about_line, gamma_line
+from fednmap.report.series import Series, collect, drawn, positive
 from fednmap.runs.folder import RunFolder
 
-PANELS = (
-    ("stationarity", r"$\|F_{nat}(x)\|^2$", 1.0, True),
-    ("objective", r"objective $\psi(x)$", 1.0, False),
-    ("zeros", "zero weights (%)", 100.0, False),
-    ("test_accuracy", "test accuracy (%)", 100.0, False),
-)
-AXES = (("round", "communication rounds", 1.0), ("bytes_up", "megabytes sent by the clients", 1e-6))
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ALONG = ("round", "bytes_up")
+STYLES = ("-", "--", "-.", ":")
 
 
 def comparison(folder: RunFolder, path: Path) -> None:
@@ -24,29 +27,36 @@ def comparison(folder: RunFolder, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    config = folder.config()
-    measured = folder.curves()
-    runs = {m: [c for job, c in measured.items() if job.method == m] for m in config.algorithms}
-    panels = [p for p in PANELS if any(p[0] in curves for trials in runs.values() for curves in trials)]
+    series, said = collect([folder]), about(folder)
+    panels = drawn(series)
+    if not panels:
+        return
     figure, axes = plt.subplots(2, len(panels), figsize=(3.6 * len(panels), 6), squeeze=False, layout="constrained")
-    for row, (key_x, label_x, scale_x) in zip(axes, AXES, strict=True):
-        for axis, (key, label, scale, log) in zip(row, panels, strict=True):
-            for k, (method, trials) in enumerate(runs.items()):
-                if not trials:
-                    continue
-                length = min(len(curves["round"]) for curves in trials)
-                x = scale_x * np.array(trials[0][key_x][:length])
-                y = scale * np.array([curves[key][:length] for curves in trials])
-                style = ("-", "--", "-.", ":")[k % 4]
-                axis.plot(x, y.mean(0), style, color=f"C{k}", label=method, linewidth=1.6)
-                if len(trials) > 1:
-                    axis.fill_between(x, y.min(0), y.max(0), color=f"C{k}", alpha=0.2, linewidth=0)
-            axis.set_xlabel(label_x)
-            axis.set_ylabel(label)
-            axis.grid(alpha=0.3)
-            if log and any(line.get_ydata().max() > 0 for line in axis.get_lines()):
-                axis.set_yscale("log")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(runs), 8))
-    figure.suptitle(f"{config.data}, {config.model}, {config.reg}, {config.clients} clients", fontsize="medium")
+    for row, along in zip(axes, ALONG, strict=True):
+        for axis, shown in zip(row, panels, strict=True):
+            _panel(axis, series, shown, quantity(along))
+    lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=min(len(lines), 8))
+    title = "; ".join(words for words in (about_line(said), gamma_line(said.measure_gamma)) if words)
+    figure.suptitle(title, fontsize="medium", parse_math=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _panel(axis: Axes, series: Sequence[Series], shown: Quantity, along: Quantity) -> None:
+    for k, one in enumerate(series):
+        if not one.has(shown.key):
+            continue
+        trials = one.having(shown.key)
+        x = along.scale * trials.values(along.key).mean(0)
+        y = shown.scale * trials.values(shown.key)
+        axis.plot(x, y.mean(0), STYLES[k % 4], color=f"C{k}", label=one.label, linewidth=1.6)
+        if len(y) > 1:
+            axis.fill_between(x, y.min(0), y.max(0), color=f"C{k}", alpha=0.2, linewidth=0)
+    axis.set_xlabel(along.axis)
+    axis.set_ylabel(shown.tex or shown.axis, parse_math=bool(shown.tex))
+    axis.grid(alpha=0.3)
+    values = np.concatenate([line.get_ydata() for line in axis.get_lines()])
+    values = values[np.isfinite(values)]
+    if shown.log and positive(series, shown.key) and len(values) and values.max() > 10 * values.min():
+        axis.set_yscale("log")

@@ -7,6 +7,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fednmap.measure import quantities
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter
 from fednmap.simulation import Record, Round
@@ -16,15 +17,7 @@ PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar
 
 def describe(record: Record) -> str:
     """The state of a run in a few words."""
-    words = [
-        f"psi {record['objective']:.4g}",
-        f"|F_nat|^2 {record['stationarity']:.2e}",
-        f"zeros {100 * record['zeros']:.1f} %",
-        f"{record['bytes_up'] / 1e6:.1f} MB up",
-    ]
-    if "test_accuracy" in record:
-        words.insert(3, f"accuracy {100 * record['test_accuracy']:.1f} %")
-    return "  ".join(words)
+    return "  ".join(q.words(record[q.key]) for q in quantities(record) if q.brief)
 
 
 class Warnings(Reporter):
@@ -38,7 +31,7 @@ class Warnings(Reporter):
 
 
 class Bar(Reporter):
-    """One live line a method."""
+    """One live line per method."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(

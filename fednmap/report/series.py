@@ -1,14 +1,17 @@
-"""What a page or a summary shows: each method of each run, with its curves, closing numbers and models."""
+"""What a page or a summary shows: each method of each run, with its curves and closing numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fednmap.runs.folder import Curves, Model, RunFolder
+from fednmap.measure import Quantity, quantities
+from fednmap.report.about import about
+from fednmap.runs.folder import Curves, Job, RunFolder
 
 Values = NDArray[np.float64]
 
@@ -19,33 +22,69 @@ class Series(NamedTuple):
     label: str
     trials: list[Curves]
     results: list[dict[str, Any]]
-    model: Model | None
-    """Of the first trial."""
+    folder: RunFolder
+    first: Job
+    """The first trial, whose model is shown."""
 
     def has(self, name: str) -> bool:
-        return bool(self.trials) and all(name in curves for curves in self.trials)
+        return any(name in curves for curves in self.trials)
+
+    def having(self, name: str) -> Series:
+        """Only the trials in which this was measured."""
+        return self._replace(trials=[curves for curves in self.trials if name in curves])
 
     def values(self, name: str, points: int | None = None) -> Values:
-        """One column along the run, a row a trial; at most `points` of its values, first and last among them."""
-        length = min(len(curves["round"]) for curves in self.trials)
-        column = np.array([curves[name][:length] for curves in self.trials])
-        if points is None or length <= points:
+        """One column along the rounds that all trials have measured, a row per trial; NaN where it is missing.
+
+        At most `points` of its values, first and last among them.
+        """
+        rounds: Values = reduce(np.intersect1d, (np.asarray(curves["round"]) for curves in self.trials))
+        column = np.array([_at(rounds, curves, name) for curves in self.trials])
+        if points is None or len(rounds) <= points:
             return column
-        return column[:, np.linspace(0, length - 1, points).round().astype(int)]
+        return column[:, np.linspace(0, len(rounds) - 1, points).round().astype(int)]
+
+
+def _at(rounds: Values, curves: Curves, name: str) -> Values:
+    if name not in curves:
+        return np.full(len(rounds), np.nan)
+    known, first = np.unique(curves["round"], return_index=True)
+    return np.asarray(curves[name], dtype=np.float64)[first[np.isin(known, rounds)]]
 
 
 def collect(folders: Sequence[RunFolder]) -> list[Series]:
-    """Every method of every run that has measured something, labelled with its run where there are several."""
+    """Every method of every run that has measured something, labelled with its run where there are several.
+
+    Methods come in the order of run.toml, then those it does not name.
+    """
     found = []
     for folder, name in zip(folders, _names(folders), strict=True):
-        curves, results, config = folder.curves(), folder.results(), folder.config()
-        for method in config.algorithms:
-            jobs = [job for job in curves if job.method == method and job.trial < config.trials]
-            if jobs:
-                label = method if len(folders) == 1 else f"{name}: {method}"
-                own = [r for r in results if r["method"] == method]
-                found.append(Series(label, [curves[job] for job in jobs], own, folder.model(jobs[0])))
+        curves, results = folder.curves(), folder.results()
+        measured = dict.fromkeys(job.method for job in curves)
+        named = [method for method in about(folder).algorithms if method in measured]
+        for method in dict.fromkeys([*named, *measured]):
+            jobs = sorted(job for job in curves if job.method == method)
+            label = method if len(folders) == 1 else f"{name}: {method}"
+            own = [r for r in results if r["method"] == method]
+            found.append(Series(label, [curves[job] for job in jobs], own, folder, jobs[0]))
     return found
+
+
+def expected(folder: RunFolder) -> int:
+    """How many methods and trials a finished folder has results of."""
+    said = about(folder)
+    return (said.trials or 1) * max(1, len(said.algorithms))
+
+
+def drawn(series: Sequence[Series]) -> list[Quantity]:
+    """What has a curve: the quantities that describe a model."""
+    return [q for q in quantities(name for s in series for curves in s.trials for name in curves) if not q.cost]
+
+
+def positive(series: Sequence[Series], name: str) -> bool:
+    """Whether the quantity can stand on a logarithmic axis."""
+    found = [s.having(name).values(name) for s in series if s.has(name)]
+    return bool(found) and all((values[np.isfinite(values)] > 0).all() for values in found)
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:
