@@ -2,10 +2,14 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 from small import SMALL
 
+import fednmap
+from fednmap.cli import COMMANDS, Later
 from fednmap.report.progress import Bar, Lines
 
 KEYS = (
@@ -216,3 +220,36 @@ def test_help_is_readable(command):
     code, out, _ = command("train", "--help")
     assert code == 0
     assert "Communication rounds T. (default 300)" in " ".join(out.replace("│", " ").split())
+
+
+def loaded_by(*words, heavy="torch numpy scipy sklearn matplotlib pandas"):
+    """Which heavy packages a new Python has loaded after the command."""
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print("loaded", *(set("{heavy}".split()) & sys.modules.keys())))
+sys.argv = ["fednmap", *{words!r}]
+from fednmap.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return set(done.stdout.splitlines()[-1].split()) - {"loaded"}
+
+
+def test_help_loads_nothing_heavy():
+    assert loaded_by("--help") == set()
+    assert loaded_by("train", "--help", heavy="scipy sklearn matplotlib pandas") == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_about_a_command_is_the_first_of_its_own_help(name):
+    module, function, line = COMMANDS[name]
+    assert Later(name, module, function, line).loaded().help.splitlines()[0] == line
+
+
+def test_the_package_gives_what_it_names():
+    assert set(fednmap.__all__) <= set(dir(fednmap))
+    assert all(getattr(fednmap, name) is not None for name in fednmap.__all__)
+    assert fednmap.run is fednmap.simulation.run
+    with pytest.raises(AttributeError, match="module 'fednmap' has no attribute 'runn'"):
+        _ = fednmap.runn

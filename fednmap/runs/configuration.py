@@ -1,4 +1,7 @@
-"""What a run is made from: one validated record, the same from the command line, from TOML and from Python."""
+"""What a run is made from: one validated record, the same from the command line, from TOML and from Python.
+
+The tables of names are loaded when a value is checked, so that the fields alone, for `--help`, cost little.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from fednmap.algorithms import ALGORITHMS
-from fednmap.data import DATASETS, PARTITIONS
-from fednmap.models.build import MODELS
 from fednmap.names import InputError, choose, unknown
-from fednmap.regularizers.parse import REGULARIZERS
 
 Value = bool | int | float | str
 
@@ -65,12 +64,16 @@ class Config(BaseModel):
     @field_validator("data")
     @classmethod
     def _data(cls, value: str) -> str:
+        from fednmap.data import DATASETS
+
         choose("data set", value.partition(":")[0], DATASETS)
         return value
 
     @field_validator("model")
     @classmethod
     def _model(cls, value: str) -> str:
+        from fednmap.models.build import MODELS
+
         name, allowed = value.partition(":")[0], [*MODELS, "logistic", "least-squares", "auto"]
         if name not in allowed:
             raise unknown("model", name, allowed)
@@ -79,6 +82,8 @@ class Config(BaseModel):
     @field_validator("partition")
     @classmethod
     def _partition(cls, value: str) -> str:
+        from fednmap.data import PARTITIONS
+
         name, allowed = value.partition(":")[0], [*PARTITIONS, "natural", "auto"]
         if name not in allowed:
             raise unknown("partition", name, allowed)
@@ -87,12 +92,16 @@ class Config(BaseModel):
     @field_validator("reg")
     @classmethod
     def _reg(cls, value: str) -> str:
+        from fednmap.regularizers.parse import REGULARIZERS
+
         choose("regularizer", value.strip().partition(":")[0], REGULARIZERS)
         return value
 
     @field_validator("algorithms")
     @classmethod
     def _algorithms(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        from fednmap.algorithms import ALGORITHMS
+
         mistakes = [str(unknown("algorithm", value, ALGORITHMS)) for value in values if value not in ALGORITHMS]
         twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
         mistakes += [f"{value!r} is named {values.count(value)} times; name it once" for value in twice]
@@ -110,6 +119,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _everybody(self) -> Config:
+        from fednmap.algorithms import ALGORITHMS
+
         need = [name for name in self.algorithms if ALGORITHMS[name].traits.full_participation]
         if need and (self.participation < 1 or self.drop > 0):
             raise InputError(
@@ -177,6 +188,8 @@ def _parsed(text: str) -> Any:
 
 def _parameter_mistake(key: str) -> InputError | None:
     """What is wrong with METHOD.PARAMETER."""
+    from fednmap.algorithms import ALGORITHMS
+
     name, dot, parameter = key.partition(".")
     if not dot:
         return InputError(f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}")
