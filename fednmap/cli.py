@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import traceback
+import warnings
 from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from fednmap.names import InputError
 
 COMMANDS = {
     "train": ("fednmap.commands.train", "train", "Train one model across clients."),
@@ -50,6 +55,11 @@ COMMANDS = {
 """Name -> module, function in it (or Typer app), the first line of its help."""
 
 
+TORCH_OUT_OF_MEMORY = re.compile(
+    r"(\[enforce fail at [^\]]*\] [^.]*\. )?DefaultCPUAllocator: |Storage size calculation overflowed"
+)
+
+
 class Later(TyperCommand):
     """A command that is known by its name and one line, and loaded when it is called."""
 
@@ -83,22 +93,53 @@ app = TyperGroup(
 
 
 def main() -> NoReturn:
-    """Run the command; bad input is one clear line and exit code 2."""
-    try:
-        code = None if _follows_torchrun() else app(standalone_mode=False)
-    except click.ClickException as error:
-        fail(f"{error.format_message()} See --help.", 2)
-    except (click.Abort, KeyboardInterrupt):
-        fail("stopped", 130)
-    except (ValueError, TypeError) as error:
-        fail(str(error), 2)
-    except (ArithmeticError, OSError) as error:
-        fail(str(error), 1)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        fail("out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk", 1)
+    """Run the command. What the user did wrong is one line and exit code 2; a run that ended badly, by diverging or for
+    want of memory, disk or a connection, is one line and 1; a fault of ours keeps its traceback, and is 70."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            code = None if _follows_torchrun() else app(standalone_mode=False)
+        except click.ClickException as error:
+            fail(f"{error.format_message()} See --help.", 2)
+        except InputError as error:
+            fail(str(error), 2)
+        except (click.Abort, KeyboardInterrupt):
+            fail("stopped", 130)
+        except BrokenPipeError:  # the reader of our output has gone, as in `fednmap list algorithms | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except Exception as error:
+            if known := outcome(error):
+                fail(known, 1)
+            traceback.print_exc()
+            fail("this is a fault in fednmap, not in your input; please report it with the lines above", 70)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def outcome(error: Exception) -> str | None:
+    """What to say of an end that is nobody's mistake; None where it must be ours."""
+    if _is_out_of_memory(error):
+        return "out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk"
+    if isinstance(error, OSError):  # with a number it is the system's, about a file that we should have taken care of
+        return str(error) if error.errno is None else None
+    if isinstance(error, ArithmeticError):  # the iterates are not finite; Python's own kinds are mistakes in a formula
+        return None if isinstance(error, ZeroDivisionError | OverflowError | FloatingPointError) else str(error)
+    return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's and numpy's word for it, or torch's on a GPU or on a processor."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or bool(TORCH_OUT_OF_MEMORY.match(str(error)))
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"fednmap: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _follows_torchrun() -> bool:

@@ -11,6 +11,7 @@ from small import small
 
 from fednmap import data
 from fednmap.algorithms import ALGORITHMS
+from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
 
@@ -230,10 +231,10 @@ def test_a_thousand_mutated_files(tmp_path, monkeypatch):
 
 
 def told(make, source):
-    """What it makes, or None where a ValueError or an OSError has said in plain lines why not."""
+    """What it makes, or None where an InputError has said in plain lines why not."""
     try:
         return make(source)
-    except (ValueError, OSError) as error:
+    except InputError as error:
         lines = str(error).splitlines()
     assert lines
     assert all(line.isprintable() for line in lines)

@@ -23,6 +23,7 @@ from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.runs.configuration import Config, parse_set
 from fednmap.runs.experiment import prepare
+from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def new(folder: Annotated[Path, typer.Argument(help="Folder to make; its name be
     """Write a small Flower app: fill in one function, `load`, and run it."""
     from fednmap.flower.new import write
 
-    write(folder)
+    with clear_errors(folder):
+        write(folder)
     print(f"wrote {folder}: fill in `load` in {folder.name.replace('-', '_')}/client_app.py, then follow its README.md")
 
 
@@ -55,7 +57,9 @@ def keys(
     _needs_flower()
     from fednmap.flower.keys import make
 
-    for path, purpose in make(folder, [name.strip() for name in clients.split(",")], host, days).items():
+    with clear_errors(folder):
+        made = make(folder, [name.strip() for name in clients.split(",")], host, days)
+    for path, purpose in made.items():
         print(f"{path}  {purpose}")
 
 

@@ -18,6 +18,8 @@ from fednmap.names import InputError, choose, unknown
 
 Value = bool | int | float | str
 
+LARGEST = 2**53  # whole numbers up to here are exact in torch, numpy and JSON
+
 
 class Config(BaseModel):
     """All settings of a run; the description of each is its help text."""
@@ -58,7 +60,9 @@ class Config(BaseModel):
     @classmethod
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise InputError("true and false are no numbers")  # Python would count with them
+            raise InputError("true and false are not numbers")  # Python would count with them
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise InputError(f"{shown(str(value), 40)} is larger than anything that can be counted; use less")
         return value
 
     @field_validator("data")
@@ -149,7 +153,7 @@ class Config(BaseModel):
             raise InputError(f"{path} is not valid TOML: {shown(str(error), 120)}") from None
         try:
             return cls.make(**values)
-        except ValueError as error:
+        except InputError as error:
             raise InputError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
     def toml(self) -> str:
@@ -201,13 +205,16 @@ def _parameter_mistake(key: str) -> InputError | None:
 
 def _lines(mistake: Any) -> list[str]:
     """A mistake in a line, or several of one setting in as many: what was given, what is allowed, what it means."""
+    said = mistake.get("ctx", {}).get("error")
+    if isinstance(said, ValueError) and not isinstance(said, InputError):
+        raise said  # not the user's mistake
     if not mistake["loc"]:  # settings that do not go together
-        return [str(mistake["ctx"]["error"])]
+        return [str(said)]
     name = str(mistake["loc"][0])
     if mistake["type"] == "extra_forbidden":
         return [str(unknown("setting", name, Config.model_fields))]
     if mistake["type"] == "value_error" and not isinstance(mistake["input"], bool):
-        return [f"{name}: {line}" for line in str(mistake["ctx"]["error"]).splitlines()]
+        return [f"{name}: {line}" for line in str(said).splitlines()]
     field = Config.model_fields[name]
     meaning = (field.description or "").removesuffix(".")
     return [f"{name} is {shown(repr(mistake['input']), 60)}; it must be {_allowed(field)} ({meaning})"]

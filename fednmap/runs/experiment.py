@@ -118,7 +118,10 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
     """The data in the precision and on the device of the computation."""
     try:
         device = torch.zeros(0, device=config.device).device
+        usable = device.type != "meta"  # which has shapes and no numbers
     except (RuntimeError, AssertionError):
+        usable = False
+    if not usable:
         raise InputError(f"device is {config.device!r}; this torch cannot use it, try cpu") from None
 
     def to(v: Tensor) -> Tensor:
