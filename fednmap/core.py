@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -101,6 +101,13 @@ class Algorithm(ABC):
     def prox_parameter(self) -> float | None:
         """gamma of a method that keeps z and whose model is prox_{gamma phi}(z): it starts at a z. None: at an x."""
         return None
+
+    def seeded(self, seed: int) -> Self:
+        """The method with its own randomness, if it has any, drawn from `seed`; a trial of a run passes its seed here.
+
+        A method with randomness keeps a field `seed` and returns `dataclasses.replace(self, seed=seed)`.
+        """
+        return self
 
     @abstractmethod
     def init(self, start: Tensor) -> tuple[State, State]:

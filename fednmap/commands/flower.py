@@ -22,7 +22,7 @@ from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.runs.configuration import Config, parse_set
-from fednmap.runs.experiment import prepare
+from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import RunFolder
 
@@ -102,8 +102,8 @@ def up(
         values = {k: v for k, v in values.items() if TRIAL.get(k) != v or k not in base}
         values, auto = take_auto(base | values | {"set": base.get("set", {}) | parse_set(set)})
         settings = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        n = prepare(settings).problem.n  # what can be refused is refused before there is a folder
-        settings = settings.model_copy(update={"clients": n})
+        settings = settled(prepare(settings)).config  # what can be refused is refused before there is a folder
+        n = settings.clients
         facts = {
             "names": tuple(f"client-{i}" for i in range(n)),
             "run_folder": "",

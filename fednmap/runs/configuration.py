@@ -50,7 +50,9 @@ class Config(BaseModel):
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
     eval_every: int = Field(10, ge=1, description="Rounds between measurements.")
     eval_last: int = Field(1, ge=1, description="Closing rounds that are all measured.")
-    measure_gamma: float | None = Field(None, gt=0, description="gamma of |F_nat|^2; default FedNMap's gamma.")
+    measure_gamma: float | None = Field(
+        None, gt=0, description="gamma of |F_nat|^2; default 1 / smoothness of f, the same for all methods."
+    )
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")
     compile: bool = Field(False, description="Fuse FedNMap's local step by torch.compile; needs a C++ compiler.")

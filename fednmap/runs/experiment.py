@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
 from fednmap.data import ClientData, Dataset
-from fednmap.measure import accuracy, support
+from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
 from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
@@ -55,13 +56,15 @@ class Methods:
         config, kind = self.config, ALGORITHMS[name]
         own = {key.partition(".")[2]: value for key, value in config.set.items() if key.partition(".")[0] == name}
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
-        if kind is FedNMap:
-            common["gamma"] = self.gamma
+        if kind is FedNMap and config.gamma is not None:
+            common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
             del common["Q"]
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
         algorithm: Algorithm = kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+        if "seed" not in own:
+            algorithm = algorithm.seeded(config.seed)
         largest = torch.finfo(getattr(torch, config.dtype)).max
         for parameter, value in vars(algorithm).items():
             if isinstance(value, float) and value > largest:
@@ -100,9 +103,10 @@ class Experiment:
     def gamma(self) -> float:
         return self.methods.gamma
 
-    @property
+    @cached_property
     def measure_gamma(self) -> float:
-        return self.config.measure_gamma or self.gamma
+        """gamma of |F_nat|^2: as set, else a property of the problem, whatever the methods and their steps."""
+        return self.config.measure_gamma or problem_gamma(self.problem, self.phi, self.problem.start)
 
     def algorithm(self, name: str) -> Algorithm:
         return self.methods.algorithm(name)
@@ -138,6 +142,12 @@ def prepare(config: Config) -> Experiment:
     config = config.model_copy(update={"clients": len(data)})
     problem = _problem(dataset, data, config)
     return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+
+
+def settled(experiment: Experiment) -> Experiment:
+    """The same with the measuring gamma in its configuration, so that all trials, workers and resumed runs share it."""
+    config = experiment.config.model_copy(update={"measure_gamma": experiment.measure_gamma})
+    return replace(experiment, methods=replace(experiment.methods, config=config))
 
 
 def architecture(problem: FiniteSum) -> nn.Module | None:
