@@ -1,7 +1,16 @@
-"""Composite federated learning: minimise f(x) + phi(x) across clients that keep their data."""
+"""Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.
 
-from fednmap import algorithms, data, measure, models, problems, regularizers, theory
-from fednmap.simulation import Callback, Diverged, Result, Round, run, simulate
+What is named here is loaded when it is first used: `import fednmap` alone loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fednmap import algorithms, core, data, measure, models, problems, regularizers, simulation, testing, theory
+    from fednmap.simulation import Callback, Diverged, Result, Round, run, simulate
 
 __version__ = "0.1.0"
 
@@ -11,6 +20,7 @@ __all__ = [
     "Result",
     "Round",
     "algorithms",
+    "core",
     "data",
     "measure",
     "models",
@@ -18,5 +28,32 @@ __all__ = [
     "regularizers",
     "run",
     "simulate",
+    "simulation",
+    "testing",
     "theory",
 ]
+
+_FROM = {
+    "Callback": "fednmap.simulation",
+    "Diverged": "fednmap.simulation",
+    "Result": "fednmap.simulation",
+    "Round": "fednmap.simulation",
+    "run": "fednmap.simulation",
+    "simulate": "fednmap.simulation",
+}
+"""Where a name is defined; the other names of `__all__` are modules."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'fednmap' has no attribute {name!r}")
+    if name in _FROM:
+        found: object = getattr(import_module(_FROM[name]), name)
+    else:
+        found = import_module(f"fednmap.{name}")
+    globals()[name] = found  # from now on without this function
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

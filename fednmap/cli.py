@@ -1,53 +1,154 @@
-"""The command `fednmap`."""
+"""The command `fednmap`: each subcommand is loaded when it is called, so that `--help` is there at once."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from typing import NoReturn
+import traceback
+import warnings
+from importlib import import_module
+from typing import Any, NoReturn
 
 import click
-import torch
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from fednmap.commands import export, flower, listing, report, reproduce, show, speedup, train, tune
-from fednmap.runs.workers import follow_torchrun
+from fednmap.names import InputError
 
-app = typer.Typer(
-    help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+COMMANDS = {
+    "train": ("fednmap.commands.train", "train", "Train one model across clients."),
+    "compare": (
+        "fednmap.commands.train",
+        "compare",
+        "Run several methods from the same start with the same minibatches, and compare them.",
+    ),
+    "tune": (
+        "fednmap.commands.tune",
+        "tune",
+        "Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs.",
+    ),
+    "speedup": (
+        "fednmap.commands.speedup",
+        "speedup",
+        "Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is linear.",
+    ),
+    "show": ("fednmap.commands.show", "show", "Show a run in the terminal, or list the runs of a folder."),
+    "report": (
+        "fednmap.commands.report",
+        "report",
+        "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration.",
+    ),
+    "list": ("fednmap.commands.listing", "listing", "List algorithms, regularizers, datasets, partitions or models."),
+    "export": (
+        "fednmap.commands.export",
+        "export",
+        "Write a trained model as safetensors, onnx or torch, and report what its zeros are worth.",
+    ),
+    "reproduce": (
+        "fednmap.commands.reproduce",
+        "reproduce",
+        "Run a figure of the paper and judge its claims. A second call continues, to the same bits.",
+    ),
+    "flower": ("fednmap.commands.flower", "app", "Federations between real machines, on Flower."),
+}
+"""Name -> module, function in it (or Typer app), the first line of its help."""
+
+
+TORCH_OUT_OF_MEMORY = re.compile(
+    r"(\[enforce fail at [^\]]*\] [^.]*\. )?DefaultCPUAllocator: |Storage size calculation overflowed"
 )
-app.command("train")(train.train)
-app.command("compare")(train.compare)
-app.command("tune")(tune.tune)
-app.command("speedup")(speedup.speedup)
-app.command("show")(show.show)
-app.command("report")(report.report)
-app.command("list")(listing.listing)
-app.command("export")(export.export)
-app.command("reproduce")(reproduce.reproduce)
-app.add_typer(flower.app, name="flower")
+
+
+class Later(TyperCommand):
+    """A command that is known by its name and one line, and loaded when it is called."""
+
+    def __init__(self, name: str, module: str, function: str, line: str) -> None:
+        super().__init__(name, help=line)
+        self.module, self.function = module, function
+
+    def loaded(self) -> click.Command:
+        found = getattr(import_module(self.module), self.function)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False)
+            found.command(self.name)(function)
+        return typer.main.get_command(found)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        context = self.loaded().make_context(info_name, args, parent, **extra)  # --help ends here
+        import torch
+
+        torch.set_num_threads(1)  # small products: a second thread costs more than it brings
+        return context
+
+
+app = TyperGroup(
+    name="fednmap",
+    help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
+    commands={name: Later(name, *where) for name, where in COMMANDS.items()},
+    no_args_is_help=True,
+)
 
 
 def main() -> NoReturn:
-    """Run the command; bad input is one clear line and exit code 2."""
-    torch.set_num_threads(1)  # small products: a second thread costs more than it brings
-    try:
-        code = None if follow_torchrun() else app(standalone_mode=False)
-    except click.ClickException as error:
-        fail(f"{error.format_message()} See --help.", 2)
-    except (click.Abort, KeyboardInterrupt):
-        fail("stopped", 130)
-    except (ValueError, TypeError) as error:
-        fail(str(error), 2)
-    except (ArithmeticError, OSError) as error:
-        fail(str(error), 1)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        fail("out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk", 1)
+    """Run the command. What the user did wrong is one line and exit code 2; a run that ended badly, by diverging or for
+    want of memory, disk or a connection, is one line and 1; a fault of ours keeps its traceback, and is 70."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            code = None if _follows_torchrun() else app(standalone_mode=False)
+        except click.ClickException as error:
+            fail(f"{error.format_message()} See --help.", 2)
+        except InputError as error:
+            fail(str(error), 2)
+        except (click.Abort, KeyboardInterrupt):
+            fail("stopped", 130)
+        except BrokenPipeError:  # the reader of our output has gone, as in `fednmap list algorithms | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except Exception as error:
+            if known := outcome(error):
+                fail(known, 1)
+            traceback.print_exc()
+            fail("this is a fault in fednmap, not in your input; please report it with the lines above", 70)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def outcome(error: Exception) -> str | None:
+    """What to say of an end that is nobody's mistake; None where it must be ours."""
+    if _is_out_of_memory(error):
+        return "out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk"
+    if isinstance(error, OSError):  # with a number it is the system's, about a file that we should have taken care of
+        return str(error) if error.errno is None else None
+    if isinstance(error, ArithmeticError):  # the iterates are not finite; Python's own kinds are mistakes in a formula
+        return None if isinstance(error, ZeroDivisionError | OverflowError | FloatingPointError) else str(error)
+    return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's and numpy's word for it, or torch's on a GPU or on a processor."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or bool(TORCH_OUT_OF_MEMORY.match(str(error)))
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"fednmap: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _follows_torchrun() -> bool:
+    """Whether torchrun has made this process one that works for process 0; if so its work is done."""
+    if "WORLD_SIZE" not in os.environ:
+        return False
+    from fednmap.runs.workers import follow_torchrun
+
+    return follow_torchrun()
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -2,11 +2,20 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
+import torch
 from small import SMALL
 
+import fednmap
+from fednmap import cli
+from fednmap.cli import COMMANDS, Later
+from fednmap.names import InputError
 from fednmap.report.progress import Bar, Lines
+from fednmap.runs.files import FolderError
+from fednmap.simulation.distributed import WorkerLost
 
 KEYS = (
     *("rounds", "objective", "loss", "stationarity", "zeros", "hoyer", "test_accuracy", "bytes_up", "bytes_down"),
@@ -88,6 +97,8 @@ BAD = {
     "everybody": (["--algorithm", "scaffnew"], "needs every client"),
     "drop": (["--drop", "1"], "drop is 1.0; it must be a number, at least 0 and below 1"),
     "device": (["--device", "gpu"], "device is 'gpu'"),
+    "no numbers": (["--device", "meta"], "device is 'meta'"),
+    "beyond counting": (["--batch-size", "99999999999999999999"], "batch_size: 99999999999999999999 is larger"),
     "set": (["--set", "fednmap.Q"], "--set takes METHOD.PARAMETER=VALUE"),
     "set value": (["--set", "fednmap.Q=0"], "Q is 0"),
     "config": (["--config", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
@@ -216,3 +227,106 @@ def test_help_is_readable(command):
     code, out, _ = command("train", "--help")
     assert code == 0
     assert "Communication rounds T. (default 300)" in " ".join(out.replace("│", " ").split())
+
+
+def loaded_by(*words, heavy="torch numpy scipy sklearn matplotlib pandas"):
+    """Which heavy packages a new Python has loaded after the command."""
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print("loaded", *(set("{heavy}".split()) & sys.modules.keys())))
+sys.argv = ["fednmap", *{words!r}]
+from fednmap.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return set(done.stdout.splitlines()[-1].split()) - {"loaded"}
+
+
+def test_help_loads_nothing_heavy():
+    assert loaded_by("--help") == set()
+    assert loaded_by("train", "--help", heavy="scipy sklearn matplotlib pandas") == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_about_a_command_is_the_first_of_its_own_help(name):
+    module, function, line = COMMANDS[name]
+    assert Later(name, module, function, line).loaded().help.splitlines()[0] == line
+
+
+def test_the_package_gives_what_it_names():
+    assert set(fednmap.__all__) <= set(dir(fednmap))
+    assert all(getattr(fednmap, name) is not None for name in fednmap.__all__)
+    assert fednmap.run is fednmap.simulation.run
+    with pytest.raises(AttributeError, match="module 'fednmap' has no attribute 'runn'"):
+        _ = fednmap.runn
+
+
+def ended(error, monkeypatch, capsys):
+    """Exit code and stderr of a command that raises this."""
+
+    def listing() -> None:
+        raise error
+
+    monkeypatch.setattr("fednmap.commands.listing.listing", listing)
+    monkeypatch.setattr(sys, "argv", ["fednmap", "list"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, capsys.readouterr().err
+
+
+KNOWN = [
+    (2, InputError("eta_a is -1")),
+    (1, fednmap.Diverged(3)),
+    (1, FolderError("cannot write to runs")),
+    (1, WorkerLost()),
+    (1, TimeoutError("client-1 did not reply")),
+    (1, MemoryError()),
+    (1, torch.OutOfMemoryError("CUDA out of memory.")),
+    (1, RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: ...")),
+]
+OURS = [
+    ValueError("too many values to unpack"),
+    TypeError("'NoneType' object is not callable"),
+    RuntimeError("a view in memory that is not contiguous"),
+    ZeroDivisionError("division by zero"),
+    KeyError("stationarity"),
+    FileNotFoundError(2, "No such file or directory", "x"),
+]
+
+
+@pytest.mark.parametrize(("code", "error"), KNOWN, ids=repr)
+def test_what_may_happen_is_one_line(code, error, monkeypatch, capsys):
+    found, err = ended(error, monkeypatch, capsys)
+    assert (found, err.count("\n")) == (code, 1)
+    assert err.startswith("fednmap: ")
+
+
+def test_ctrl_c_anywhere(monkeypatch, capsys):
+    assert ended(KeyboardInterrupt(), monkeypatch, capsys)[0] == 130
+
+
+@pytest.mark.parametrize("error", OURS, ids=repr)
+def test_a_fault_of_ours_keeps_its_traceback_and_asks_for_a_report(error, monkeypatch, capsys):
+    code, err = ended(error, monkeypatch, capsys)
+    assert code == 70
+    assert err.startswith("Traceback")
+    assert type(error).__name__ in err.splitlines()[-2]
+    assert "please report it" in err.splitlines()[-1]
+
+
+def test_a_mistake_of_a_validator_is_not_the_users(monkeypatch):
+    from fednmap.runs.configuration import Config
+
+    monkeypatch.setattr("fednmap.runs.configuration.choose", lambda *_: int("x"))
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        Config.make()
+    assert not isinstance(caught.value, InputError)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line(command):
+    code, out, err = command("train", *QUICK, "--reg", "topk:3,allow_nonconvex", "--quiet", "--json")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("fednmap: warning: TopK is not weakly convex")
+    assert json.loads(out)["rounds"] == 24

@@ -1,18 +1,24 @@
 """Configurations: what is written is what is read, and every mistake is told, in words, at once."""
 
+import json
 import random
 import re
 import tomllib
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import small
 
 from fednmap import data
-from fednmap.algorithms import ALGORITHMS
+from fednmap.algorithms import ALGORITHMS, Scaffnew
+from fednmap.measure import problem_gamma
+from fednmap.names import InputError
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import prepare
+from fednmap.runs.experiment import prepare, settled
+from fednmap.runs.folder import RunFolder
 
 ANYBODY = sorted(name for name, kind in ALGORITHMS.items() if not kind.traits.full_participation)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -230,10 +236,10 @@ def test_a_thousand_mutated_files(tmp_path, monkeypatch):
 
 
 def told(make, source):
-    """What it makes, or None where a ValueError or an OSError has said in plain lines why not."""
+    """What it makes, or None where an InputError has said in plain lines why not."""
     try:
         return make(source)
-    except (ValueError, OSError) as error:
+    except InputError as error:
         lines = str(error).splitlines()
     assert lines
     assert all(line.isprintable() for line in lines)
@@ -243,3 +249,73 @@ def told(make, source):
 def test_a_setting_that_is_true_or_false():
     with pytest.raises(ValueError, match="compile is 3; it must be true or false"):
         Config.make(compile=3)
+
+
+def written(tmp_path, command, *words):
+    """The configuration in the run folder of a command, and the first measurement of every method."""
+    path = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+    code, _, _ = command("compare", *words, "--out", path, "--quiet")
+    folder = RunFolder.open(path)
+    first = {job.method: curves["stationarity"][0] for job, curves in folder.curves().items()}
+    last = {job.method: curves["stationarity"][-1] for job, curves in folder.curves().items()}
+    return code, folder.config(), first, last
+
+
+PROBLEM = ["--model", "logistic", "--clients", "4", "--batch-size", "0"]
+SHORT = [*PROBLEM, *["--rounds", "20", "--eval-every", "10", "--algorithms", "fednmap,fedda"]]
+
+
+def test_the_yardstick_belongs_to_the_problem(command, tmp_path):
+    _, config, first, last = written(tmp_path, command, *SHORT)
+    assert config.measure_gamma > 0
+    others = (["--eta-a", "1000"], ["--gamma", "0.5"], ["--local-steps", "3"], ["--eta-s", "0.3"])
+    for words in others:
+        _, other, start, end = written(tmp_path, command, *SHORT, *words)
+        assert other.measure_gamma == config.measure_gamma
+        assert start == first  # the same first model in the same unit
+        if "1000" in words:  # far too long a step, and it shows; 4 eta_a Q as a unit would hide it
+            assert all(end[name] > last[name] for name in last)
+            _, other, _, hidden = written(tmp_path, command, *SHORT, *words, "--measure-gamma", "40000")
+            assert other.measure_gamma == 40000
+            assert max(hidden.values()) < 1e-4 * min(end.values())
+
+
+def test_all_trials_and_a_resumed_run_share_the_yardstick(command, tmp_path):
+    words = [*SHORT, "--model", "mlp:3", "--algorithms", "fednmap", "--trials", "2"]
+    _, config, _, _ = written(tmp_path, command, *words)
+    experiment = settled(prepare(config))
+    assert experiment.config == config
+    assert settled(prepare(config.model_copy(update={"seed": 1}))).config.measure_gamma == config.measure_gamma
+    own = prepare(small(model="mlp:3", seed=1))
+    assert own.measure_gamma == problem_gamma(own.problem, own.phi, own.problem.start)
+    assert own.measure_gamma is own.measure_gamma  # measured once
+
+
+def test_tuning_and_the_run_after_it_use_the_same_yardstick(command, tmp_path):
+    plain = json.loads(command("tune", *PROBLEM, "--budget", "16", "--rounds", "1", "--json")[1])
+    _, config, _, _ = written(tmp_path, command, *SHORT, "--eta-a", "auto", "--rounds", "1")
+    assert plain["measure_gamma"] == config.measure_gamma
+    unset = config.model_copy(update={"measure_gamma": None})
+    assert prepare(unset).measure_gamma == config.measure_gamma
+
+
+def test_gamma_follows_the_steps_of_its_own_method():
+    steps = {"fednmap.eta_a": 0.02, "fednmap.eta_s": 0.5, "fednmap.Q": 3}
+    common = prepare(small()).algorithm("fednmap")
+    assert common.gamma == pytest.approx(4 * common.eta_a * common.eta_s * common.Q)
+    experiment = prepare(small(set=steps))
+    own = experiment.algorithm("fednmap")
+    assert own.gamma == pytest.approx(4 * 0.02 * 0.5 * 3)
+    x = experiment.phi.prox(experiment.problem.start, experiment.gamma)
+    torch.testing.assert_close(own.model(own.init(experiment.start(own))[0]), x)
+    assert prepare(small(set=steps, gamma=0.7)).algorithm("fednmap").gamma == 0.7
+    assert prepare(small(set=steps | {"fednmap.gamma": 0.3}, gamma=0.7)).algorithm("fednmap").gamma == 0.3
+
+
+def test_a_trials_seed_reaches_methods_with_coins_of_their_own(monkeypatch):
+    monkeypatch.setattr(Scaffnew, "seeded", lambda self, seed: replace(self, seed=seed), raising=False)
+    config = small(algorithms=("scaffnew",), reg="none", participation=1, drop=0)
+    seeds = [prepare(config.model_copy(update={"seed": s})).algorithm("scaffnew").seed for s in (4, 5)]
+    assert seeds == [4, 5]
+    given = config.model_copy(update={"seed": 4, "set": {"scaffnew.seed": 9}})
+    assert prepare(given).algorithm("scaffnew").seed == 9

@@ -205,7 +205,7 @@ def test_what_cannot_be_written_is_explained(tmp_path):
 
 
 def command(*arguments):
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from fednmap.cli import app
 

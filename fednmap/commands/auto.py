@@ -27,7 +27,7 @@ def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -
     found = search(config, auto)
     for line in found.lines():
         tell(line)
-    return config.model_copy(update={name: getattr(found, name) for name in auto})
+    return config.model_copy(update={name: getattr(found, name) for name in (*auto, "measure_gamma")})
 
 
 def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:
@@ -40,7 +40,7 @@ def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tune
         Q=config.local_steps,
         eta_s=config.eta_s,
         rounds=max(1, config.rounds),
-        measure_gamma=config.measure_gamma,
+        measure_gamma=experiment.measure_gamma,
         participation=config.participation,
         drop=config.drop,
         seed=config.seed,

@@ -37,6 +37,8 @@ def export(
     choose("format", format, FORMATS)
     folder = RunFolder.open(run)
     method = method or folder.config().algorithms[0]
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise InputError(f"cannot write {out}: name a file in a folder that exists")
     module, example = trained(folder, method, trial)
     before = sum(p.numel() for p in module.parameters())
     smaller = prune and prunable(module)

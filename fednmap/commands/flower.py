@@ -22,8 +22,8 @@ from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.runs.configuration import Config, parse_set
-from fednmap.runs.experiment import prepare
-from fednmap.runs.files import json_text
+from fednmap.runs.experiment import prepare, settled
+from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def new(folder: Annotated[Path, typer.Argument(help="Folder to make; its name be
     """Write a small Flower app: fill in one function, `load`, and run it."""
     from fednmap.flower.new import write
 
-    write(folder)
+    with clear_errors(folder):
+        write(folder)
     print(f"wrote {folder}: fill in `load` in {folder.name.replace('-', '_')}/client_app.py, then follow its README.md")
 
 
@@ -56,7 +57,9 @@ def keys(
     _needs_flower()
     from fednmap.flower.keys import make
 
-    for path, purpose in make(folder, [name.strip() for name in clients.split(",")], host, days).items():
+    with clear_errors(folder):
+        made = make(folder, [name.strip() for name in clients.split(",")], host, days)
+    for path, purpose in made.items():
         print(f"{path}  {purpose}")
 
 
@@ -99,8 +102,8 @@ def up(
         values = {k: v for k, v in values.items() if TRIAL.get(k) != v or k not in base}
         values, auto = take_auto(base | values | {"set": base.get("set", {}) | parse_set(set)})
         settings = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        n = prepare(settings).problem.n  # what can be refused is refused before there is a folder
-        settings = settings.model_copy(update={"clients": n})
+        settings = settled(prepare(settings)).config  # what can be refused is refused before there is a folder
+        n = settings.clients
         facts = {
             "names": tuple(f"client-{i}" for i in range(n)),
             "run_folder": "",

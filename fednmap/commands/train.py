@@ -18,7 +18,7 @@ from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
 from fednmap.runs.configuration import Config, parse_set
 from fednmap.runs.execution import execute
-from fednmap.runs.experiment import prepare
+from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import is_sweep
@@ -99,7 +99,7 @@ def _run(
         values = base | values | {"set": base.get("set", {}) | parse_set(assignments)}
         values, auto = take_auto(values)
         config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        experiment = prepare(config)  # what can be refused is refused before there is a folder
+        experiment = settled(prepare(config))  # what can be refused is refused before there is a folder
         config = experiment.config
         check_workers(workers, config.clients)
         folder = RunFolder.create(out, config, command)

@@ -68,6 +68,8 @@ def read(path: Path) -> bytes:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is truncated or no gzip file ({error}); {_FRESH}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {_FRESH}") from None
 
 
 class _Bar:

@@ -57,6 +57,8 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             header, *rows = [row for row in reader.reader(lines, strict=True) if row] or [[]]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, reader.Error) as error:
         raise InputError(f"{path} is not a CSV file in UTF-8 ({error})") from None
     header = [name.strip() for name in header]

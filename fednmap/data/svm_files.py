@@ -28,6 +28,8 @@ def svm(path: str, test: str | None = None, regression: bool | None = None) -> D
             raise InputError(f"{file} is empty; give a LIBSVM file")
         try:
             table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=_zero_based(file))
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}") from None
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
             raise InputError(f"{file} is truncated or not a LIBSVM file ({str(error).splitlines()[0]})") from None
         tables.append(table)

@@ -1,4 +1,7 @@
-"""What a run is made from: one validated record, the same from the command line, from TOML and from Python."""
+"""What a run is made from: one validated record, the same from the command line, from TOML and from Python.
+
+The tables of names are loaded when a value is checked, so that the fields alone, for `--help`, cost little.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,11 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from fednmap.algorithms import ALGORITHMS
-from fednmap.data import DATASETS, PARTITIONS
-from fednmap.models.build import MODELS
 from fednmap.names import InputError, choose, unknown
-from fednmap.regularizers.parse import REGULARIZERS
 
 Value = bool | int | float | str
+
+LARGEST = 2**53  # whole numbers up to here are exact in torch, numpy and JSON
 
 
 class Config(BaseModel):
@@ -49,7 +50,9 @@ class Config(BaseModel):
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
     eval_every: int = Field(10, ge=1, description="Rounds between measurements.")
     eval_last: int = Field(1, ge=1, description="Closing rounds that are all measured.")
-    measure_gamma: float | None = Field(None, gt=0, description="gamma of |F_nat|^2; default FedNMap's gamma.")
+    measure_gamma: float | None = Field(
+        None, gt=0, description="gamma of |F_nat|^2; default 1 / smoothness of f, the same for all methods."
+    )
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")
     compile: bool = Field(False, description="Fuse FedNMap's local step by torch.compile; needs a C++ compiler.")
@@ -59,18 +62,24 @@ class Config(BaseModel):
     @classmethod
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise InputError("true and false are no numbers")  # Python would count with them
+            raise InputError("true and false are not numbers")  # Python would count with them
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise InputError(f"{shown(str(value), 40)} is larger than anything that can be counted; use less")
         return value
 
     @field_validator("data")
     @classmethod
     def _data(cls, value: str) -> str:
+        from fednmap.data import DATASETS
+
         choose("data set", value.partition(":")[0], DATASETS)
         return value
 
     @field_validator("model")
     @classmethod
     def _model(cls, value: str) -> str:
+        from fednmap.models.build import MODELS
+
         name, allowed = value.partition(":")[0], [*MODELS, "logistic", "least-squares", "auto"]
         if name not in allowed:
             raise unknown("model", name, allowed)
@@ -79,6 +88,8 @@ class Config(BaseModel):
     @field_validator("partition")
     @classmethod
     def _partition(cls, value: str) -> str:
+        from fednmap.data import PARTITIONS
+
         name, allowed = value.partition(":")[0], [*PARTITIONS, "natural", "auto"]
         if name not in allowed:
             raise unknown("partition", name, allowed)
@@ -87,12 +98,16 @@ class Config(BaseModel):
     @field_validator("reg")
     @classmethod
     def _reg(cls, value: str) -> str:
+        from fednmap.regularizers.parse import REGULARIZERS
+
         choose("regularizer", value.strip().partition(":")[0], REGULARIZERS)
         return value
 
     @field_validator("algorithms")
     @classmethod
     def _algorithms(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        from fednmap.algorithms import ALGORITHMS
+
         mistakes = [str(unknown("algorithm", value, ALGORITHMS)) for value in values if value not in ALGORITHMS]
         twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
         mistakes += [f"{value!r} is named {values.count(value)} times; name it once" for value in twice]
@@ -110,6 +125,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _everybody(self) -> Config:
+        from fednmap.algorithms import ALGORITHMS
+
         need = [name for name in self.algorithms if ALGORITHMS[name].traits.full_participation]
         if need and (self.participation < 1 or self.drop > 0):
             raise InputError(
@@ -138,7 +155,7 @@ class Config(BaseModel):
             raise InputError(f"{path} is not valid TOML: {shown(str(error), 120)}") from None
         try:
             return cls.make(**values)
-        except ValueError as error:
+        except InputError as error:
             raise InputError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
     def toml(self) -> str:
@@ -177,6 +194,8 @@ def _parsed(text: str) -> Any:
 
 def _parameter_mistake(key: str) -> InputError | None:
     """What is wrong with METHOD.PARAMETER."""
+    from fednmap.algorithms import ALGORITHMS
+
     name, dot, parameter = key.partition(".")
     if not dot:
         return InputError(f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}")
@@ -188,13 +207,16 @@ def _parameter_mistake(key: str) -> InputError | None:
 
 def _lines(mistake: Any) -> list[str]:
     """A mistake in a line, or several of one setting in as many: what was given, what is allowed, what it means."""
+    said = mistake.get("ctx", {}).get("error")
+    if isinstance(said, ValueError) and not isinstance(said, InputError):
+        raise said  # not the user's mistake
     if not mistake["loc"]:  # settings that do not go together
-        return [str(mistake["ctx"]["error"])]
+        return [str(said)]
     name = str(mistake["loc"][0])
     if mistake["type"] == "extra_forbidden":
         return [str(unknown("setting", name, Config.model_fields))]
     if mistake["type"] == "value_error" and not isinstance(mistake["input"], bool):
-        return [f"{name}: {line}" for line in str(mistake["ctx"]["error"]).splitlines()]
+        return [f"{name}: {line}" for line in str(said).splitlines()]
     field = Config.model_fields[name]
     meaning = (field.description or "").removesuffix(".")
     return [f"{name} is {shown(repr(mistake['input']), 60)}; it must be {_allowed(field)} ({meaning})"]

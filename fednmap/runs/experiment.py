@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import ALGORITHMS, FedNMap, NormalMapSGD
+from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
 from fednmap.data import ClientData, Dataset
-from fednmap.measure import accuracy, support
+from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
 from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
@@ -24,52 +25,97 @@ from fednmap.runs.configuration import Config
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """One trial: every method runs on the same problem, from the same model, with the same minibatches."""
+class Methods:
+    """What a configuration names besides data: the regularizer, the methods, and where each of them begins."""
 
     config: Config
-    dataset: Dataset
-    problem: FiniteSum
     phi: Regularizer
     gamma: float
     """FedNMap's prox parameter, which also fixes the common first model prox(start, gamma)."""
 
-    @property
-    def measure_gamma(self) -> float:
-        return self.config.measure_gamma or self.gamma
+    @classmethod
+    def of(cls, config: Config, module: nn.Module | None) -> Methods:
+        """Checked as a whole: what does not fit is refused before anything runs.
+
+        module: the network, whose layers regularizers may name; None for a plain vector.
+        """
+        phi = parse(config.reg, module)
+        if config.reg_only:
+            if module is None:
+                raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is not a network; leave it out")
+            phi = restrict(phi, module, config.reg_only)
+        methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
+        if config.compile:
+            check_compiler()
+        for name in config.algorithms:
+            methods.algorithm(name)
+        return methods
 
     def algorithm(self, name: str) -> Algorithm:
         """The method with the common step sizes, its own defaults, and what `set` says about it."""
         config, kind = self.config, ALGORITHMS[name]
         own = {key.partition(".")[2]: value for key, value in config.set.items() if key.partition(".")[0] == name}
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
-        if kind is FedNMap:
-            common["gamma"] = self.gamma
+        if kind is FedNMap and config.gamma is not None:
+            common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
             del common["Q"]
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
         algorithm: Algorithm = kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+        if "seed" not in own:
+            algorithm = algorithm.seeded(config.seed)
         largest = torch.finfo(getattr(torch, config.dtype)).max
         for parameter, value in vars(algorithm).items():
             if isinstance(value, float) and value > largest:
                 raise InputError(f"{name}: {parameter} is {value:g}; {config.dtype} holds numbers up to {largest:.3g}")
         return algorithm
 
-    def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
-        return Pooled(self.problem) if algorithm.traits.central else self.problem
+    def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
+        """Where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
 
-    def start(self, algorithm: Algorithm) -> Tensor:
-        """Where the method begins: all at the model x_0 = prox(start, gamma), so FedNMap at z_0 = start.
-
-        (start - x_0) / gamma is a subgradient of phi at x_0, so z = x_0 + gamma' (start - x_0) / gamma has
+        (first - x_0) / gamma is a subgradient of phi at x_0, so z = x_0 + gamma' (first - x_0) / gamma has
         prox(z, gamma') = x_0 for a normal-map method with another gamma'.
         """
-        start = self.problem.start
-        x = self.phi.prox(start, self.gamma)
-        if isinstance(algorithm, FedNMap | NormalMapSGD):
-            return x + (algorithm.gamma / self.gamma) * (start - x) if algorithm.gamma != self.gamma else start
-        return x
+        x, gamma = self.phi.prox(first, self.gamma), algorithm.prox_parameter
+        if gamma is None:
+            return x
+        return first if gamma == self.gamma else x + (gamma / self.gamma) * (first - x)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One trial: every method runs on the same problem, from the same model, with the same minibatches."""
+
+    methods: Methods
+    dataset: Dataset
+    problem: FiniteSum
+
+    @property
+    def config(self) -> Config:
+        return self.methods.config
+
+    @property
+    def phi(self) -> Regularizer:
+        return self.methods.phi
+
+    @property
+    def gamma(self) -> float:
+        return self.methods.gamma
+
+    @cached_property
+    def measure_gamma(self) -> float:
+        """gamma of |F_nat|^2: as set, else a property of the problem, whatever the methods and their steps."""
+        return self.config.measure_gamma or problem_gamma(self.problem, self.phi, self.problem.start)
+
+    def algorithm(self, name: str) -> Algorithm:
+        return self.methods.algorithm(name)
+
+    def start(self, algorithm: Algorithm) -> Tensor:
+        return self.methods.start(algorithm, self.problem.start)
+
+    def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
+        return Pooled(self.problem) if algorithm.traits.central else self.problem
 
     def metrics(self) -> dict[str, Callable[[Tensor], float]]:
         """What is measured besides the objective: accuracy for labels, support recovery where the truth is known."""
@@ -94,31 +140,29 @@ def prepare(config: Config) -> Experiment:
     config = _settled(config, dataset)
     data = _divide(dataset, config)
     config = config.model_copy(update={"clients": len(data)})
-    return assemble(config, dataset, _problem(dataset, data, config))
+    problem = _problem(dataset, data, config)
+    return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
 
 
-def assemble(config: Config, dataset: Dataset, problem: FiniteSum) -> Experiment:
-    """The regularizer and the methods that `config` names, on a problem that is there already."""
-    module = problem.architecture if isinstance(problem, Network) else None
-    phi = parse(config.reg, module)
-    if config.reg_only:
-        if module is None:
-            raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is no network; leave it out")
-        phi = restrict(phi, module, config.reg_only)
-    gamma = config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps)
-    experiment = Experiment(config, dataset, problem, phi, gamma)
-    if config.compile:
-        check_compiler()
-    for name in config.algorithms:
-        experiment.algorithm(name)  # a hyper-parameter that does not fit is refused before anything runs
-    return experiment
+def settled(experiment: Experiment) -> Experiment:
+    """The same with the measuring gamma in its configuration, so that all trials, workers and resumed runs share it."""
+    config = experiment.config.model_copy(update={"measure_gamma": experiment.measure_gamma})
+    return replace(experiment, methods=replace(experiment.methods, config=config))
+
+
+def architecture(problem: FiniteSum) -> nn.Module | None:
+    """The network that a problem is made from; None for a regression."""
+    return problem.architecture if isinstance(problem, Network) else None
 
 
 def _typed(dataset: Dataset, config: Config) -> Dataset:
     """The data in the precision and on the device of the computation."""
     try:
         device = torch.zeros(0, device=config.device).device
+        usable = device.type != "meta"  # which has shapes and no numbers
     except (RuntimeError, AssertionError):
+        usable = False
+    if not usable:
         raise InputError(f"device is {config.device!r}; this torch cannot use it, try cpu") from None
 
     def to(v: Tensor) -> Tensor:
