@@ -33,6 +33,12 @@ def make_problem(n=4, dim=6, rows=12, dtype=torch.float64, batch_size=None):
     return LeastSquares(data, batch_size=batch_size)
 
 
+def context(name, run_config, states):
+    """What a client's app is told of itself."""
+    about = {"client": name, "state-dir": str(states)}
+    return Context(run_id=1, node_id=1, node_config=about, state=RecordDict(), run_config=run_config)
+
+
 class FakeGrid(Grid):
     """Nodes that answer when their reply is pulled.
 
@@ -78,16 +84,8 @@ class FakeGrid(Grid):
         return replies
 
     def answer(self, name, message):
-        about = {"client": name, "state-dir": str(self.states)}
-        context = Context(
-            run_id=1,
-            node_id=message.metadata.dst_node_id,
-            node_config=about,
-            state=RecordDict(),
-            run_config=self.run_config,
-        )
         try:
-            return self.app(message=message, context=context)
+            return self.app(message=message, context=context(name, self.run_config, self.states))
         except (ValueError, RuntimeError) as error:  # as Flower does
             return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(error)), reply_to=message)
 
