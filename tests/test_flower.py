@@ -90,6 +90,33 @@ def test_a_client_without_test_rows_has_none_and_the_others_have_their_own(tmp_p
     assert [None if p.test is None else p.test[0][:, 0].tolist() for p in parts] == [[0], None, [2, 2], [3]]
 
 
+@pytest.mark.parametrize("sends_nan", [False, True])
+def test_a_client_with_an_empty_test_part_is_measured_without_accuracy(tmp_path, sends_nan):
+    from fednmap.flower.local import LocalProblem
+
+    class Old(LocalProblem):
+        """Another maker's client: it sends what a mean over nothing is."""
+
+        def accuracy(self, x):
+            return super().accuracy(x) if len(self.test[1]) else float("nan")
+
+    class Tested(Federation):
+        def load(self, context):
+            local = super().load(context)
+            kept = 0 if context.node_config["client"] == "bert" else 3
+            return (Old if sends_nan else LocalProblem)(
+                local.problem, (local.problem.data.x[:kept], local.problem.data.y[:kept])
+            )
+
+    federation = Tested(tmp_path)
+    closing = federation.start()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
+    assert [sorted(v) for v in lines if v["client"] == "bert"] == [["client", "loss", "round", "samples"]] * 3
+    assert all("accuracy" in v for v in lines if v["client"] != "bert")
+    x = federation.plan().algorithm.model(federation.server()[0])
+    assert closing["loss"] == pytest.approx(float(federation.problem.loss(x)), rel=1e-9)
+
+
 def residual(federation):
     """Distance to the optimum, and of the server's h to the mean of the clients'."""
     (z, h), _ = federation.server()
