@@ -19,6 +19,8 @@ from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
 from fednmap.regularizers import L1
+from fednmap.runs.files import alone
+from fednmap.runs.folder import RunFolder
 from fednmap.testing import optimum
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
@@ -300,6 +302,35 @@ def test_a_killed_server_continues_the_same_trajectory(tmp_path, when, damaged):
     assert_same(federation)
     assert [r["round"] for r in federation.coordinator.folder.records("fednmap", 0)] == [0, 3, 6, 8]
     assert residual(federation)[1] < 1e-12
+
+
+def everything(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("made", ["by a server", "for a server"])
+def test_a_second_server_is_refused_and_touches_nothing(tmp_path, made, resume):
+    federation, folder = Federation(tmp_path), tmp_path / "run"
+    if made == "by a server":
+        federation.start()
+    else:
+        RunFolder.create(folder, federation.config, "flower")
+    (folder / ".status.json.1.part").write_text("half writ")
+    (folder / "metrics.csv").write_bytes(b"method,trial,round,metric,value\nfednmap,0,0,zer")
+    with alone(folder):
+        before = everything(folder)
+        with pytest.raises(ValueError, match="is in use by another run"):
+            federation.start(resume=resume)
+        assert everything(folder) == before
+
+
+def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):
+    Federation(tmp_path).start()
+    before = everything(tmp_path / "run")
+    with pytest.raises(ValueError, match="keep the names"):
+        Federation(tmp_path, names=("anna", "bert", "cleo", "emil")).start(resume=True)
+    assert everything(tmp_path / "run") == before
 
 
 def test_a_client_without_its_state_says_so_and_is_left_out(tmp_path):

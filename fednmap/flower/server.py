@@ -12,7 +12,9 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import Uniform, take_part
 from fednmap.simulation.states import Clients
 
+FACTS = "federation.json"
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 TOTALS = (
@@ -84,7 +87,6 @@ class Coordinator:
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        self.folder = self._open()
         self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
         self.make_plan = make_plan
         self.totals = dict.fromkeys(TOTALS, 0.0)
@@ -92,19 +94,19 @@ class Coordinator:
         self.refused = dict.fromkeys(federation.names, "")
 
     def run(self) -> dict[str, Any]:
-        """All rounds that are not done yet; the closing numbers, also kept in the run folder."""
-        file = logging.FileHandler(self.folder.path / "server.log", delay=True)
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(file)
-        try:
-            with alone(self.folder.path):
-                return self._run()
-        except Exception as error:
-            self._status(error=f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            log.removeHandler(file)
-            file.close()
+        """All rounds that are not done yet; the closing numbers, also kept in the run folder.
+
+        A folder that another server is using is refused before anything in it is touched.
+        """
+        self.folder = self._found()
+        with alone(self.folder.path):
+            self._open()
+            with _log_to(self.folder.path / "server.log"):
+                try:
+                    return self._run()
+                except Exception as error:
+                    self._status(error=f"{type(error).__name__}: {error}")
+                    raise
 
     def _run(self) -> dict[str, Any]:
         self._status(waiting=True)
@@ -222,9 +224,10 @@ class Coordinator:
         gradients: list[Tensor] = []
         for name, content in found.replies.items():
             try:
-                numbers[name] = _numbers(content["about"])
+                about = _numbers(content["about"])
                 if self.federation.measure_stationarity:
                     gradients.append(wire.unpack(content.get("gradient"), Point(x)).x)
+                numbers[name] = about
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("%s: measurement left out: %.200s", name, error)
         self.totals["eval_wire_up"] += found.wire_up
@@ -251,23 +254,24 @@ class Coordinator:
         self.totals["wire_up"] += found.wire_up
         self.totals["wire_down"] += found.wire_down
 
-    def _open(self) -> RunFolder:
-        """The run folder, and the number under which the clients keep their states."""
+    def _found(self) -> RunFolder:
+        """The run folder: one to go on in, one that was made for this run, or a new one."""
         path = self.federation.run_folder
-        facts = path / "federation.json"
-        if self.federation.resume:
-            folder = RunFolder.open(path)
-            known = from_json(facts, dict) if facts.exists() else {}
-            if tuple(known.get("names", self.federation.names)) != self.federation.names:
-                raise InputError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
-        elif (path / "run.toml").exists() and not facts.exists():
-            folder, known = RunFolder.open(path), {}
-        else:
-            folder, known = RunFolder.create(path, self.config, "flower"), {}
-        folder.repair()
+        if self.federation.resume or ((path / "run.toml").exists() and not (path / FACTS).exists()):
+            return RunFolder.open(path)
+        return RunFolder.create(path, self.config, "flower")
+
+    def _open(self) -> None:
+        """Check and repair the folder, which is ours now, and settle the number under which clients keep states."""
+        facts = self.folder.path / FACTS
+        known = from_json(facts, dict) if facts.exists() else {}
+        if known and not self.federation.resume:
+            raise InputError(f"{self.folder.path} has been used in the meantime; choose another folder")
+        if tuple(known.get("names", self.federation.names)) != self.federation.names:
+            raise InputError(f"{self.folder.path} belongs to the clients {', '.join(known['names'])}; keep the names")
+        self.folder.repair()
         self.run_id = known.get("run") or secrets.token_hex(8)
         write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
-        return folder
 
     def _restore(self, server: State) -> tuple[int, State]:
         """After the newest intact checkpoint, or at the beginning."""
@@ -312,6 +316,19 @@ class Coordinator:
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=self.config.rounds, finished=True)
         return closing
+
+
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """What is said meanwhile is also written to the file."""
+    file = logging.FileHandler(path, delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(file)
+    try:
+        yield
+    finally:
+        log.removeHandler(file)
+        file.close()
 
 
 class _Count:
