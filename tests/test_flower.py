@@ -325,6 +325,16 @@ def test_a_second_server_is_refused_and_touches_nothing(tmp_path, made, resume):
         assert everything(folder) == before
 
 
+def test_up_does_not_continue_what_is_running(tmp_path, command):
+    Federation(tmp_path).start()
+    with alone(tmp_path / "run"):
+        before = everything(tmp_path / "run")
+        code, _, err = command("flower", "up", "--resume", tmp_path / "run")
+        assert code == 2
+        assert "is in use by another run" in err
+        assert everything(tmp_path / "run") == before
+
+
 def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):
     Federation(tmp_path).start()
     before = everything(tmp_path / "run")
