@@ -13,10 +13,11 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import re
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,9 @@ COLUMNS = ("method", "trial", "round", "metric", "value")
 VERSIONS = ("fednmap", "torch", "numpy")
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every"})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
+
+SECRET = re.compile(r"token|password|passphrase|secret", re.IGNORECASE)
+ASSIGNMENT = re.compile(rf"""([\w.-]*(?:{SECRET.pattern})[\w.-]*\s*=\s*)("[^"]*"|'[^']*'|\S+)""", re.IGNORECASE)
 
 Curves = dict[str, "array[float]"]
 """Column name -> its values along a run; all of the same length, `round` among them."""
@@ -267,13 +271,31 @@ class RunFolder:
 def provenance(settings: dict[str, Any]) -> dict[str, Any]:
     """Where results come from: command, time, versions, settings."""
     return {
-        "command": ["fednmap", *sys.argv[1:]],
+        "command": redacted(["fednmap", *sys.argv[1:]]),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: version(name) for name in VERSIONS},
         "settings": settings,
     }
+
+
+def redacted(words: Sequence[str]) -> list[str]:
+    """The words of a command without its secrets: what stands behind a name with token, password or secret in it.
+
+    >>> redacted(["run", "--token", "abc", "--rounds", "3", "-c", "db-password='x y' rounds=3"])
+    ['run', '--token', '***', '--rounds', '3', '-c', 'db-password=*** rounds=3']
+    """
+    shown, secret = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        named = word.startswith("-") and bool(SECRET.search(name))
+        if secret:
+            shown.append("***")
+        else:
+            shown.append(f"{name}=***" if named and equals else ASSIGNMENT.sub(r"\1***", word))
+        secret = named and not equals and not secret
+    return shown
 
 
 def _extend(found: dict[Job, Curves], job: Job, record: Record) -> None:
