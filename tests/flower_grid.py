@@ -109,9 +109,9 @@ class Federation:
         self.config, self.federation = read(self.settings)
 
     def load(self, context):
-        whole = self.problem  # the client holds its own rows and nothing that says which client it is
-        mine = whole.data[self.names.index(context.node_config["client"])]
-        return LocalProblem(LeastSquares([mine], batch_size=whole.batch_size, seed=whole.seed))
+        one = self.problem.alone(self.names.index(context.node_config["client"]))
+        one.first = 0  # the client holds its own rows and nothing that says which client it is
+        return LocalProblem(one)
 
     def start(self, fault=None, nodes=None, **settings):
         run_config = self.settings | {key.replace("_", "-"): v for key, v in settings.items()}

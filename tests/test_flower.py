@@ -131,6 +131,34 @@ def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch
     assert not [name for name, data in everything(tmp_path).items() if b"tok3n" in data]
 
 
+def network_of(whole):
+    """The same data with a small network; the server knows its layers."""
+    from torch import nn
+
+    from fednmap.problems import Network
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0)).double()
+    return Network(module, nn.functional.mse_loss, [(x, y) for x, y in (whole.data[i] for i in range(whole.n))])
+
+
+@pytest.mark.parametrize("problem", [make_problem(), network_of(make_problem())], ids=["vector", "network"])
+def test_the_model_of_clients_that_keep_their_data_is_exported_as_it_was_saved(tmp_path, command, problem):
+    from safetensors.torch import load_file
+
+    Federation(tmp_path, problem, rounds=1).start()
+    saved = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")
+    for suffix, format, read_file in (("safetensors", "safetensors", load_file), ("pt", "torch", torch.load)):
+        code, _, err = command("export", tmp_path / "run", "--format", format)
+        assert code == 0, err
+        found = read_file(tmp_path / "run" / f"fednmap-0.{suffix}")
+        assert found.keys() == saved.keys()
+        assert all(torch.equal(found[name], v) for name, v in saved.items())
+    code, _, err = command("export", tmp_path / "run", "--format", "onnx")
+    assert code == 2
+    assert "use safetensors or torch" in err
+
+
 def residual(federation):
     """Distance to the optimum, and of the server's h to the mean of the clients'."""
     (z, h), _ = federation.server()

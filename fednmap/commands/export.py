@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -19,11 +20,11 @@ from fednmap.models.prune import prune as pruned
 from fednmap.names import InputError, choose
 from fednmap.problems import FiniteSum, Logistic, Network
 from fednmap.runs.experiment import prepare
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.folder import Job, RunFolder
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder of train or compare.")],
+    run: Annotated[Path, typer.Argument(help="Run folder of train, compare or flower.")],
     format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
     method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
     trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
@@ -37,6 +38,8 @@ def export(
     folder = RunFolder.open(run)
     method = method or folder.config().algorithms[0]
     module, example = trained(folder, method, trial)
+    if example is None and format == "onnx":
+        raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
     if prune and prunable(module):
         module = pruned(module)
@@ -47,21 +50,45 @@ def export(
         return
     print(report)
     if prune and not prunable(module):
-        print("not pruned: the model has normalisation layers or branches")
+        print("not pruned: the model is not a row of layers without normalisation")
     elif prune:
         print(f"pruned: {before:,} parameters before, {report.parameters:,} after")
 
 
-def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor]:
-    """The model as a torch module, ready for use, and some inputs to try it on."""
+def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor | None]:
+    """The model as a torch module, ready for use, and some inputs to try it on.
+
+    Where the data stays with the clients of a federation: the tensors as they were saved, and None.
+    """
     path = folder.path / "models" / f"{method}-{trial}.safetensors"
     if not path.is_file():
         there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
         raise InputError(f"{folder.path} has no finished model {path.stem}; it has {', '.join(there) or 'none'}")
     config = folder.config()
+    if config.data == "own":
+        saved = folder.model(Job(method, trial))
+        return holding(saved.parameters if saved else {}), None
     experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
     saved, problem = load_file(path), experiment.problem
     return as_module(problem, problem.flat(saved) if isinstance(problem, Network) else saved["x"]), problem.data.x[:2]
+
+
+def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module that holds these tensors under these names, and computes nothing.
+
+    >>> list(holding({"x": torch.zeros(2), "0.weight": torch.ones(1)}).state_dict())
+    ['x', '0.weight']
+    """
+    root = nn.Module()
+    for name, v in tensors.items():
+        *path, last = name.split(".")
+        place = root
+        for part in path:
+            if part not in dict(place.named_children()):
+                place.add_module(part, nn.Module())
+            place = place.get_submodule(part)
+        place.register_parameter(last, nn.Parameter(v, requires_grad=False))
+    return root
 
 
 def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:
