@@ -10,7 +10,6 @@ from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fednmap.commands.options import Json
@@ -60,17 +59,17 @@ def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tens
 
     Where the data stays with the clients of a federation: the tensors as they were saved, and None.
     """
-    path = folder.path / "models" / f"{method}-{trial}.safetensors"
-    if not path.is_file():
-        there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        raise InputError(f"{folder.path} has no finished model {path.stem}; it has {', '.join(there) or 'none'}")
+    job = Job(method, trial)
+    saved = folder.model(job)
+    if saved is None:
+        there = sorted(p.stem for p in folder.model_path(job).parent.glob("*.safetensors"))
+        raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
     config = folder.config()
     if config.data == "own":
-        saved = folder.model(Job(method, trial))
-        return holding(saved.parameters if saved else {}), None
-    experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
-    saved, problem = load_file(path), experiment.problem
-    return as_module(problem, problem.flat(saved) if isinstance(problem, Network) else saved["x"]), problem.data.x[:2]
+        return holding(saved.parameters), None
+    problem = prepare(config.model_copy(update={"seed": config.seed + trial})).problem
+    x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
+    return as_module(problem, x), problem.data.x[:2]
 
 
 def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
