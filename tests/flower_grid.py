@@ -12,13 +12,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from fednmap import simulate
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
-from fednmap.flower.plan import plan_of
+from fednmap.flower.plan import plan_from
 from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.problems import LeastSquares
 from fednmap.runs import checkpoints
 from fednmap.runs.execution import settings
-from fednmap.runs.experiment import assemble
+from fednmap.runs.experiment import architecture
 
 NAMES = ("anna", "bert", "cleo", "dora")
 
@@ -122,7 +122,7 @@ class Federation:
         return self.coordinator.run()
 
     def plan(self):
-        return plan_of(assemble(self.config, None, self.problem))
+        return plan_from(self.config, self.problem.start, architecture(self.problem))
 
     def simulated(self, rounds=None):
         """The server's state as the simulator has it."""

@@ -24,12 +24,12 @@ from fednmap.flower.keys import make
 from fednmap.flower.launch import Certificates, Launcher, free_port
 from fednmap.flower.ledger import Store
 from fednmap.flower.new import write
-from fednmap.flower.plan import plan_of
+from fednmap.flower.plan import plan_from
 from fednmap.flower.settings import Federation
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import settings as settings_of
-from fednmap.runs.experiment import assemble, prepare
+from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.testing import optimum
 
@@ -218,7 +218,7 @@ def assert_optimal(tmp_path, config, names):
     space = {}
     exec(QUADRATIC, space)
     problem = space["problem"]()
-    plan = plan_of(assemble(config, None, problem))
+    plan = plan_from(config, problem.start)
     algorithm, folder = plan.algorithm, RunFolder.open(tmp_path / "run")
     after, record, _ = checkpoints.newest(
         folder.checkpoints(Job("fednmap", 0)), algorithm, problem, plan.start, settings_of(config)

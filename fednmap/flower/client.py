@@ -15,10 +15,10 @@ from fednmap.core import State
 from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
-from fednmap.flower.plan import Plan, Point, plan_of
+from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
-from fednmap.runs.experiment import assemble
+from fednmap.runs.experiment import architecture
 
 Load = Callable[[Context], LocalProblem]
 
@@ -28,7 +28,7 @@ log = logging.getLogger("flwr")
 def client_app(load: Load) -> ClientApp:
     """The app that a node runs: it computes, keeps its state on its own disk, and measures the model.
 
-    load: this client's data as a LocalProblem; called once a message, because Flower starts a process for each.
+    load: this client's data as a LocalProblem; called once per message, because Flower starts a process for each.
 
     The node's own configuration says who it is and where its state is kept:
     `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`.
@@ -82,10 +82,10 @@ def client_app(load: Load) -> ClientApp:
 
 
 def _plan(context: Context, local: LocalProblem) -> Plan:
-    """The method and the regularizer of the settings, on this client's problem."""
+    """The method and the regularizer of the settings, for this client's model."""
     config, _ = read(context.run_config)
     torch.set_num_threads(1)  # several nodes may share this machine
-    return plan_of(assemble(config, None, local.problem))  # type: ignore[arg-type]  # no data set is needed for that
+    return plan_from(config, local.start, architecture(local.problem))
 
 
 def _answer(plan: Plan, local: LocalProblem, down: Any, order: Any, store: Store) -> State:

@@ -1,4 +1,4 @@
-"""What the server must know of a run; nothing of it is data."""
+"""What server and clients must know of a run; nothing of it is data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
-from fednmap.problems import FiniteSum, LeastSquares, Network
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import Experiment, assemble
+from fednmap.runs.experiment import Methods
 from fednmap.runs.folder import Model
 
 
@@ -23,47 +21,49 @@ class Point(NamedTuple):
     x: Tensor
 
 
-def plain(x: Tensor) -> Model:
-    return Model({"x": x}, ())
-
-
 @dataclass(frozen=True)
 class Plan:
     """The method, where it begins, and what is measured on the server's side.
 
-    metrics:    more to measure: name -> function of the model x.
-    saved:      the model x as it is saved.
+    module:        the network that the model belongs to; None for a plain vector.
+    measure_gamma: gamma of |F_nat|^2.
+    inputs:        the shape of one sample; () where it is not known.
+    metrics:       more to measure: name -> function of the model x.
     """
 
     algorithm: Algorithm
     phi: Regularizer
     start: Tensor
-    measure_gamma: float
+    module: nn.Module | None = None
+    measure_gamma: float = 1.0
+    inputs: tuple[int, ...] = ()
     metrics: Mapping[str, Callable[[Tensor], float]] = field(default_factory=dict)
-    saved: Callable[[Tensor], Model] = plain
 
-
-def plan_of(experiment: Experiment) -> Plan:
-    """The plan of an experiment whose method is the first that its configuration names."""
-    algorithm = experiment.algorithm(experiment.config.algorithms[0])
-    if algorithm.traits.central:
-        raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
-    problem, inputs = experiment.problem, () if experiment.dataset is None else experiment.dataset.x_train.shape[1:]
-
-    def saved(x: Tensor) -> Model:
-        return Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, tuple(inputs))
-
-    return Plan(algorithm, experiment.phi, experiment.start(algorithm), experiment.measure_gamma, saved=saved)
+    def saved(self, x: Tensor) -> Model:
+        """The model x as it is saved: by the names of the network's parameters, if there is one."""
+        if self.module is None:
+            return Model({"x": x}, self.inputs)
+        parameters = _trained(self.module)
+        pieces = x.split([p.numel() for p in parameters.values()])
+        named = {name: v.view(p.shape) for (name, p), v in zip(parameters.items(), pieces, strict=True)}
+        return Model(named, self.inputs)
 
 
 def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) -> Plan:
-    """The plan where the server holds no data: only the first model, and the network it belongs to, if there is one."""
-    nothing: FiniteSum
-    if module is None:
-        nothing = LeastSquares([(start.new_zeros(1, len(start)), start.new_zeros(1))])
-    else:
-        nothing = Network(module, nn.functional.mse_loss, [(torch.zeros(1), torch.zeros(1))], batch_size=1)
-        if nothing.dim != len(start):
-            raise InputError(f"the server's network has {nothing.dim} parameters, the clients' {len(start)}")
-    nothing.start = start
-    return plan_of(assemble(config, None, nothing))  # type: ignore[arg-type]  # no data set is needed for that
+    """The plan of whoever holds the settings, the first model and the network it belongs to, if there is one.
+
+    No data is needed: |F_nat|^2 is measured with the settings' gamma, else with 1.
+    """
+    size = len(start) if module is None else sum(p.numel() for p in _trained(module).values())
+    if size != len(start):
+        raise InputError(f"the server's network has {size} parameters, the clients' {len(start)}")
+    methods = Methods.of(config, module)
+    algorithm = methods.algorithm(config.algorithms[0])
+    if algorithm.traits.central:
+        raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
+    return Plan(algorithm, methods.phi, methods.start(algorithm, start), module, config.measure_gamma or 1.0)
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that make up the model, in its order."""
+    return dict(module.named_parameters())

@@ -12,11 +12,11 @@ from torch import Tensor
 from fednmap.data import Dataset
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
-from fednmap.flower.plan import Plan, plan_of
+from fednmap.flower.plan import Plan, plan_from
 from fednmap.flower.server import server_app
 from fednmap.flower.settings import read
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import prepare
+from fednmap.runs.experiment import architecture, prepare
 
 
 def load(context: Context) -> LocalProblem:
@@ -38,7 +38,12 @@ def _test_rows(data: Dataset, i: int) -> tuple[Tensor, Tensor] | None:
 def plan(config: Config, start: Callable[[], Tensor]) -> Plan:
     """In a trial the server has the data too: it begins where `train` does, and measures what `train` measures."""
     experiment = prepare(config)
-    return replace(plan_of(experiment), metrics=experiment.metrics())
+    return replace(
+        plan_from(experiment.config, experiment.problem.start, architecture(experiment.problem)),
+        measure_gamma=experiment.measure_gamma,
+        inputs=tuple(experiment.dataset.x_train.shape[1:]),
+        metrics=experiment.metrics(),
+    )
 
 
 client = client_app(load)

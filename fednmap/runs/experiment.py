@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import ALGORITHMS, FedNMap, NormalMapSGD
+from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
@@ -24,19 +24,31 @@ from fednmap.runs.configuration import Config
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """One trial: every method runs on the same problem, from the same model, with the same minibatches."""
+class Methods:
+    """What a configuration names besides data: the regularizer, the methods, and where each of them begins."""
 
     config: Config
-    dataset: Dataset
-    problem: FiniteSum
     phi: Regularizer
     gamma: float
     """FedNMap's prox parameter, which also fixes the common first model prox(start, gamma)."""
 
-    @property
-    def measure_gamma(self) -> float:
-        return self.config.measure_gamma or self.gamma
+    @classmethod
+    def of(cls, config: Config, module: nn.Module | None) -> Methods:
+        """Checked as a whole: what does not fit is refused before anything runs.
+
+        module: the network, whose layers regularizers may name; None for a plain vector.
+        """
+        phi = parse(config.reg, module)
+        if config.reg_only:
+            if module is None:
+                raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is not a network; leave it out")
+            phi = restrict(phi, module, config.reg_only)
+        methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
+        if config.compile:
+            check_compiler()
+        for name in config.algorithms:
+            methods.algorithm(name)
+        return methods
 
     def algorithm(self, name: str) -> Algorithm:
         """The method with the common step sizes, its own defaults, and what `set` says about it."""
@@ -56,20 +68,50 @@ class Experiment:
                 raise InputError(f"{name}: {parameter} is {value:g}; {config.dtype} holds numbers up to {largest:.3g}")
         return algorithm
 
-    def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
-        return Pooled(self.problem) if algorithm.traits.central else self.problem
+    def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
+        """Where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
 
-    def start(self, algorithm: Algorithm) -> Tensor:
-        """Where the method begins: all at the model x_0 = prox(start, gamma), so FedNMap at z_0 = start.
-
-        (start - x_0) / gamma is a subgradient of phi at x_0, so z = x_0 + gamma' (start - x_0) / gamma has
+        (first - x_0) / gamma is a subgradient of phi at x_0, so z = x_0 + gamma' (first - x_0) / gamma has
         prox(z, gamma') = x_0 for a normal-map method with another gamma'.
         """
-        start = self.problem.start
-        x = self.phi.prox(start, self.gamma)
-        if isinstance(algorithm, FedNMap | NormalMapSGD):
-            return x + (algorithm.gamma / self.gamma) * (start - x) if algorithm.gamma != self.gamma else start
-        return x
+        x, gamma = self.phi.prox(first, self.gamma), algorithm.prox_parameter
+        if gamma is None:
+            return x
+        return first if gamma == self.gamma else x + (gamma / self.gamma) * (first - x)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One trial: every method runs on the same problem, from the same model, with the same minibatches."""
+
+    methods: Methods
+    dataset: Dataset
+    problem: FiniteSum
+
+    @property
+    def config(self) -> Config:
+        return self.methods.config
+
+    @property
+    def phi(self) -> Regularizer:
+        return self.methods.phi
+
+    @property
+    def gamma(self) -> float:
+        return self.methods.gamma
+
+    @property
+    def measure_gamma(self) -> float:
+        return self.config.measure_gamma or self.gamma
+
+    def algorithm(self, name: str) -> Algorithm:
+        return self.methods.algorithm(name)
+
+    def start(self, algorithm: Algorithm) -> Tensor:
+        return self.methods.start(algorithm, self.problem.start)
+
+    def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
+        return Pooled(self.problem) if algorithm.traits.central else self.problem
 
     def metrics(self) -> dict[str, Callable[[Tensor], float]]:
         """What is measured besides the objective: accuracy for labels, support recovery where the truth is known."""
@@ -94,24 +136,13 @@ def prepare(config: Config) -> Experiment:
     config = _settled(config, dataset)
     data = _divide(dataset, config)
     config = config.model_copy(update={"clients": len(data)})
-    return assemble(config, dataset, _problem(dataset, data, config))
+    problem = _problem(dataset, data, config)
+    return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
 
 
-def assemble(config: Config, dataset: Dataset, problem: FiniteSum) -> Experiment:
-    """The regularizer and the methods that `config` names, on a problem that is there already."""
-    module = problem.architecture if isinstance(problem, Network) else None
-    phi = parse(config.reg, module)
-    if config.reg_only:
-        if module is None:
-            raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is no network; leave it out")
-        phi = restrict(phi, module, config.reg_only)
-    gamma = config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps)
-    experiment = Experiment(config, dataset, problem, phi, gamma)
-    if config.compile:
-        check_compiler()
-    for name in config.algorithms:
-        experiment.algorithm(name)  # a hyper-parameter that does not fit is refused before anything runs
-    return experiment
+def architecture(problem: FiniteSum) -> nn.Module | None:
+    """The network that a problem is made from; None for a regression."""
+    return problem.architecture if isinstance(problem, Network) else None
 
 
 def _typed(dataset: Dataset, config: Config) -> Dataset:
