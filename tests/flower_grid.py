@@ -135,9 +135,9 @@ class Federation:
         """The server's state in the newest checkpoint."""
         c = self.coordinator
         folder, algorithm = c.folder.checkpoints(c.job), c.plan.algorithm
-        after, record, refused = checkpoints.newest(folder, algorithm, self.problem, c.plan.start, settings(c.config))
+        kept, refused = checkpoints.newest_server(folder, algorithm, c.plan.start, settings(c.config))
         assert not refused
-        return after.server, record["counted"]
+        return kept.server, kept.totals["counted"]
 
     def client_states(self):
         """The clients' states that count, from their disks."""

@@ -220,15 +220,16 @@ def assert_optimal(tmp_path, config, names):
     problem = space["problem"]()
     plan = plan_from(config, problem.start)
     algorithm, folder = plan.algorithm, RunFolder.open(tmp_path / "run")
-    after, record, _ = checkpoints.newest(
-        folder.checkpoints(Job("fednmap", 0)), algorithm, problem, plan.start, settings_of(config)
+    kept, _ = checkpoints.newest_server(
+        folder.checkpoints(Job("fednmap", 0)), algorithm, plan.start, settings_of(config)
     )
-    assert float((algorithm.model(after.server) - optimum(problem, plan.phi)).norm()) < 1e-8
-    assert all(ticket.startswith(f"{config.rounds - 1:08d}-") for ticket in record["counted"].values())
+    counted = kept.totals["counted"]
+    assert float((algorithm.model(kept.server) - optimum(problem, plan.phi)).norm()) < 1e-8
+    assert all(ticket.startswith(f"{config.rounds - 1:08d}-") for ticket in counted.values())
     run_id = json.loads((folder.path / "federation.json").read_text())["run"]
     initial = algorithm.init(plan.start)[1]
-    states = [Store(tmp_path / "states", run_id, n).current(record["counted"][n], initial).h for n in names]
-    assert float((after.server.h - torch.stack(states).mean(0)).norm()) < 1e-12
+    states = [Store(tmp_path / "states", run_id, n).current(counted[n], initial).h for n in names]
+    assert float((kept.server.h - torch.stack(states).mean(0)).norm()) < 1e-12
 
 
 def test_over_tls_registered_nodes_work_and_an_unregistered_key_is_refused(tmp_path):

@@ -35,10 +35,9 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.execution import settings, summary
 from fednmap.runs.files import alone, from_json, to_json, write_atomically
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.simulation import Diverged, Round
+from fednmap.simulation import Diverged
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, take_part
-from fednmap.simulation.states import Clients
 from fednmap.simulation.trajectory import TOTALS
 
 FACTS = "federation.json"
@@ -113,7 +112,6 @@ class Coordinator:
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
         self.bytes = nbytes(self.packed_like), nbytes(plan.algorithm.broadcast(server))
-        self.nobody = Clients(self.n, client)  # the clients keep their own states
         done, server = self._restore(server)
         self._measure_if_due(done, server)
         for t in range(done, self.config.rounds):
@@ -270,21 +268,17 @@ class Coordinator:
         """After the newest intact checkpoint, or at the beginning."""
         if not self.federation.resume:
             return 0, server
-        known: Any = _Count(self.n)
-        folder = self.folder.checkpoints(self.job)
-        after, record, refused = checkpoints.newest(
-            folder, self.plan.algorithm, known, self.plan.start, settings(self.config)
-        )
+        plan, folder = self.plan, self.folder.checkpoints(self.job)
+        kept, refused = checkpoints.newest_server(folder, plan.algorithm, plan.start, settings(self.config))
         for line in refused:
             log.warning(line)
-        done = 0 if after is None else after.t + 1
-        if after is not None and record is not None:
-            about: dict[str, Any] = dict(record)
-            self.totals, self.counted = {name: about[name] for name in self.totals}, about["counted"]
-            server = after.server
-            log.info("continuing after round %d", after.t)
-        self._forget_after(done if after else -1)
-        return done, server
+        if kept is None:
+            self._forget_after(-1)
+            return 0, server
+        self.totals, self.counted = {name: kept.totals[name] for name in self.totals}, kept.totals["counted"]
+        self._forget_after(kept.t + 1)
+        log.info("continuing after round %d", kept.t)
+        return kept.t + 1, kept.server
 
     def _forget_after(self, done: int) -> None:
         """Drop measurements of rounds that will be run again; what the last one has cost is in no checkpoint yet."""
@@ -299,11 +293,9 @@ class Coordinator:
             write_atomically(path, "".join(line for line in lines if json.loads(line)["round"] <= measured).encode())
 
     def _save(self, t: int, server: State) -> None:
-        nobody = torch.arange(0)
-        about: Any = {**self.totals, "counted": self.counted}
-        round = Round(t, server, self.nobody.snapshot(), nobody, nobody, 0, 0)
+        kept = checkpoints.Kept(t, server, {**self.totals, "counted": self.counted})
         self.folder.flush()
-        checkpoints.write(self.folder.checkpoints(self.job), round, about, settings(self.config))
+        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config))
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""
@@ -328,13 +320,6 @@ def _log_to(path: Path) -> Iterator[None]:
     finally:
         log.removeHandler(file)
         file.close()
-
-
-class _Count:
-    """A problem of which only the number of clients is known."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
 
 
 def _numbers(record: Any) -> dict[str, float]:
