@@ -63,6 +63,17 @@ def test_measurements_are_those_of_the_simulator(tmp_path):
     assert {k: closing[k] for k in due} == pytest.approx(due, rel=1e-9)
 
 
+@pytest.mark.parametrize(("given", "due"), [({}, 1.0), ({"measure_gamma": 0.25}, 0.25)])
+def test_gamma_of_the_residual_does_not_follow_the_step_size(tmp_path, given, due):
+    from fednmap.measure import stationarity
+
+    federation = Federation(tmp_path, eta_a=0.01, rounds=1, **given)
+    closing = federation.start()
+    x = federation.plan().algorithm.model(federation.server()[0])
+    assert closing["measure_gamma"] == due
+    assert closing["stationarity"] == pytest.approx(float(stationarity(federation.problem, L1(0.5), x, due)), rel=1e-9)
+
+
 def test_gradients_are_sent_only_where_the_federation_allows_it(tmp_path):
     federation = Federation(tmp_path, measure_stationarity=False)
     sent = []

@@ -304,6 +304,8 @@ class Coordinator:
     def _finish(self, server: State) -> dict[str, Any]:
         last = self.folder.records(*self.job)[-1]
         closing = summary(last) | {name: int(last[name]) for name in WIRE}
+        if "stationarity" in last:
+            closing["measure_gamma"] = self.plan.measure_gamma
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=self.config.rounds, finished=True)
         return closing
