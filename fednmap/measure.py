@@ -27,6 +27,7 @@ __all__ = [
     "problem_gamma",
     "quantities",
     "quantity",
+    "residual",
     "stationarity",
     "zeros",
 ]
@@ -165,12 +166,17 @@ def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int
     return min(gamma, 0.5 / phi.rho) if 0 < phi.rho < math.inf else gamma
 
 
+def residual(x: Tensor, gradient: Tensor, phi: Regularizer, gamma: float) -> Tensor:
+    """(x - prox(x - gamma gradient, gamma)) / gamma, where the gradient of f at x is known already."""
+    return (x - phi.prox(x - gamma * gradient, gamma)) / gamma
+
+
 def natural_residual(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:
     """F_nat(x) = (x - prox(x - gamma grad f(x), gamma)) / gamma: zero exactly at stationary points.
 
     It shrinks as gamma grows: use one gamma for everything that is compared.
     """
-    return (x - phi.prox(x - gamma * problem.gradient(x), gamma)) / gamma
+    return residual(x, problem.gradient(x), phi, gamma)
 
 
 def normal_map(problem: Problem, phi: Regularizer, z: Tensor, gamma: float) -> Tensor:
@@ -226,11 +232,12 @@ EVALUATED = ("objective", "loss", "stationarity", "zeros", "hoyer")
 @torch.no_grad()
 def evaluate(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> dict[str, float]:
     """The numbers a run reports of a model."""
-    loss = float(problem.loss(x))
-    return {
-        "objective": loss + float(phi.value(x)),
-        "loss": loss,
-        "stationarity": float(stationarity(problem, phi, x, gamma)),
-        "zeros": float(zeros(x)),
-        "hoyer": float(hoyer(x)),
-    }
+    return numbers(x, float(problem.loss(x)), problem.gradient(x), phi, gamma)
+
+
+def numbers(x: Tensor, loss: float, gradient: Tensor | None, phi: Regularizer, gamma: float) -> dict[str, float]:
+    """The numbers a run reports of a model whose loss is known; no stationarity where the gradient is not."""
+    found = {"objective": loss + float(phi.value(x)), "loss": loss}
+    if gradient is not None:
+        found["stationarity"] = float(residual(x, gradient, phi, gamma).square().sum())
+    return found | {"zeros": float(zeros(x)), "hoyer": float(hoyer(x))}

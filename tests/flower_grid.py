@@ -33,6 +33,12 @@ def make_problem(n=4, dim=6, rows=12, dtype=torch.float64, batch_size=None):
     return LeastSquares(data, batch_size=batch_size)
 
 
+def context(name, run_config, states):
+    """What a client's app is told of itself."""
+    about = {"client": name, "state-dir": str(states)}
+    return Context(run_id=1, node_id=1, node_config=about, state=RecordDict(), run_config=run_config)
+
+
 class FakeGrid(Grid):
     """Nodes that answer when their reply is pulled.
 
@@ -78,16 +84,8 @@ class FakeGrid(Grid):
         return replies
 
     def answer(self, name, message):
-        about = {"client": name, "state-dir": str(self.states)}
-        context = Context(
-            run_id=1,
-            node_id=message.metadata.dst_node_id,
-            node_config=about,
-            state=RecordDict(),
-            run_config=self.run_config,
-        )
         try:
-            return self.app(message=message, context=context)
+            return self.app(message=message, context=context(name, self.run_config, self.states))
         except (ValueError, RuntimeError) as error:  # as Flower does
             return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(error)), reply_to=message)
 
@@ -111,9 +109,9 @@ class Federation:
         self.config, self.federation = read(self.settings)
 
     def load(self, context):
-        whole = self.problem  # the client holds its own rows and nothing that says which client it is
-        mine = whole.data[self.names.index(context.node_config["client"])]
-        return LocalProblem(LeastSquares([mine], batch_size=whole.batch_size, seed=whole.seed))
+        one = self.problem.alone(self.names.index(context.node_config["client"]))
+        one.first = 0  # the client holds its own rows and nothing that says which client it is
+        return LocalProblem(one)
 
     def start(self, fault=None, nodes=None, **settings):
         run_config = self.settings | {key.replace("_", "-"): v for key, v in settings.items()}
@@ -137,9 +135,9 @@ class Federation:
         """The server's state in the newest checkpoint."""
         c = self.coordinator
         folder, algorithm = c.folder.checkpoints(c.job), c.plan.algorithm
-        after, record, refused = checkpoints.newest(folder, algorithm, self.problem, c.plan.start, settings(c.config))
+        kept, refused = checkpoints.newest_server(folder, algorithm, c.plan.start, settings(c.config))
         assert not refused
-        return after.server, record["counted"]
+        return kept.server, kept.totals["counted"]
 
     def client_states(self):
         """The clients' states that count, from their disks."""

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flower_grid import NAMES, Federation, make_problem
+from flower_grid import NAMES, Federation, context, make_problem
 from flwr.app import Array, ArrayRecord, Message, MessageType
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +19,8 @@ from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
 from fednmap.regularizers import L1
+from fednmap.runs.files import alone
+from fednmap.runs.folder import RunFolder
 from fednmap.testing import optimum
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
@@ -61,6 +63,17 @@ def test_measurements_are_those_of_the_simulator(tmp_path):
     assert {k: closing[k] for k in due} == pytest.approx(due, rel=1e-9)
 
 
+@pytest.mark.parametrize(("given", "due"), [({}, 1.0), ({"measure_gamma": 0.25}, 0.25)])
+def test_gamma_of_the_residual_does_not_follow_the_step_size(tmp_path, given, due):
+    from fednmap.measure import stationarity
+
+    federation = Federation(tmp_path, eta_a=0.01, rounds=1, **given)
+    closing = federation.start()
+    x = federation.plan().algorithm.model(federation.server()[0])
+    assert closing["measure_gamma"] == due
+    assert closing["stationarity"] == pytest.approx(float(stationarity(federation.problem, L1(0.5), x, due)), rel=1e-9)
+
+
 def test_gradients_are_sent_only_where_the_federation_allows_it(tmp_path):
     federation = Federation(tmp_path, measure_stationarity=False)
     sent = []
@@ -71,9 +84,90 @@ def test_gradients_are_sent_only_where_the_federation_allows_it(tmp_path):
             sent.append(sorted(reply.content))
         return [reply]
 
-    assert federation.start(fault=watch)["stationarity"] is None
+    assert "stationarity" not in federation.start(fault=watch)
     assert sent
     assert all(records == ["about"] for records in sent)
+
+
+def test_a_client_without_test_rows_has_none_and_the_others_have_their_own(tmp_path):
+    """Every fifth row of a client is for the test, so b, with three rows, has none; a feature says whose a row is."""
+    from fednmap.flower import trial
+
+    rows = {"a": 6, "b": 3, "c": 10, "d": 5}
+    lines = [f"{name},{k},{i % 2}" for k, (name, count) in enumerate(rows.items()) for i in range(count)]
+    (tmp_path / "clinics.csv").write_text("\n".join(["client,clinic,ill", *lines, ""]))
+    settings = {"names": ",".join(rows), "run-folder": "x", "data": f"csv:{tmp_path / 'clinics.csv'}"}
+    settings["model"] = "logistic"
+    parts = [trial.load(context(name, settings, tmp_path)) for name in rows]
+    assert [part.problem.data.x[:, 0].tolist() for part in parts] == [[0] * 5, [1] * 3, [2] * 8, [3] * 4]
+    assert [None if p.test is None else p.test[0][:, 0].tolist() for p in parts] == [[0], None, [2, 2], [3]]
+
+
+@pytest.mark.parametrize("sends_nan", [False, True])
+def test_a_client_with_an_empty_test_part_is_measured_without_accuracy(tmp_path, sends_nan):
+    from fednmap.flower.local import LocalProblem
+
+    class Old(LocalProblem):
+        """Another maker's client: it sends what a mean over nothing is."""
+
+        def accuracy(self, x):
+            return super().accuracy(x) if len(self.test[1]) else float("nan")
+
+    class Tested(Federation):
+        def load(self, context):
+            local = super().load(context)
+            kept = 0 if context.node_config["client"] == "bert" else 3
+            return (Old if sends_nan else LocalProblem)(
+                local.problem, (local.problem.data.x[:kept], local.problem.data.y[:kept])
+            )
+
+    federation = Tested(tmp_path)
+    closing = federation.start()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
+    assert [sorted(v) for v in lines if v["client"] == "bert"] == [["client", "loss", "round", "samples"]] * 3
+    assert all("accuracy" in v for v in lines if v["client"] != "bert")
+    x = federation.plan().algorithm.model(federation.server()[0])
+    assert closing["loss"] == pytest.approx(float(federation.problem.loss(x)), rel=1e-9)
+
+
+def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch):
+    """Flower starts the server with a token, by which whoever has it may speak for the run."""
+    words = ["flwr-serverapp", "--token", "tok3n-a", "--app-password=tok3n-b", "-c", "db.secret='tok3n c' rounds=3"]
+    monkeypatch.setattr("sys.argv", words)
+    Federation(tmp_path).start()
+    _, shown, _ = command("show", tmp_path / "run")
+    assert command("report", tmp_path / "run")[0] == 0
+    assert "--token '***' '--app-password=***' -c 'db.secret=*** rounds=3'" in shown
+    assert b"rounds=3" in (tmp_path / "report.html").read_bytes()
+    assert not [name for name, data in everything(tmp_path).items() if b"tok3n" in data]
+
+
+def network_of(whole):
+    """The same data with a small network; the server knows its layers."""
+    from torch import nn
+
+    from fednmap.problems import Network
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0)).double()
+    return Network(module, nn.functional.mse_loss, [(x, y) for x, y in (whole.data[i] for i in range(whole.n))])
+
+
+@pytest.mark.parametrize("problem", [make_problem(), network_of(make_problem())], ids=["vector", "network"])
+def test_the_model_of_clients_that_keep_their_data_is_exported_as_it_was_saved(tmp_path, command, problem):
+    from safetensors.torch import load_file
+
+    Federation(tmp_path, problem, rounds=1).start()
+    saved = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")
+    for suffix, format, read_file in (("safetensors", "safetensors", load_file), ("pt", "torch", torch.load)):
+        code, _, err = command("export", tmp_path / "run", "--format", format)
+        assert code == 0, err
+        found = read_file(tmp_path / "run" / f"fednmap-0.{suffix}")
+        assert found.keys() == saved.keys()
+        assert all(torch.equal(found[name], v) for name, v in saved.items())
+    code, _, err = command("export", tmp_path / "run", "--format", "onnx")
+    assert code == 2
+    assert "use safetensors or torch" in err
 
 
 def residual(federation):
@@ -239,7 +333,7 @@ class Killed(Exception):
     """The server dies here."""
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", [0, 1, 2])
 @pytest.mark.parametrize("when", ["before the replies", "after the replies"])
 def test_a_killed_server_continues_the_same_trajectory(tmp_path, when, damaged):
     def fault(name, message, answer):
@@ -252,13 +346,78 @@ def test_a_killed_server_continues_the_same_trajectory(tmp_path, when, damaged):
     federation = Federation(tmp_path, rounds=8)
     with pytest.raises(Killed):
         federation.start(fault=fault)
-    if damaged:  # the newest checkpoint: the one before is used, and the clients still have the states it needs
-        newest = sorted((tmp_path / "run" / "checkpoints" / "fednmap-0").glob("*.safetensors"))[-1]
+    # without the newest checkpoint the one before is used, and the clients still have the states it needs; without
+    # both the run begins anew
+    for newest in sorted((tmp_path / "run" / "checkpoints" / "fednmap-0").glob("*.safetensors"))[::-1][:damaged]:
         newest.write_bytes(newest.read_bytes()[:-8])
     federation.start(resume=True, nodes={201 + i: name for i, name in enumerate(NAMES)})
     assert_same(federation)
     assert [r["round"] for r in federation.coordinator.folder.records("fednmap", 0)] == [0, 3, 6, 8]
     assert residual(federation)[1] < 1e-12
+
+
+@pytest.mark.parametrize("done", [0, 3, 6])
+def test_a_server_killed_while_it_measures_measures_again(tmp_path, done):
+    """Once, before round 1, between rounds, or at the end: each measurement is there once, and so is what it cost."""
+    asked = []
+
+    def fault(name, message, answer):
+        if message.metadata.message_type == MessageType.EVALUATE:
+            asked.append(name)
+            if len(asked) == 4 * (1 + done // 3) - 1:
+                raise Killed
+        return [answer()]
+
+    federation, whole = Federation(tmp_path / "a"), Federation(tmp_path / "b")
+    for folder in (federation.folder, whole.folder):
+        folder.mkdir()
+    with pytest.raises(Killed):
+        federation.start(fault=fault)
+    closing, due = federation.start(resume=True), whole.start()
+    assert [r["round"] for r in federation.coordinator.folder.records("fednmap", 0)] == [0, 3, 6]
+    lines = [json.loads(line) for line in (federation.folder / "run" / "clients.jsonl").read_text().splitlines()]
+    assert [(v["round"], v["client"]) for v in lines] == [(t, name) for t in (0, 3, 6) for name in NAMES]
+    same = ("rounds", "objective", "stationarity", "bytes_up", "eval_wire_down")
+    assert {k: closing[k] for k in same} == pytest.approx({k: due[k] for k in same}, rel=1e-9)
+
+
+def everything(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("made", ["by a server", "for a server"])
+def test_a_second_server_is_refused_and_touches_nothing(tmp_path, made, resume):
+    federation, folder = Federation(tmp_path), tmp_path / "run"
+    if made == "by a server":
+        federation.start()
+    else:
+        RunFolder.create(folder, federation.config, "flower")
+    (folder / ".status.json.1.part").write_text("half writ")
+    (folder / "metrics.csv").write_bytes(b"method,trial,round,metric,value\nfednmap,0,0,zer")
+    with alone(folder):
+        before = everything(folder)
+        with pytest.raises(ValueError, match="is in use by another run"):
+            federation.start(resume=resume)
+        assert everything(folder) == before
+
+
+def test_up_does_not_continue_what_is_running(tmp_path, command):
+    Federation(tmp_path).start()
+    with alone(tmp_path / "run"):
+        before = everything(tmp_path / "run")
+        code, _, err = command("flower", "up", "--resume", tmp_path / "run")
+        assert code == 2
+        assert "is in use by another run" in err
+        assert everything(tmp_path / "run") == before
+
+
+def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):
+    Federation(tmp_path).start()
+    before = everything(tmp_path / "run")
+    with pytest.raises(ValueError, match="keep the names"):
+        Federation(tmp_path, names=("anna", "bert", "cleo", "emil")).start(resume=True)
+    assert everything(tmp_path / "run") == before
 
 
 def test_a_client_without_its_state_says_so_and_is_left_out(tmp_path):

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from safetensors.torch import load_file
 from fednmap import simulate
 from fednmap.flower.app import run_settings, write_trial
 from fednmap.flower.keys import make
-from fednmap.flower.launch import Certificates, Launcher
+from fednmap.flower.launch import Certificates, Launcher, free_port
 from fednmap.flower.ledger import Store
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_from
@@ -217,15 +220,16 @@ def assert_optimal(tmp_path, config, names):
     problem = space["problem"]()
     plan = plan_from(config, problem.start)
     algorithm, folder = plan.algorithm, RunFolder.open(tmp_path / "run")
-    after, record, _ = checkpoints.newest(
-        folder.checkpoints(Job("fednmap", 0)), algorithm, problem, plan.start, settings_of(config)
+    kept, _ = checkpoints.newest_server(
+        folder.checkpoints(Job("fednmap", 0)), algorithm, plan.start, settings_of(config)
     )
-    assert float((algorithm.model(after.server) - optimum(problem, plan.phi)).norm()) < 1e-8
-    assert all(ticket.startswith(f"{config.rounds - 1:08d}-") for ticket in record["counted"].values())
+    counted = kept.totals["counted"]
+    assert float((algorithm.model(kept.server) - optimum(problem, plan.phi)).norm()) < 1e-8
+    assert all(ticket.startswith(f"{config.rounds - 1:08d}-") for ticket in counted.values())
     run_id = json.loads((folder.path / "federation.json").read_text())["run"]
     initial = algorithm.init(plan.start)[1]
-    states = [Store(tmp_path / "states", run_id, n).current(record["counted"][n], initial).h for n in names]
-    assert float((after.server.h - torch.stack(states).mean(0)).norm()) < 1e-12
+    states = [Store(tmp_path / "states", run_id, n).current(counted[n], initial).h for n in names]
+    assert float((kept.server.h - torch.stack(states).mean(0)).norm()) < 1e-12
 
 
 def test_over_tls_registered_nodes_work_and_an_unregistered_key_is_refused(tmp_path):
@@ -288,6 +292,51 @@ def test_the_template_runs_as_it_is(running, tmp_path):
     assert x.nonzero().squeeze(1).tolist() == [0, 1, 2]
     clients = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
     assert min(c["accuracy"] for c in clients if c["round"] == 5) > 0.8
+
+
+def commands(readme, heading):
+    """The commands under a heading, block by block."""
+    section = readme.split(f"\n## {heading}")[1].split("\n## ")[0]
+    return [textwrap.dedent(block) for block in re.findall(r"^ *```sh\n(.*?)```", section, re.DOTALL | re.MULTILINE)]
+
+
+@pytest.mark.slow
+def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
+    """Keys, TLS, registration and a run; afterwards the folder is shown and its model exported."""
+    app = tmp_path / "my-federation"
+    write(app)
+    keys = app / "keys"
+    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
+    with Launcher(tmp_path / "flower", certificates) as launcher:
+        here = {"SERVER": "127.0.0.1", "0.0.0.0": "127.0.0.1", "18000": str(launcher.port)}
+
+        def start(name, script, place=app, **more):
+            for word, stands_for in (here | more).items():
+                script = script.replace(word, stands_for)
+            return launcher.start(name, ["bash", "-c", f"set -e; cd '{place}'; {script}"])
+
+        made, server, admin, node, begin = commands((app / "README.md").read_text(), "Real machines")
+        assert start("keys", made).wait(PATIENCE) == 0, launcher.log("keys")
+        start("superlink", server)
+        wait_for(launcher._healthy, "the SuperLink")
+        assert start("admin", admin).wait(PATIENCE) == 0, launcher.log("admin")
+        for name in NAMES:
+            place = tmp_path / name
+            place.mkdir()
+            for file in ("ca.crt", name):
+                shutil.copy(keys / file, place)
+            port = f"--port {free_port()} --superlink"
+            start(name, node, place, **{"client-0": name, "/var/lib/fednmap": str(place), "--superlink": port})
+        process = start("run", begin.replace("--stream", "--stream -c rounds=2"))
+        process.wait(PATIENCE)
+        folder = app / "runs" / "my-federation"
+        assert status(folder).get("finished"), launcher.log("run") + launcher.log("superlink")
+    for words in (["show"], ["export"], ["report"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "fednmap", *words, str(folder)], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert "x" in load_file(folder / "fednmap-0.safetensors")
 
 
 @pytest.mark.slow

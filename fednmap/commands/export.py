@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from fednmap.runs.folder import Job, RunFolder
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder of train or compare.")],
+    run: Annotated[Path, typer.Argument(help="Run folder of train, compare or flower.")],
     format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
     method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
     trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
@@ -40,6 +41,8 @@ def export(
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
     module, example = trained(folder, method, trial)
+    if example is None and format == "onnx":
+        raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
     smaller = prune and prunable(module)
     if smaller:
@@ -52,24 +55,47 @@ def export(
         return
     print(report)
     if prune and not smaller:
-        print("not pruned: the model has normalisation layers or branches")
+        print("not pruned: the model is not a row of layers without normalisation")
     elif prune:
         print(f"pruned: {before:,} parameters before, {report.parameters:,} after")
 
 
-def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor]:
-    """The model as a torch module, ready for use, and some inputs to try it on."""
-    saved = folder.model(Job(method, trial))
+def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor | None]:
+    """The model as a torch module, ready for use, and some inputs to try it on.
+
+    Where the data stays with the clients of a federation: the tensors as they were saved, and None.
+    """
+    job = Job(method, trial)
+    saved = folder.model(job)
     if saved is None:
-        path = folder.model_path(Job(method, trial))
-        there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        raise InputError(f"{folder.path} has no finished model {path.stem}; it has {', '.join(there) or 'none'}")
+        there = sorted(p.stem for p in folder.model_path(job).parent.glob("*.safetensors"))
+        raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
     config = folder.config()
+    if config.data == "own":
+        return holding(saved.parameters), None
     problem = prepare(config.model_copy(update={"seed": config.seed + trial})).problem
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
     if x.numel() != problem.dim:
         raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")
     return as_module(problem, x.to(problem.data.x.device)), problem.data.x[:2]
+
+
+def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module that holds these tensors under these names, and computes nothing.
+
+    >>> list(holding({"x": torch.zeros(2), "0.weight": torch.ones(1)}).state_dict())
+    ['x', '0.weight']
+    """
+    root = nn.Module()
+    for name, v in tensors.items():
+        *path, last = name.split(".")
+        place = root
+        for part in path:
+            if part not in dict(place.named_children()):
+                place.add_module(part, nn.Module())
+            place = place.get_submodule(part)
+        place.register_parameter(last, nn.Parameter(v, requires_grad=False))
+    return root
 
 
 def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:

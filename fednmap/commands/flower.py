@@ -53,7 +53,7 @@ def keys(
     host: Annotated[str, typer.Option(help="The server's name or address, as the nodes reach it.")] = "127.0.0.1",
     days: Annotated[int, typer.Option(help="Validity of the certificates.")] = 365,
 ) -> None:
-    """Make a certificate authority, the server's certificate and one key a node, for a private federation."""
+    """Make a certificate authority, the server's certificate and one key per node, for a private federation."""
     _needs_flower()
     from fednmap.flower.keys import make
 
@@ -90,7 +90,11 @@ def up(
         folder = RunFolder.open(resume.resolve())
         file = resume / "federation.json"
         if not file.exists():
-            raise InputError(f"{resume} is no run between machines; continue it with fednmap train --resume {resume}")
+            raise InputError(
+                f"{resume} is not a run between machines; continue it with fednmap train --resume {resume}"
+            )
+        if folder.running():
+            raise InputError(f"{resume} is in use by another run; wait for it to end")
         settings = folder.config()
         known = jsonlib.loads(file.read_text())
         known.pop("run")

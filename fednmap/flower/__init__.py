@@ -3,9 +3,9 @@
 settings     what a federation agrees on, read from the app's run configuration
 local        LocalProblem: what a client supplies
 wire         messages as named arrays, and the check of what arrives
-store        a client's state on its own disk
+ledger       a client's state on its own disk
 client       the ClientApp
-plan         what the server must know of a run
+plan         what server and clients must know of a run
 roster       which node speaks for which client
 server       the ServerApp: the round loop with deadline, repetition and checkpoints
 trial        the app that `fednmap flower up` runs

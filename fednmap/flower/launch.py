@@ -35,7 +35,7 @@ class Launcher:
     """Starts Flower's processes, each in a process group of its own, and stops them all on the way out.
 
     folder: configuration, logs and Flower's files go there.
-    warm:   nodes that import torch once (fednmap.flower.node), not once a message.
+    warm:   nodes that import torch once (fednmap.flower.node), not once per message.
 
     >>> with Launcher(Path("somewhere")) as launcher:   # doctest: +SKIP
     ...     launcher.superlink()

@@ -18,7 +18,7 @@ class LocalProblem:
     """One client's own problem: f_i with its gradient oracle, made from data that stays here.
 
     problem: a LeastSquares, Logistic or Network (or another FiniteSum) of one client.
-    test:    samples and labels kept back to measure accuracy on, or None.
+    test:    samples and labels kept back to measure accuracy on; None, or none of them, if nothing is.
 
     >>> from fednmap.problems import LeastSquares
     >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
@@ -53,7 +53,8 @@ class LocalProblem:
         return self.problem.gradient(x)
 
     def accuracy(self, x: Tensor) -> float | None:
-        if self.test is None:
+        """The share of test labels that x predicts; None without test samples."""
+        if self.test is None or not len(self.test[1]):
             return None
         inputs, labels = self.test
         return accuracy(self.problem.predict(x, inputs), labels)

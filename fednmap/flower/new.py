@@ -24,6 +24,7 @@ FIRST = {
     "deadline": 600.0,
     "set": "",
 }
+MEANING = {"measure_gamma": "gamma of |F_nat|^2; default 1, the server has no data to estimate a better one from."}
 ELSEWHERE = ("algorithms", "clients", "partition", "test", "trials", "drop", "chunk", "checkpoint_every", "device")
 
 
@@ -61,7 +62,7 @@ def _settings(name: str) -> str:
             if key in ELSEWHERE:
                 continue
             default = None if field.is_required() else field.default
-            lines.append(_line(key, field.description or "", first.get(key, default)))
+            lines.append(_line(key, MEANING.get(key, field.description or ""), first.get(key, default)))
     return "\n".join(lines)
 
 

@@ -12,7 +12,9 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,30 +28,24 @@ from fednmap.flower import wire
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.settings import Federation, read
-from fednmap.measure import hoyer, zeros
+from fednmap.measure import numbers
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import settings
+from fednmap.runs.execution import settings, summary
 from fednmap.runs.files import alone, from_json, to_json, write_atomically
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.simulation import Diverged, Round
-from fednmap.simulation.loop import dry_run
+from fednmap.simulation import Diverged
+from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, take_part
-from fednmap.simulation.states import Clients
+from fednmap.simulation.trajectory import TOTALS
 
+FACTS = "federation.json"
+CLIENTS = "clients.jsonl"
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
-TOTALS = (
-    "bytes_up",
-    "bytes_down",
-    "wire_up",
-    "wire_down",
-    "eval_wire_up",
-    "eval_wire_down",
-    "train_seconds",
-    "eval_seconds",
-)
+WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
+"""Bytes of the messages as they travel: of the rounds, and of the measurements."""
 
 log = logging.getLogger("flwr")
 
@@ -84,27 +80,26 @@ class Coordinator:
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        self.folder = self._open()
         self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
         self.make_plan = make_plan
-        self.totals = dict.fromkeys(TOTALS, 0.0)
+        self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
         self.counted = dict.fromkeys(federation.names, "")
         self.refused = dict.fromkeys(federation.names, "")
 
     def run(self) -> dict[str, Any]:
-        """All rounds that are not done yet; the closing numbers, also kept in the run folder."""
-        file = logging.FileHandler(self.folder.path / "server.log", delay=True)
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(file)
-        try:
-            with alone(self.folder.path):
-                return self._run()
-        except Exception as error:
-            self._status(error=f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            log.removeHandler(file)
-            file.close()
+        """All rounds that are not done yet; the closing numbers, also kept in the run folder.
+
+        A folder that another server is using is refused before anything in it is touched.
+        """
+        self.folder = self._found()
+        with alone(self.folder.path):
+            self._open()
+            with _log_to(self.folder.path / "server.log"):
+                try:
+                    return self._run()
+                except Exception as error:
+                    self._status(error=f"{type(error).__name__}: {error}")
+                    raise
 
     def _run(self) -> dict[str, Any]:
         self._status(waiting=True)
@@ -117,16 +112,12 @@ class Coordinator:
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
         self.bytes = nbytes(self.packed_like), nbytes(plan.algorithm.broadcast(server))
-        self.nobody = Clients(self.n, client)  # the clients keep their own states
         done, server = self._restore(server)
-        if done == 0:
-            self._measure(0, server)
+        self._measure_if_due(done, server)
         for t in range(done, self.config.rounds):
             server = self._round(t, server)
-            done = t + 1
-            if done % self.config.eval_every == 0 or done == self.config.rounds:
-                self._measure(done, server)
-            self._status(done=done)
+            self._measure_if_due(t + 1, server)
+            self._status(done=t + 1)
         return self._finish(server)
 
     def _round(self, t: int, server: State) -> State:
@@ -148,8 +139,7 @@ class Coordinator:
                 f"round {t} failed {self.federation.attempts} times; its state is saved, continue with resume = true"
             )
         order = [name for name in self.federation.names if name in ups]
-        mean = type(ups[order[0]])(*(torch.stack(v).mean(0) for v in zip(*(ups[name] for name in order), strict=True)))
-        server = algorithm.aggregate(server, mean, len(order) / self.n)
+        server = algorithm.aggregate(server, mean([ups[name] for name in order]), len(order) / self.n)
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
         self.counted |= dict.fromkeys(order, ticket)
@@ -211,6 +201,13 @@ class Coordinator:
             raise InputError("it unpacks to other shapes than due")
         return up
 
+    def _measure_if_due(self, done: int, server: State) -> None:
+        """Unless it was measured before the run was continued."""
+        if done % self.config.eval_every == 0 or done == self.config.rounds:
+            records = self.folder.records(*self.job)
+            if not records or records[-1]["round"] < done:
+                self._measure(done, server)
+
     def _measure(self, done: int, server: State) -> None:
         """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
         plan, began = self.plan, time.monotonic()
@@ -218,31 +215,28 @@ class Coordinator:
         message = RecordDict({"model": wire.pack(Point(x))})
         nodes = self.roster.refresh()
         found = exchange(self.grid, nodes, MessageType.EVALUATE, lambda _: message, self.federation.deadline)
-        numbers: dict[str, dict[str, float]] = {}
-        gradients: list[Tensor] = []
+        told: dict[str, dict[str, float]] = {}
+        gradients: list[Point] = []
         for name, content in found.replies.items():
             try:
-                numbers[name] = _numbers(content["about"])
+                about = _numbers(content["about"])
                 if self.federation.measure_stationarity:
-                    gradients.append(wire.unpack(content.get("gradient"), Point(x)).x)
+                    gradients.append(wire.unpack(content.get("gradient"), Point(x)))
+                told[name] = about
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("%s: measurement left out: %.200s", name, error)
         self.totals["eval_wire_up"] += found.wire_up
         self.totals["eval_wire_down"] += found.wire_down
-        loss = sum(v["loss"] for v in numbers.values()) / len(numbers) if numbers else math.nan
-        record = {"round": done, "objective": loss + float(plan.phi.value(x)), "loss": loss}
+        loss = sum(v["loss"] for v in told.values()) / len(told) if told else math.nan
+        gradient = None
         if self.federation.measure_stationarity:
-            step, mean = (
-                plan.measure_gamma,
-                torch.stack(gradients).mean(0) if gradients else torch.full_like(x, math.nan),
-            )
-            record["stationarity"] = float(((x - plan.phi.prox(x - step * mean, step)) / step).square().sum())
-        record |= {"zeros": float(zeros(x)), "hoyer": float(hoyer(x)), "clients_measured": len(numbers)}
-        record |= {name: f(x) for name, f in plan.metrics.items()}
+            gradient = mean(gradients).x if gradients else torch.full_like(x, math.nan)
+        record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
+        record |= {"clients_measured": len(told), **{name: f(x) for name, f in plan.metrics.items()}}
         self.totals["eval_seconds"] += time.monotonic() - began
-        self.folder.append(self.job, record | self.totals)
-        with (self.folder.path / "clients.jsonl").open("a") as file:
-            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in numbers.items())
+        with (self.folder.path / CLIENTS).open("a") as file:
+            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
+        self.folder.append(self.job, record | self.totals)  # last: what is not there was not measured
 
     def _count_bytes(self, asked: int, found: Exchange) -> None:
         up, down = self.bytes
@@ -251,50 +245,57 @@ class Coordinator:
         self.totals["wire_up"] += found.wire_up
         self.totals["wire_down"] += found.wire_down
 
-    def _open(self) -> RunFolder:
-        """The run folder, and the number under which the clients keep their states."""
+    def _found(self) -> RunFolder:
+        """The run folder: one to go on in, one that was made for this run, or a new one."""
         path = self.federation.run_folder
-        facts = path / "federation.json"
-        if self.federation.resume:
-            folder = RunFolder.open(path)
-            known = from_json(facts, dict) if facts.exists() else {}
-            if tuple(known.get("names", self.federation.names)) != self.federation.names:
-                raise InputError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
-        elif (path / "run.toml").exists() and not facts.exists():
-            folder, known = RunFolder.open(path), {}
-        else:
-            folder, known = RunFolder.create(path, self.config, "flower"), {}
-        folder.repair()
+        if self.federation.resume or ((path / "run.toml").exists() and not (path / FACTS).exists()):
+            return RunFolder.open(path)
+        return RunFolder.create(path, self.config, "flower")
+
+    def _open(self) -> None:
+        """Check and repair the folder, which is ours now, and settle the number under which clients keep states."""
+        facts = self.folder.path / FACTS
+        known = from_json(facts, dict) if facts.exists() else {}
+        if known and not self.federation.resume:
+            raise InputError(f"{self.folder.path} has been used in the meantime; choose another folder")
+        if tuple(known.get("names", self.federation.names)) != self.federation.names:
+            raise InputError(f"{self.folder.path} belongs to the clients {', '.join(known['names'])}; keep the names")
+        self.folder.repair()
         self.run_id = known.get("run") or secrets.token_hex(8)
         write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
-        return folder
 
     def _restore(self, server: State) -> tuple[int, State]:
         """After the newest intact checkpoint, or at the beginning."""
         if not self.federation.resume:
             return 0, server
-        known: Any = _Count(self.n)
-        folder = self.folder.checkpoints(self.job)
-        after, record, refused = checkpoints.newest(
-            folder, self.plan.algorithm, known, self.plan.start, settings(self.config)
-        )
+        plan, folder = self.plan, self.folder.checkpoints(self.job)
+        kept, refused = checkpoints.newest_server(folder, plan.algorithm, plan.start, settings(self.config))
         for line in refused:
             log.warning(line)
-        if after is None or record is None:
+        if kept is None:
+            self._forget_after(-1)
             return 0, server
-        about: dict[str, Any] = dict(record)
-        self.totals = {name: about[name] for name in TOTALS}
-        self.counted = about["counted"]
-        self.folder.forget_after(self.job, after.t + 1)
-        log.info("continuing after round %d", after.t)
-        return after.t + 1, after.server
+        self.totals, self.counted = {name: kept.totals[name] for name in self.totals}, kept.totals["counted"]
+        self._forget_after(kept.t + 1)
+        log.info("continuing after round %d", kept.t)
+        return kept.t + 1, kept.server
+
+    def _forget_after(self, done: int) -> None:
+        """Drop measurements of rounds that will be run again; what the last one has cost is in no checkpoint yet."""
+        self.folder.forget_after(self.job, done)
+        records = self.folder.records(*self.job)
+        measured = records[-1]["round"] if records else -1
+        if records and measured == done:
+            self.totals = {name: records[-1][name] for name in self.totals}
+        path = self.folder.path / CLIENTS
+        if path.exists():
+            lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            write_atomically(path, "".join(line for line in lines if json.loads(line)["round"] <= measured).encode())
 
     def _save(self, t: int, server: State) -> None:
-        nobody = torch.arange(0)
-        about: Any = {**self.totals, "counted": self.counted}
-        round = Round(t, server, self.nobody.snapshot(), nobody, nobody, 0, 0)
+        kept = checkpoints.Kept(t, server, {**self.totals, "counted": self.counted})
         self.folder.flush()
-        checkpoints.write(self.folder.checkpoints(self.job), round, about, settings(self.config))
+        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config))
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""
@@ -302,29 +303,31 @@ class Coordinator:
 
     def _finish(self, server: State) -> dict[str, Any]:
         last = self.folder.records(*self.job)[-1]
-        closing: dict[str, Any] = {
-            "rounds": int(last["round"]),
-            **{k: last.get(k) for k in ("objective", "loss", "stationarity", "zeros", "hoyer", "test_accuracy")},
-            **{k: int(self.totals[k]) for k in TOTALS if not k.endswith("seconds")},
-            "seconds": self.totals["train_seconds"] + self.totals["eval_seconds"],
-            **{k: self.totals[k] for k in TOTALS if k.endswith("seconds")},
-        }
+        closing = summary(last) | {name: int(last[name]) for name in WIRE}
+        if "stationarity" in last:
+            closing["measure_gamma"] = self.plan.measure_gamma
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=self.config.rounds, finished=True)
         return closing
 
 
-class _Count:
-    """A problem of which only the number of clients is known."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """What is said meanwhile is also written to the file."""
+    file = logging.FileHandler(path, delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(file)
+    try:
+        yield
+    finally:
+        log.removeHandler(file)
+        file.close()
 
 
 def _numbers(record: Any) -> dict[str, float]:
     if not isinstance(record, MetricRecord):
         raise InputError("no numbers where a measurement was due")
     values = {key: float(record[key]) for key in ("loss", "samples", "accuracy") if key in record}  # type: ignore[arg-type]
-    if "loss" not in values or not all(abs(v) < float("inf") for v in values.values()):
-        raise InputError(f"numbers {values}; due were a finite loss and a sample count")
-    return values
+    if not math.isfinite(values.get("loss", math.nan)):
+        raise InputError(f"numbers {values}; due was a finite loss")
+    return {key: v for key, v in values.items() if math.isfinite(v)}  # accuracy on no samples is NaN

@@ -9,6 +9,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
+from fednmap.data import Dataset
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, plan_from
@@ -22,11 +23,16 @@ def load(context: Context) -> LocalProblem:
     """The part of the data that this node's name stands for."""
     config, federation = read(context.run_config)
     experiment, i = prepare(config), federation.names.index(str(context.node_config["client"]))
-    data, test = experiment.dataset, None
-    if data.classes is not None and data.test_clients is not None and config.partition in ("auto", "natural"):
-        mine = data.test_clients == torch.unique(data.test_clients)[i]
-        test = data.x_test[mine], data.y_test[mine]
-    return LocalProblem(experiment.problem.alone(i), test)
+    natural = experiment.config.partition == "natural"
+    return LocalProblem(experiment.problem.alone(i), _test_rows(experiment.dataset, i) if natural else None)
+
+
+def _test_rows(data: Dataset, i: int) -> tuple[Tensor, Tensor] | None:
+    """What client i keeps back to measure accuracy on; None where it keeps nothing back."""
+    if data.classes is None or data.clients is None or data.test_clients is None:
+        return None
+    mine = data.test_clients == torch.unique(data.clients)[i]
+    return (data.x_test[mine], data.y_test[mine]) if bool(mine.any()) else None
 
 
 def plan(config: Config, start: Callable[[], Tensor]) -> Plan:

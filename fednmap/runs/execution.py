@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fednmap.measure import EVALUATED
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs import checkpoints
@@ -199,10 +200,10 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """The closing numbers, as `--json` prints them."""
+    """The closing numbers, as `--json` prints them; what was not measured is not there."""
     return {
         "rounds": int(record["round"]),
-        **{k: record[k] for k in ("objective", "loss", "stationarity", "zeros", "hoyer")},
+        **{k: record[k] for k in EVALUATED if k in record},
         "test_accuracy": record.get("test_accuracy"),
         **{k: record[k] for k in ("support_precision", "support_recall") if k in record},
         "bytes_up": int(record["bytes_up"]),

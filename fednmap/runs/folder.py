@@ -16,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import sys
 import time
 import warnings
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -57,6 +58,9 @@ COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
 VERSIONS = ("fednmap", "torch", "numpy")
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every"})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
+
+SECRET = re.compile(r"token|password|passphrase|secret", re.IGNORECASE)
+ASSIGNMENT = re.compile(rf"""([\w.-]*(?:{SECRET.pattern})[\w.-]*\s*=\s*)("[^"]*"|'[^']*'|\S+)""", re.IGNORECASE)
 
 Curves = dict[str, "array[float]"]
 """Column name -> its values along a run; all of the same length, `round` among them."""
@@ -346,7 +350,7 @@ class RunFolder:
 def provenance(settings: dict[str, Any]) -> dict[str, Any]:
     """Where results come from: command, time, versions, settings."""
     return {
-        "command": ["fednmap", *sys.argv[1:]],
+        "command": redacted(["fednmap", *sys.argv[1:]]),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -377,6 +381,24 @@ def _undamaged(rows: Iterator[Row | None]) -> Iterator[Row]:
 
 def _name(entry: dict[str, Any]) -> str:
     return f"{entry.get('method')}-{entry.get('trial')}"
+
+
+def redacted(words: Sequence[str]) -> list[str]:
+    """The words of a command without its secrets: what stands behind a name with token, password or secret in it.
+
+    >>> redacted(["run", "--token", "abc", "--rounds", "3", "-c", "db-password='x y' rounds=3"])
+    ['run', '--token', '***', '--rounds', '3', '-c', 'db-password=*** rounds=3']
+    """
+    shown, secret = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        named = word.startswith("-") and bool(SECRET.search(name))
+        if secret:
+            shown.append("***")
+        else:
+            shown.append(f"{name}=***" if named and equals else ASSIGNMENT.sub(r"\1***", word))
+        secret = named and not equals and not secret
+    return shown
 
 
 def _whole_lines(file: Any) -> int:
