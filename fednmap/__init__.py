@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fednmap import algorithms, core, data, measure, models, problems, regularizers, simulation, testing, theory
-    from fednmap.simulation import Callback, Diverged, Result, Round, run, simulate
+    from fednmap.names import InputError
+    from fednmap.runs.in_python import run
+    from fednmap.simulation import Callback, Diverged, Patience, Result, Round, TimeLimit, Tolerance, simulate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Callback",
     "Diverged",
+    "InputError",
+    "Patience",
     "Result",
     "Round",
+    "TimeLimit",
+    "Tolerance",
     "algorithms",
     "core",
     "data",
@@ -36,9 +42,13 @@ __all__ = [
 _FROM = {
     "Callback": "fednmap.simulation",
     "Diverged": "fednmap.simulation",
+    "InputError": "fednmap.names",
+    "Patience": "fednmap.simulation",
     "Result": "fednmap.simulation",
     "Round": "fednmap.simulation",
-    "run": "fednmap.simulation",
+    "TimeLimit": "fednmap.simulation",
+    "Tolerance": "fednmap.simulation",
+    "run": "fednmap.runs.in_python",
     "simulate": "fednmap.simulation",
 }
 """Where a name is defined; the other names of `__all__` are modules."""

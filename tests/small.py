@@ -7,8 +7,9 @@ import torch
 
 from fednmap import Callback
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import Reporter, execute
+from fednmap.runs.execution import execute
 from fednmap.runs.folder import Job, RunFolder
+from fednmap.runs.keeping import Reporter
 
 SMALL = {
     "data": "digits",
@@ -31,8 +32,8 @@ class Heard(Reporter):
     def __init__(self):
         self.lines, self.done, self.records = [], [], []
 
-    def begin(self, method, trial, done, config):
-        self.done.append(done)
+    def begin(self, what):
+        self.done.append(what.done)
 
     def on_record(self, record):
         self.records.append(record)

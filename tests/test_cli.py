@@ -15,6 +15,8 @@ from fednmap.cli import COMMANDS, Later
 from fednmap.names import InputError
 from fednmap.report.progress import Bar, Lines
 from fednmap.runs.files import FolderError
+from fednmap.runs.folder import Job
+from fednmap.runs.keeping import Beginning
 from fednmap.simulation.distributed import WorkerLost
 
 KEYS = (
@@ -187,12 +189,10 @@ def test_too_large_for_the_memory(command):
 def test_a_bar_shows_rounds_and_numbers():
     from rich.console import Console
 
-    from fednmap.runs.configuration import Config
-
     console = Console(force_terminal=True, width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     bar = Bar(console)
     with bar.progress:
-        bar.begin("fednmap", 0, 0, Config(rounds=40))
+        bar.begin(Beginning(Job("fednmap", 0), 0, 40, 1, {}))
         bar.on_record({"round": 10, "objective": 1.25, "stationarity": 3e-4, "zeros": 0.5, "bytes_up": 2.5e6})
     console.file.close()
     text = console.export_text()

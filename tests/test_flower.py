@@ -19,7 +19,7 @@ from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
 from fednmap.regularizers import L1
-from fednmap.runs.files import alone
+from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.testing import optimum
 
@@ -395,7 +395,7 @@ def test_a_second_server_is_refused_and_touches_nothing(tmp_path, made, resume):
         RunFolder.create(folder, federation.config, "flower")
     (folder / ".status.json.1.part").write_text("half writ")
     (folder / "metrics.csv").write_bytes(b"method,trial,round,metric,value\nfednmap,0,0,zer")
-    with alone(folder):
+    with locked(folder):
         before = everything(folder)
         with pytest.raises(ValueError, match="is in use by another run"):
             federation.start(resume=resume)
@@ -404,7 +404,7 @@ def test_a_second_server_is_refused_and_touches_nothing(tmp_path, made, resume):
 
 def test_up_does_not_continue_what_is_running(tmp_path, command):
     Federation(tmp_path).start()
-    with alone(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         before = everything(tmp_path / "run")
         code, _, err = command("flower", "up", "--resume", tmp_path / "run")
         assert code == 2

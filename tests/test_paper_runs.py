@@ -25,9 +25,10 @@ from fednmap.problems import Network
 from fednmap.regularizers import L1, ElasticNet
 from fednmap.report.progress import Warnings
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import Interrupted, Reporter, execute
-from fednmap.runs.files import alone
+from fednmap.runs.execution import execute
+from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
+from fednmap.runs.keeping import Interrupted, Reporter
 
 
 def silent(line: str) -> None:
@@ -339,7 +340,7 @@ def test_a_folder_that_cannot_be_written_and_one_in_use(tiny: None, command: Any
     job = nn.FIGURE.jobs("quick", 1)[0]
     path = tmp_path / "out" / "runs" / job.name
     path.mkdir(parents=True)
-    with alone(path):
+    with locked(path):
         code, _, err = command("reproduce", "nn", "--trials", 1, "--out", "out")
     assert code == 2
     assert "is in use by another run; wait for it to end" in err.splitlines()[-1]

@@ -213,21 +213,22 @@ def test_fednmap_ends_at_the_same_point_under_a_schedule(schedule):
 
 
 def test_schedules_by_name():
-    assert schedule_of("0.1", 9) == 0.1
-    assert schedule_of("cosine:0.1,0.01", 9) == Cosine(0.1, 9, 0.01)
-    assert schedule_of("steps:0.1,0.5,30", 9) == StepDown(0.1, 0.5, 30)
+    assert schedule_of("constant", 0.1, 9) is None
+    assert schedule_of("cosine:0.01", 0.1, 9) == Cosine(0.1, 9, 0.01)
+    assert schedule_of("steps:0.5,30", 0.1, 9) == StepDown(0.1, 0.5, 30)
     cosine = Cosine(1.0, 100)
     assert (cosine(0), cosine(50), cosine(100)) == pytest.approx((1.0, 0.5, 0.0))
     assert [InverseSqrt(1.0)(t) for t in (0, 3)] == [1.0, 0.5]
     assert [StepDown(1.0, 0.5, 10)(t) for t in (0, 9, 10, 25)] == [1.0, 1.0, 0.5, 0.25]
 
 
-@pytest.mark.parametrize(
-    "spec", ["", "x", "cosine", "cosine:", "cosine:-1", "sqrt:1,2", "steps:0.1", "steps:1,1,0.5", "nan"]
-)
+BAD = ["", "x", "constant:1", "cosine:x", "cosine:-1", "sqrt:1", "steps", "steps:0.5", "steps:1,0.5", "steps:nan,3"]
+
+
+@pytest.mark.parametrize("spec", BAD)
 def test_a_bad_schedule_is_one_line(spec):
     with pytest.raises(InputError) as caught:
-        schedule_of(spec, 10)
+        schedule_of(spec, 0.1, 10)
     assert "\n" not in str(caught.value)
 
 

@@ -20,10 +20,11 @@ from small import FEDNMAP, Heard, begin, damage, megabytes, outcome, resume, sma
 from fednmap import Callback
 from fednmap.names import InputError
 from fednmap.runs import checkpoints, files
-from fednmap.runs.execution import Interrupted, execute, settings
+from fednmap.runs.execution import execute, settings
 from fednmap.runs.experiment import prepare
-from fednmap.runs.files import FolderError, alone
+from fednmap.runs.files import FolderError, locked
 from fednmap.runs.folder import About, RunFolder
+from fednmap.runs.keeping import Interrupted
 
 
 class StopAt(Callback):
@@ -465,7 +466,7 @@ def test_two_runs_never_share_a_folder(tmp_path):
     folder = begin(tmp_path / "run")
     with pytest.raises(ValueError, match="is not empty; choose another folder, or continue it with --resume"):
         RunFolder.create(folder.path, small(), "train")
-    with alone(folder.path):
+    with locked(folder.path):
         assert folder.running()
         with pytest.raises(ValueError, match="in use by another run"):
             resume(folder)

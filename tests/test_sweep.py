@@ -12,9 +12,9 @@ from small import Heard, outcome, small
 
 from fednmap.report.progress import Lines
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import Reporter
-from fednmap.runs.files import alone
+from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
+from fednmap.runs.keeping import Reporter
 from fednmap.runs.sweep import Sweep
 from fednmap.theory.scaling import plot, speedup
 
@@ -188,7 +188,7 @@ def test_mistakes_are_told_in_one_line(command, tmp_path):
         code, _, err = command(*words)
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
-    with alone(sweep.folder.path):
+    with locked(sweep.folder.path):
         code, _, err = command("speedup", "--resume", "sweep")
         assert "in use by another run" in err
     for text in (

@@ -37,7 +37,7 @@ def export(
     """Write a trained model as safetensors, onnx or torch, and report what its zeros are worth."""
     choose("format", format, FORMATS)
     folder = RunFolder.open(run)
-    method = method or folder.config().algorithms[0]
+    method = method or folder.about().algorithms[0]
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
     module, example = trained(folder, method, trial)
@@ -70,9 +70,9 @@ def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tens
     if saved is None:
         there = sorted(p.stem for p in folder.model_path(job).parent.glob("*.safetensors"))
         raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
-    config = folder.config()
-    if config.data == "own":
+    if folder.made_in_python() or folder.about().data == "own":
         return holding(saved.parameters), None
+    config = folder.config()
     problem = prepare(config.model_copy(update={"seed": config.seed + trial})).problem
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
     if x.numel() != problem.dim:

@@ -16,9 +16,9 @@ from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import Reporter
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
+from fednmap.runs.keeping import Reporter
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
 from fednmap.theory.scaling import Over, Speedup, checked, plot

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fednmap.report.progress import Bar, Lines, Warnings
-from fednmap.runs.execution import Interrupted, Reporter
+from fednmap.runs.keeping import Interrupted, Reporter
 
 
 @contextmanager

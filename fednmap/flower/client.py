@@ -19,6 +19,7 @@ from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture
+from fednmap.simulation import schedules
 
 Load = Callable[[Context], LocalProblem]
 
@@ -90,7 +91,7 @@ def _plan(context: Context, local: LocalProblem) -> Plan:
 
 def _answer(plan: Plan, local: LocalProblem, down: Any, order: Any, store: Store) -> State:
     """One client's half of a round: the packed uplink. The new state is pending until a later message counts it."""
-    algorithm = plan.algorithm
+    algorithm = schedules.at(plan.algorithm, order.get("eta_a"), int(order["t"]))
     server, initial = algorithm.init(plan.start)
     received = wire.unpack(down, algorithm.broadcast(server))
     g = local.oracle(int(order["client"]), int(order["t"]))

@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDic
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap.core import State, nbytes
+from fednmap.core import Algorithm, State, nbytes
 from fednmap.flower import wire
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
@@ -32,12 +32,13 @@ from fednmap.measure import numbers
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import settings, summary
-from fednmap.runs.files import alone, from_json, to_json, write_atomically
+from fednmap.runs.execution import scheduled_step, settings
+from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.simulation import Diverged
+from fednmap.runs.keeping import summary
+from fednmap.simulation import Diverged, schedules
 from fednmap.simulation.loop import dry_run, mean
-from fednmap.simulation.participation import Uniform, take_part
+from fednmap.simulation.participation import sampler_of, take_part
 from fednmap.simulation.trajectory import TOTALS
 
 FACTS = "federation.json"
@@ -92,7 +93,7 @@ class Coordinator:
         A folder that another server is using is refused before anything in it is touched.
         """
         self.folder = self._found()
-        with alone(self.folder.path):
+        with locked(self.folder.path):
             self._open()
             with _log_to(self.folder.path / "server.log"):
                 try:
@@ -109,6 +110,7 @@ class Coordinator:
             name = type(plan.algorithm).__name__
             raise InputError(f"{name} needs every client in every round; set min-clients = {self.n}, or use FedNMap")
         server, client = plan.algorithm.init(plan.start)
+        self.eta_a = scheduled_step(plan.algorithm, self.config)
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
         self.bytes = nbytes(self.packed_like), nbytes(plan.algorithm.broadcast(server))
@@ -122,12 +124,15 @@ class Coordinator:
 
     def _round(self, t: int, server: State) -> State:
         """Round t, repeated until enough replies are good: the server's new state, on disk."""
-        plan, began = self.plan, time.monotonic()
-        algorithm, down = plan.algorithm, wire.pack(plan.algorithm.broadcast(server))
+        began, algorithm = time.monotonic(), schedules.at(self.plan.algorithm, self.eta_a, t)
+        if not self._drawn(t):  # a sampler may name nobody
+            self._save(t, server)
+            return server
+        down = wire.pack(algorithm.broadcast(server))
         for attempt in range(self.federation.attempts):
             nodes = self._participants(t, attempt)
             ticket = f"{t:08d}-{secrets.token_hex(4)}"
-            content = self._order(t, ticket, down)
+            content = self._order(t, ticket, down, algorithm)
             found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
             ups = self._accept(found, ticket)
             self._count_bytes(len(nodes), found)
@@ -155,15 +160,21 @@ class Coordinator:
         nodes = self.roster.refresh()
         if len(nodes) < self.federation.min_clients:
             nodes = self.roster.wait(self.federation.min_clients, self.federation.deadline)
-        sampler = Uniform(config.participation)
-        drawn = take_part(self.n, t, sampler=sampler, drop=0.0, seed=config.seed).participants.tolist()
+        drawn = self._drawn(t)
         wanted = [self.federation.names[i] for i in drawn]
         if attempt and len(drawn) < self.n:
             order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
             wanted = [list(nodes)[i] for i in order[: len(drawn)]]
         return {name: nodes[name] for name in self.federation.names if name in nodes and name in wanted}
 
-    def _order(self, t: int, ticket: str, down: Any) -> Callable[[str], RecordDict]:
+    def _drawn(self, t: int) -> list[int]:
+        """The numbers of the clients that the simulator would draw."""
+        sampler = sampler_of(self.config.sampler, self.config.participation)
+        return list(take_part(self.n, t, sampler=sampler, drop=0.0, seed=self.config.seed).participants.tolist())
+
+    def _order(self, t: int, ticket: str, down: Any, algorithm: Algorithm) -> Callable[[str], RecordDict]:
+        step = {} if self.eta_a is None else {"eta_a": schedules.step_of(algorithm)}
+
         def content(name: str) -> RecordDict:
             order = {
                 "run": self.run_id,
@@ -172,6 +183,7 @@ class Coordinator:
                 "client": self.federation.names.index(name),
                 "counted": self.counted[name],
                 "refused": self.refused[name],
+                **step,
             }
             return RecordDict({"down": down, "round": ConfigRecord(order)})
 

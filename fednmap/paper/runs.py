@@ -15,7 +15,7 @@ from fednmap.report.progress import Warnings
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.experiment import Experiment, prepare
-from fednmap.runs.files import alone, clear_errors, to_json, write_atomically
+from fednmap.runs.files import clear_errors, locked, to_json, write_atomically
 from fednmap.runs.folder import RunFolder, provenance
 from fednmap.simulation import Record
 
@@ -60,7 +60,7 @@ def _is_begun(folder: RunFolder, experiment: Experiment) -> bool:
 
 def _discard(path: Path) -> None:
     """Away with a run folder, unless another process is at work in it."""
-    with alone(path):
+    with locked(path):
         shutil.rmtree(path)
 
 

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import torch
 
 from fednmap.names import InputError
-from fednmap.runs.execution import Interrupted
 from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.runs.folder import VERSIONS, RunFolder
+from fednmap.runs.keeping import Interrupted
 from fednmap.simulation import Record
 
 Setting = dict[str, Any]

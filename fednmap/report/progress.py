@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fednmap.measure import quantities
-from fednmap.runs.configuration import Config
-from fednmap.runs.execution import Reporter
+from fednmap.runs.keeping import Beginning, Reporter
 from fednmap.simulation import Record, Round
 
 PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar
@@ -44,9 +43,9 @@ class Bar(Reporter):
         )
         self.task = TaskID(0)
 
-    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
-        name = self.label + (method if config.trials == 1 else f"{method} #{trial + 1}")
-        self.task = self.progress.add_task("", total=config.rounds, completed=done, name=name, state="")
+    def begin(self, what: Beginning) -> None:
+        name = self.label + _named(what)
+        self.task = self.progress.add_task("", total=what.rounds, completed=what.done, name=name, state="")
 
     def on_round(self, round: Round, totals: Record) -> None:
         self.progress.update(self.task, completed=round.t + 1)
@@ -65,12 +64,15 @@ class Lines(Warnings):
         super().__init__(console)
         self.name, self.rounds, self.next = "", 0, 0.0
 
-    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
-        name = self.label + (method if config.trials == 1 else f"{method} #{trial + 1}")
-        self.name, self.rounds, self.next = name, config.rounds, 0.0
+    def begin(self, what: Beginning) -> None:
+        self.name, self.rounds, self.next = self.label + _named(what), what.rounds, 0.0
 
     def on_record(self, record: Record) -> None:
         now = time.monotonic()
         if now >= self.next or record["round"] == self.rounds:
             self.next = now + PLAIN_SECONDS
             self.tell(f"{self.name}  round {int(record['round'])}/{self.rounds}  {describe(record)}")
+
+
+def _named(what: Beginning) -> str:
+    return what.job.method if what.trials == 1 else f"{what.job.method} #{what.job.trial + 1}"

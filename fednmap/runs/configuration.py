@@ -37,12 +37,14 @@ class Config(BaseModel):
         None, description="Regularize only `weights`, or parameters whose name fits a pattern."
     )
     gamma: float | None = Field(None, gt=0, description="FedNMap's prox parameter; default 4 eta_a eta_s Q.")
-    eta_a: float = Field(0.1, gt=0, description="Local step size.")
+    eta_a: float = Field(0.1, gt=0, description="Local step size; its first value where it follows a schedule.")
+    schedule: str = Field("constant", description="Of eta_a: constant, cosine[:LAST], sqrt, or steps:FACTOR,EVERY.")
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
     local_steps: int = Field(10, ge=1, description="Local steps Q of a round.")
     rounds: int = Field(300, ge=0, description="Communication rounds T.")
     batch_size: int = Field(32, ge=0, description="Samples of a local step; 0 for exact gradients.")
     participation: float = Field(1.0, gt=0, le=1, description="Share of the clients drawn in a round.")
+    sampler: str = Field("uniform", description="Who takes part: uniform, poisson, cyclic, or trace:FILE.")
     drop: float = Field(0.0, ge=0, lt=1, description="Probability that a reply is lost.")
     seed: int = Field(0, ge=0, lt=2**32, description="Decides first model, partition, minibatches and participation.")
     trials: int = Field(1, ge=1, description="Independent repetitions, with seeds seed, seed + 1, ...")
@@ -95,6 +97,22 @@ class Config(BaseModel):
             raise unknown("partition", name, allowed)
         return value
 
+    @field_validator("sampler")
+    @classmethod
+    def _sampler(cls, value: str) -> str:
+        from fednmap.simulation.participation import sampler_of
+
+        sampler_of(value, 1.0)
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule(cls, value: str) -> str:
+        from fednmap.simulation.schedules import schedule_of
+
+        schedule_of(value, 1.0, 1)
+        return value
+
     @field_validator("reg")
     @classmethod
     def _reg(cls, value: str) -> str:
@@ -128,10 +146,10 @@ class Config(BaseModel):
         from fednmap.algorithms import ALGORITHMS
 
         need = [name for name in self.algorithms if ALGORITHMS[name].traits.full_participation]
-        if need and (self.participation < 1 or self.drop > 0):
+        if need and (self.participation < 1 or self.drop > 0 or self.sampler != "uniform"):
             raise InputError(
-                f"{', '.join(need)} needs every client in every round, given participation = {self.participation} "
-                f"and drop = {self.drop}; use participation = 1 and drop = 0, or fednmap"
+                f"{', '.join(need)} needs every client in every round, given participation = {self.participation}, "
+                f"sampler = {self.sampler} and drop = {self.drop}; use participation = 1 and drop = 0, or fednmap"
             )
         return self
 

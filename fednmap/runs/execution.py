@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fednmap.measure import EVALUATED
+from fednmap.core import Algorithm
 from fednmap.names import InputError
 from fednmap.problems import Network
-from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare
-from fednmap.runs.files import alone, clear_errors
+from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
-from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed, run
-
-
-class Interrupted(Exception):
-    """The user asked to stop; the state is saved."""
-
-
-class Reporter(Callback):
-    """Also hears which method begins and ends, and what must be told; the default says nothing."""
-
-    label = ""
-    """Stands before a method's name, where one command makes several runs."""
-
-    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
-        """A method begins, after `done` rounds of an earlier call."""
-
-    def end(self, result: dict[str, Any] | None) -> None:
-        """The method has ended, with these closing numbers; with None if it was stopped."""
-
-    def tell(self, line: str) -> None:
-        """Something the user should know."""
+from fednmap.runs.keeping import Companion, Interrupted, Reporter, Task, interrupts, keep
+from fednmap.simulation import Callback, distributed, schedules
+from fednmap.simulation.participation import sampler_of
+from fednmap.simulation.schedules import Schedule, schedule_of
 
 
 def execute(
@@ -58,7 +35,7 @@ def execute(
     experiment: the first trial, if it has been prepared already.
     """
     jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
-    with alone(folder.path), _interrupts() as asked:
+    with locked(folder.path), interrupts() as asked:
         for line in folder.check(config):
             reporter.tell(line)
         finished = {Job(r["method"], r["trial"]): r for r in folder.results() if _is_finished(r, config)}
@@ -74,7 +51,15 @@ def execute(
             if experiment is None or experiment.config.seed != config.seed + job.trial:
                 experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
             folder.recognise(experiment.dataset.digest)
-            finished[job] = _job(job, experiment, folder, job in measured, (reporter, *callbacks), asked)
+            task, order = task_of(job, experiment), _Order(job, experiment.config, folder.path)
+            finished[job] = keep(
+                task,
+                folder,
+                (reporter, *callbacks),
+                asked,
+                measured=job in measured,
+                announce=lambda done, order=order: distributed.broadcast(lambda: order._replace(done=done)),  # type: ignore[misc]
+            )
     return [finished[job] for job in jobs]
 
 
@@ -87,131 +72,49 @@ def _is_finished(result: dict[str, Any], config: Config) -> bool:
     return "error" in result or result["rounds"] == config.rounds
 
 
-def _job(
-    job: Job,
-    experiment: Experiment,
-    folder: RunFolder,
-    measured: bool,
-    callbacks: tuple[Callback, ...],
-    asked: threading.Event,
-) -> dict[str, Any]:
+def task_of(job: Job, experiment: Experiment) -> Task:
+    """What a configuration says about one method."""
     config, algorithm = experiment.config, experiment.algorithm(job.method)
-    problem, start = experiment.problem_for(algorithm), experiment.start(algorithm)
-    reporters = [callback for callback in callbacks if isinstance(callback, Reporter)]
-
-    def tell(line: str) -> None:
-        for reporter in reporters:
-            reporter.tell(line)
-
-    after, before, refused = checkpoints.newest(folder.checkpoints(job), algorithm, problem, start, settings(config))
-    for line in refused:
-        tell(line)
-    done = 0 if after is None else after.t + 1
-    if done >= config.rounds > 0:
-        raise InputError(f"run.toml asks for {config.rounds} rounds and {job.method} has run {done}; ask for more")
-    if measured:
-        folder.forget_after(job, -1 if after is None else done)
-    for reporter in reporters:
-        reporter.begin(job.method, job.trial, done, config)
-    closing: dict[str, Any] | None = None
-    distributed.broadcast(lambda: _Task(job.method, config, folder.checkpoints(job), done))
-    keeper = _Keeper(job, folder, config, asked)
-    try:
-        result, error = _rounds(job.method, experiment, after, before, (keeper, *callbacks))
-        if error:
-            tell(f"{job.method}: {error}")
-        # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
-        records = result.records or folder.records(*job)
-        closing = summary(records[-1]) if records else {"rounds": done}
-        closing = folder.finish(
-            job, closing | ({"error": error} if error else {}), None if error else _model(experiment, result.x)
-        )
-    finally:
-        for reporter in reporters:
-            reporter.end(closing)
-    return closing
-
-
-class _Task(NamedTuple):
-    """What the other processes of a group must know of a job."""
-
-    method: str
-    config: Config
-    checkpoints: Path
-    done: int
-
-
-def follow() -> None:
-    """Compute what process 0 announces, until it announces nothing more."""
-    experiment: Experiment | None = None
-    while task := distributed.broadcast(_nothing):
-        if experiment is None or experiment.config != task.config:
-            experiment = prepare(task.config)
-        algorithm = experiment.algorithm(task.method)
-        problem, start = experiment.problem_for(algorithm), experiment.start(algorithm)
-        after, before, _ = checkpoints.newest(task.checkpoints, algorithm, problem, start, settings(task.config))
-        if task.done != (0 if after is None else after.t + 1):
-            raise InputError(f"{task.checkpoints} is not what process 0 sees; give all machines the same folder")
-        _rounds(task.method, experiment, after, before, (_Companion(task.config),))
-
-
-def _nothing() -> _Task | None:
-    return None
-
-
-def _rounds(
-    method: str,
-    experiment: Experiment,
-    after: Round | None,
-    before: Record | None,
-    callbacks: tuple[Callback, ...],
-) -> tuple[Result, str | None]:
-    """The rounds that are still to run, and what went wrong in them."""
-    config, algorithm = experiment.config, experiment.algorithm(method)
-    try:
-        result = run(
-            algorithm,
-            experiment.problem_for(algorithm),
-            rounds=config.rounds,
-            every=config.eval_every,
-            closing=config.eval_last,
-            phi=experiment.phi,
-            measure_gamma=experiment.measure_gamma,
-            metrics=experiment.metrics(),
-            callbacks=callbacks,
-            history=False,
-            start=experiment.start(algorithm),
-            after=after,
-            before=before,
-            participation=config.participation,
-            drop=config.drop,
-            seed=config.seed,
-            chunk=config.chunk,
-            compile=config.compile,
-        )
-    except Diverged as diverged:
-        return diverged.result, str(diverged)
-    return result, None
+    options: dict[str, Any] = {
+        "every": config.eval_every,
+        "closing": config.eval_last,
+        "phi": experiment.phi,
+        "measure_gamma": experiment.measure_gamma,
+        "metrics": experiment.metrics(),
+        "participation": config.participation,
+        "sampler": None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
+        "eta_a": scheduled_step(algorithm, config),
+        "drop": config.drop,
+        "seed": config.seed,
+        "chunk": config.chunk,
+        "compile": config.compile,
+    }
+    return Task(
+        job,
+        algorithm,
+        experiment.problem_for(algorithm),
+        experiment.start(algorithm),
+        config.rounds,
+        config.checkpoint_every,
+        settings(config),
+        options,
+        lambda x: _model(experiment, x),
+        config.trials,
+        config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
+    )
 
 
 def settings(config: Config) -> dict[str, Any]:
     """What the states of a run depend on; a setting of a later version that is not used leaves no trace."""
-    return config.model_dump(mode="json", exclude=set(EXTENDABLE), exclude_defaults=True)
+    fixed = {"rounds"} if config.schedule.startswith("cosine") else set()  # where they decide the steps
+    return config.model_dump(mode="json", exclude=set(EXTENDABLE) - fixed, exclude_defaults=True)
 
 
-def summary(record: Record) -> dict[str, Any]:
-    """The closing numbers, as `--json` prints them; what was not measured is not there."""
-    return {
-        "rounds": int(record["round"]),
-        **{k: record[k] for k in EVALUATED if k in record},
-        "test_accuracy": record.get("test_accuracy"),
-        **{k: record[k] for k in ("support_precision", "support_recall") if k in record},
-        "bytes_up": int(record["bytes_up"]),
-        "bytes_down": int(record["bytes_down"]),
-        "seconds": record["train_seconds"] + record["eval_seconds"],
-        "train_seconds": record["train_seconds"],
-        "eval_seconds": record["eval_seconds"],
-    }
+def scheduled_step(algorithm: Algorithm, config: Config) -> Schedule | None:
+    """eta_a as a function of the round, from the method's own on; None where it stays."""
+    if config.schedule == "constant":
+        return None
+    return schedule_of(config.schedule, schedules.step_of(algorithm), config.rounds)
 
 
 def _model(experiment: Experiment, x: Tensor) -> Model:
@@ -220,64 +123,27 @@ def _model(experiment: Experiment, x: Tensor) -> Model:
     return Model(parameters, tuple(experiment.dataset.x_train.shape[1:]))
 
 
-class _Keeper(Callback):
-    """Writes measurements and checkpoints; stops after the round in which the user asked to."""
+class _Order(NamedTuple):
+    """What the other processes of a group must know of a job."""
 
-    def __init__(self, job: Job, folder: RunFolder, config: Config, asked: threading.Event) -> None:
-        self.job, self.folder, self.config, self.asked = job, folder, config, asked
-
-    def on_record(self, record: Record) -> None:
-        self.folder.append(self.job, record)
-
-    def on_round(self, round: Round, totals: Record) -> None:
-        save, stop = _due(round, self.config, self.asked.is_set())
-        if save:
-            self.folder.flush()
-            with clear_errors(self.folder.path):
-                checkpoints.write(self.folder.checkpoints(self.job), round, totals, settings(self.config))
-        if stop:
-            raise Interrupted
+    job: Job
+    config: Config
+    folder: Path
+    done: int = 0
 
 
-class _Companion(Callback):
-    """The keeper's part in the other processes of a group: their clients' states go to process 0."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
-    def on_round(self, round: Round, totals: Record) -> None:
-        save, stop = _due(round, self.config, False)
-        if save:
-            round.clients.tensors()
-        if stop:
-            raise Interrupted
-
-
-def _due(round: Round, config: Config, asked: bool) -> tuple[bool, bool]:
-    """Whether to write a checkpoint after this round, and whether to stop; the same in all processes."""
-    done = round.t + 1
-    if done == config.rounds:  # what comes next is the result itself
-        return False, False
-    stop = distributed.anywhere(asked)
-    return stop or done % config.checkpoint_every == 0, stop
+def follow() -> None:
+    """Compute what process 0 announces, until it announces nothing more."""
+    experiment: Experiment | None = None
+    while order := distributed.broadcast(_nothing):
+        if experiment is None or experiment.config != order.config:
+            experiment = prepare(order.config)
+        task = task_of(order.job, experiment)
+        after, before, _ = task.found(RunFolder(order.folder))
+        if order.done != (0 if after is None else after.t + 1):
+            raise InputError(f"{order.folder} is not what process 0 sees; give all machines the same folder")
+        task.go(after, before, (Companion(task),))
 
 
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C and termination set an event, so that a round is never left half done; a second Ctrl-C stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+def _nothing() -> _Order | None:
+    return None

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fednmap.names import InputError
+from fednmap.simulation import lock
 
 LOCK = ".lock"
 
@@ -77,43 +77,19 @@ def _names_to_disk(folder: Path) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """The folder for this process alone; the system takes the lock back however the process ends."""
     with clear_errors(path):
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        release = lock.hold(path / LOCK, f"{path}")
     try:
-        if not _lock(descriptor):
-            raise InputError(f"{path} is in use by another run; wait for it to end, or choose another folder")
         yield
     finally:
-        os.close(descriptor)
+        release()
 
 
 def in_use(path: Path) -> bool:
     """Whether a run is writing to the folder now."""
-    try:
-        descriptor = os.open(path / LOCK, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not _lock(descriptor, shared=True)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, shared: bool = False) -> bool:
-    """Whether the lock was free; a file system that knows no locks says yes."""
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    return lock.is_held(path / LOCK)
 
 
 def to_json(value: Any) -> bytes:

@@ -36,12 +36,12 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import (
     LOCK,
-    alone,
     clear_errors,
     finite,
     from_json,
     from_toml,
     in_use,
+    locked,
     replacing,
     sealed,
     to_disk,
@@ -122,19 +122,31 @@ class RunFolder:
         cls, path: Path | None, config: Config, command: str, more: Mapping[str, bytes] | None = None
     ) -> RunFolder:
         """A new folder with its configuration and the files `more`; never one that already holds something."""
+        return cls.create_plain(path, config.toml(), config.model_dump(mode="json"), command, more)
+
+    @classmethod
+    def create_plain(
+        cls,
+        path: Path | None,
+        toml: str,
+        settings: dict[str, Any],
+        command: str,
+        more: Mapping[str, bytes] | None = None,
+    ) -> RunFolder:
+        """The same for a run that a configuration does not describe: what run.toml says, and its settings."""
         if path is None:
             path = _fresh(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}")
         elif path.exists() and not path.is_dir():
             raise InputError(f"{path} is a file; choose another folder")
         with clear_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            with alone(path):
+            with locked(path):
                 if any(_is_content(p) for p in path.iterdir()):
                     raise InputError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
                 for name, data in (more or {}).items():
                     write_atomically(path / name, data)
-                write_atomically(path / "run.toml", config.toml().encode())
-                write_atomically(path / "environment.json", to_json(provenance(config.model_dump(mode="json"))))
+                write_atomically(path / "run.toml", toml.encode())
+                write_atomically(path / "environment.json", to_json(provenance(settings)))
         return cls(path)
 
     @classmethod
@@ -146,7 +158,13 @@ class RunFolder:
 
     def config(self) -> Config:
         """The configuration, checked: for what runs. Whoever only looks asks `about`."""
+        if self.made_in_python():
+            raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
         return Config.read(self.path / "run.toml")
+
+    def made_in_python(self) -> bool:
+        """Whether no configuration describes the run: it was made by `fednmap.run(..., folder=)`."""
+        return from_toml(self.path / "run.toml").get("made_in") == "Python"
 
     def about(self) -> About:
         """What the run was, readable also where names in it have changed since or belong to others."""
@@ -173,16 +191,20 @@ class RunFolder:
 
     def check(self, config: Config) -> list[str]:
         """Refuse a run.toml that no longer describes this run; what else the user should know."""
+        return self.check_plain(config.model_dump(mode="json"))
+
+    def check_plain(self, now: dict[str, Any]) -> list[str]:
+        """The same for settings that are not a configuration's."""
         began = self.environment()
-        before, now = began.get("settings"), config.model_dump(mode="json")
+        before = began.get("settings")
         if isinstance(before, dict):
             changed = [k for k in before.keys() & now.keys() - EXTENDABLE if before[k] != now[k]]
             if changed:
                 words = ", ".join(f"{k} is {now[k]!r} and was {before[k]!r}" for k in sorted(changed))
-                raise InputError(
-                    f"{self.path / 'run.toml'} was edited after the run began: {words}; "
-                    "put it back, or use it for a new run with --config"
-                )
+                what, else_ = f"{self.path / 'run.toml'} was edited after the run began", "use it with --config"
+                if self.made_in_python():
+                    what, else_ = f"{self.path} holds another run", "choose another folder"
+                raise InputError(f"{what}: {words}; put it back, or {else_} for a new run")
         return [
             f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
             for name in VERSIONS
@@ -195,9 +217,8 @@ class RunFolder:
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
-                write_atomically(
-                    self.path / "environment.json", to_json(provenance(self.config().model_dump(mode="json")))
-                )
+                settings = {} if self.made_in_python() else self.config().model_dump(mode="json")
+                write_atomically(self.path / "environment.json", to_json(provenance(settings)))
             metrics = self.path / "metrics.csv"
             if not metrics.exists():
                 write_atomically(metrics, HEADING + b"\n")

@@ -17,18 +17,19 @@ import tomli_w
 
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import Reporter, execute
+from fednmap.runs.execution import execute
 from fednmap.runs.files import (
-    alone,
     clear_errors,
     from_json,
     from_toml,
+    locked,
     sealed,
     to_json,
     unsealed,
     write_atomically,
 )
 from fednmap.runs.folder import Job, RunFolder
+from fednmap.runs.keeping import Reporter
 from fednmap.theory.scaling import Over, checked
 
 RECORD, OUTCOME, PICTURE = "speedup.toml", "speedup.json", "speedup.png"
@@ -80,7 +81,7 @@ class Sweep:
 
     def run(self, reporter: Reporter) -> list[list[float]]:
         """Run what is not finished yet; for each value and trial |F_nat|^2, averaged over the closing rounds."""
-        with alone(self.folder.path):
+        with locked(self.folder.path):
             for line in self.folder.check(self.folder.config()):
                 reporter.tell(line)
             return [self._run(value, reporter) for value in self.values]

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from fednmap.names import InputError, choose
-from fednmap.runs.configuration import Config, shown
-from fednmap.runs.execution import Reporter
+from fednmap.runs.configuration import shown
 from fednmap.runs.folder import RunFolder
+from fednmap.runs.keeping import Beginning, Reporter
 from fednmap.simulation import Record
 
 
@@ -40,9 +40,9 @@ class TensorBoard(Tracker):
         self.folder = folder
         self._open: Any = None
 
-    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
+    def begin(self, what: Beginning) -> None:
         # rounds that are run again take the place of those after the checkpoint
-        self._open = self._writer(self.folder / f"{method}-{trial}", purge_step=done + 1 if done else None)
+        self._open = self._writer(self.folder / str(what.job), purge_step=what.done + 1 if what.done else None)
 
     def on_record(self, record: Record) -> None:
         if self._open is None:
@@ -72,11 +72,11 @@ class MLflow(Tracker):
             self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
         self._run: str | None = None
 
-    def begin(self, method: str, trial: int, done: int, config: Config) -> None:
-        values = config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set
+    def begin(self, what: Beginning) -> None:
+        more = {"algorithm": what.job.method, "first_round": what.done}
         with _mlflow_errors():
-            self._run = self._client.create_run(self._experiment, run_name=f"{method}-{trial}").info.run_id
-            for name, value in (values | {"algorithm": method, "first_round": done}).items():
+            self._run = self._client.create_run(self._experiment, run_name=str(what.job)).info.run_id
+            for name, value in (what.facts | more).items():
                 self._client.log_param(self._run, name, value)
 
     def on_record(self, record: Record) -> None:

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap.names import InputError
-from fednmap.runs.execution import Interrupted, follow
+from fednmap.runs.execution import follow
+from fednmap.runs.keeping import Interrupted
 from fednmap.simulation import distributed
 
 LOOK = 0.3  # seconds between looks at the other processes

@@ -27,7 +27,7 @@ class Callback:
         return None
 
     def on_record(self, record: Record) -> Answer:
-        """After every measurement; when a run is continued first, in their order, those of the earlier part."""
+        """After every measurement. A reason to `stop` also hears those of the earlier part of a run that goes on."""
         return None
 
 

@@ -51,47 +51,44 @@ class StepDown:
         return float(self.first * self.factor ** (t // self.every))
 
 
-def schedule_of(spec: str, rounds: int) -> float | Schedule:
-    """A number, or by name: cosine:FIRST[,LAST], sqrt:FIRST, steps:FIRST,FACTOR,EVERY.
+def schedule_of(spec: str, first: float, rounds: int) -> Schedule | None:
+    """By name, beginning at `first`: constant, cosine[:LAST], sqrt, or steps:FACTOR,EVERY; None for a constant step.
 
-    >>> schedule_of("0.1", 100), schedule_of("sqrt:0.1", 100)
-    (0.1, InverseSqrt(first=0.1))
+    >>> schedule_of("constant", 0.1, 100), schedule_of("sqrt", 0.1, 100)
+    (None, InverseSqrt(first=0.1))
     """
-    name, colon, text = spec.strip().partition(":")
-    if not colon:
-        return _numbers(spec, spec, 1, 1)[0]
-    low, high = choose("step size schedule", name, {"cosine": (1, 2), "sqrt": (1, 1), "steps": (3, 3)})
-    values = _numbers(spec, text, low, high)
+    name, _, text = spec.strip().partition(":")
+    allowed = {"constant": (0, 0), "cosine": (0, 1), "sqrt": (0, 0), "steps": (2, 2)}
+    values = _numbers(spec, text, *choose("schedule", name, allowed))
     if name == "cosine":
-        return Cosine(values[0], rounds, *values[1:])
+        return Cosine(first, rounds, *values)
     if name == "sqrt":
-        return InverseSqrt(values[0])
-    if values[2] != int(values[2]) or values[2] < 1:
-        raise InputError(f"{spec}: the step goes down every {values[2]:g} rounds; use a whole number, 1 or more")
-    return StepDown(values[0], values[1], int(values[2]))
+        return InverseSqrt(first)
+    return StepDown(first, values[0], int(values[1])) if name == "steps" else None
 
 
-def first_of(eta_a: float | Schedule) -> float:
-    """The step of round 0."""
-    return eta_a(0) if callable(eta_a) else eta_a
+def step_of(algorithm: Algorithm) -> float:
+    """The method's own eta_a."""
+    if not is_dataclass(algorithm) or "eta_a" not in {field.name for field in fields(algorithm)}:
+        raise InputError(f"{type(algorithm).__name__} has no eta_a that could follow a schedule; leave it out")
+    return float(algorithm.eta_a)
 
 
 def at(algorithm: Algorithm, eta_a: float | Schedule | None, t: int) -> Algorithm:
     """The method with its step of round t; everything else that was made from eta_a, such as gamma, stays."""
     if eta_a is None:
         return algorithm
-    if not is_dataclass(algorithm) or "eta_a" not in {field.name for field in fields(algorithm)}:
-        raise InputError(f"{type(algorithm).__name__} has no eta_a that could follow a schedule; leave eta_a out")
     value = eta_a(t) if callable(eta_a) else eta_a
-    return algorithm if value == algorithm.eta_a else replace(algorithm, eta_a=value)
+    return algorithm if value == step_of(algorithm) else replace(algorithm, eta_a=value)  # type: ignore[type-var]
 
 
 def _numbers(spec: str, text: str, low: int, high: int) -> list[float]:
     try:
-        values = [float(word) for word in text.split(",")]
+        values = [float(word) for word in text.split(",")] if text else []
     except ValueError:
-        values = []
-    if not low <= len(values) <= high or not all(0 <= v < math.inf for v in values) or not values[0] > 0:
-        allowed = "a number above 0, cosine:FIRST[,LAST], sqrt:FIRST or steps:FIRST,FACTOR,EVERY"
-        raise InputError(f"the step size is {spec!r}; use {allowed}")
+        values = [math.nan]
+    if not low <= len(values) <= high or not all(0 <= v < math.inf for v in values):
+        raise InputError(f"the schedule is {spec!r}; use constant, cosine[:LAST], sqrt or steps:FACTOR,EVERY")
+    if low == 2 and (values[0] == 0 or values[1] != int(values[1]) or values[1] < 1):
+        raise InputError(f"the schedule is {spec!r}; steps takes a factor above 0 and a whole number of rounds")
     return values

@@ -68,6 +68,7 @@ def run(
     start: Tensor | None = None,
     after: Round | Result | None = None,
     before: Record | None = None,
+    earlier: Iterable[Record] = (),
     history: bool = True,
     **options: Any,
 ) -> Result:
@@ -80,8 +81,8 @@ def run(
     callbacks:     hear every round and every record: Callbacks, or functions of a record. One that returns True, or a
                    reason, ends the run.
     stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record.
-    after, before: to go on from the Result of an earlier call with the same arguments; or from a Round, with its totals
-                   of bytes and seconds.
+    after:         to go on from the Result of an earlier call with the same arguments, or from a Round of it;
+                   `before` are then the totals of bytes and seconds so far, `earlier` the records, for `stop`.
     history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
     options:       of `simulate`.
 
@@ -93,7 +94,8 @@ def run(
     _check_metrics(metrics or {})
     phi = algorithm.phi if phi is None else phi
     gamma = problem_gamma(problem, phi, first_point(problem)) if measure_gamma is None else measure_gamma
-    start, hearers = first_point(problem, start), listeners(callbacks, stop)
+    start, stops = first_point(problem, start), listeners(stop)
+    hearers = [*listeners(callbacks), *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
     whole, clock = _divided(problem), result.totals
 
@@ -110,8 +112,8 @@ def run(
 
     for callback in hearers:
         callback.on_begin()
-        for record in result.records:
-            callback.on_record(record)
+    for record in (*earlier, *result.records):
+        heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
 
     def account(last: Round, seconds: float) -> None:
         clock["train_seconds"] += seconds

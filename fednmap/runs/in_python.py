@@ -1,0 +1,158 @@
+"""`fednmap.run`: methods, problems and models of one's own in Python, kept in a run folder if one is named."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from torch import Tensor
+
+from fednmap.core import Algorithm, Problem, declared
+from fednmap.measure import problem_gamma
+from fednmap.names import InputError
+from fednmap.problems import Network
+from fednmap.runs.files import locked
+from fednmap.runs.folder import Job, Model, RunFolder
+from fednmap.runs.keeping import Interrupted, Task, interrupts, keep
+from fednmap.simulation import Diverged, Record, Result, trajectory
+from fednmap.simulation.callbacks import listeners
+from fednmap.simulation.loop import check_kinds, first_point
+
+UNTOLD = ("callbacks", "stop", "metrics", "chunk", "compile", "history")
+"""Options on which no state depends."""
+
+DEFAULTS = {"participation": 1.0, "drop": 0.0, "seed": 0, "sampler": None, "eta_a": None, "every": 10, "closing": 1}
+
+
+def run(
+    algorithm: Algorithm,
+    problem: Problem,
+    *,
+    rounds: int,
+    folder: str | Path | None = None,
+    checkpoint_every: int = 50,
+    start: Tensor | None = None,
+    **options: Any,
+) -> Result:
+    """Run `rounds` rounds and measure; with `folder`, as a run folder that `fednmap show` and `report` know.
+
+    folder:           measurements, checkpoints, model and closing numbers are kept there as they come. The same call
+                      again goes on where an earlier one was stopped or killed, to the same bits; when all rounds are
+                      done it gives what was stored, and with more rounds it goes on.
+    checkpoint_every: rounds between checkpoints.
+    options:          of `fednmap.simulation.trajectory.run`: every, stop, callbacks, metrics, participation, ...
+
+    >>> from fednmap.algorithms import FedNMap
+    >>> from fednmap.regularizers import L1
+    >>> from fednmap.testing import heterogeneous
+    >>> result = run(FedNMap(L1(0.2), eta_a=0.02, Q=5), heterogeneous(), rounds=300)
+    >>> result.final["stationarity"] < 1e-12
+    True
+    """
+    if folder is None:
+        return trajectory.run(algorithm, problem, rounds=rounds, start=start, **options)
+    check_kinds(algorithm, problem)
+    for name in ("after", "before", "earlier", "history", "store"):
+        if name in options:
+            raise InputError(f"{name} and folder do not go together: the folder says where the run goes on")
+    if checkpoint_every < 1:
+        raise InputError(f"checkpoint_every is {checkpoint_every}; it must be at least 1")
+    start = first_point(problem, start)
+    phi = options.setdefault("phi", algorithm.phi)
+    if options.get("measure_gamma") is None:
+        options["measure_gamma"] = problem_gamma(problem, phi, first_point(problem))
+    job, callbacks = Job(type(algorithm).__name__.lower(), 0), listeners(options.pop("callbacks", ()))
+    facts = _settings(algorithm, problem, start, options)
+    task = Task(job, algorithm, problem, start, rounds, checkpoint_every, facts, options, _saved(problem), 1, facts)
+    kept = _opened(Path(folder), task, phi)
+    with locked(kept.path), interrupts() as asked:
+        found = _finished(kept, task)
+        if found is None:
+            kept.repair()
+            try:
+                found = keep(task, kept, callbacks, asked, measured=job in kept.measured())
+            except Interrupted:
+                raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
+    return _result(task, kept, found)
+
+
+def _settings(algorithm: Algorithm, problem: Problem, start: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """What the states depend on, in words: of things of one's own their repr counts."""
+    return {
+        "algorithm": _words(algorithm),
+        "problem": f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters",
+        "start": hashlib.sha256(start.detach().cpu().contiguous().numpy().data).hexdigest(),
+        "dtype": str(start.dtype).removeprefix("torch."),
+        **{name: _words(value) for name, value in sorted((DEFAULTS | options).items()) if name not in UNTOLD},
+    }
+
+
+def _words(value: object) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _opened(path: Path, task: Task, phi: object) -> RunFolder:
+    """The folder of this run: made anew, or found with the same settings and data."""
+    if not (path / "run.toml").exists():
+        about = {
+            "made_in": "Python",
+            "data": "own",
+            "model": type(task.problem).__name__,
+            "reg": str(_words(phi)),
+            "clients": task.problem.n,
+            "rounds": task.rounds,
+            "trials": 1,
+            "algorithms": [task.job.method],
+            "measure_gamma": task.options["measure_gamma"],
+            "settings": {k: v for k, v in task.settings.items() if v is not None},
+        }
+        RunFolder.create_plain(path, tomli_w.dumps(about), task.settings, "run")
+    folder = RunFolder.open(path)
+    if not folder.made_in_python():
+        raise InputError(f"{path} was made by the command line; go on with it there, by --resume {path}")
+    folder.check_plain(task.settings)
+    digest = declared(task.problem).digest
+    if digest is not None:
+        folder.recognise(digest)
+    return folder
+
+
+def _finished(folder: RunFolder, task: Task) -> dict[str, Any] | None:
+    """The closing numbers, if there is nothing left to run."""
+    found = next((r for r in folder.results() if (r["method"], r["trial"]) == task.job), None)
+    if found is None or "error" in found:
+        return found
+    if found["rounds"] > task.rounds:
+        raise InputError(f"{task.rounds} rounds are asked for and {folder.path} holds {found['rounds']}; ask for more")
+    done = found["rounds"] == task.rounds or ("ended" in found and task.options.get("stop") is not None)
+    return found if done else None
+
+
+def _saved(problem: Problem) -> Any:
+    return lambda x: Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, ())
+
+
+def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
+    """What the folder holds, as a Result."""
+    after, *_ = task.found(folder)
+    records: list[Record] = folder.records(*task.job)
+    result = Result(task.problem, task.start, task.options["measure_gamma"], records, ended=closing.get("ended", ""))
+    if records:
+        result.totals |= {name: records[-1][name] for name in result.totals}
+    if "error" in closing:
+        error = Diverged(int(records[-1]["round"]) if records else 0)
+        error.result = result
+        raise error
+    model = folder.model(task.job)
+    assert model is not None  # it was there when the run ended
+    parameters = model.parameters
+    x = task.problem.flat(parameters) if isinstance(task.problem, Network) else parameters["x"]
+    result.x = x.to(task.start.device)
+    if after is not None and after.t + 1 == closing["rounds"]:
+        result.last = after
+    return result

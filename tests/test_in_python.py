@@ -1,0 +1,175 @@
+"""Runs of one's own methods, problems and models in Python, kept in run folders like those of the command."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from lasso import PHI, L
+from torch import nn
+
+from fednmap import Diverged, InputError, Tolerance, run
+from fednmap import algorithms as A
+from fednmap.core import Algorithm, FixedPoint, Traits
+from fednmap.problems import LeastSquares, Network
+from fednmap.regularizers import L1
+from fednmap.runs.folder import RunFolder
+from fednmap.testing import heterogeneous
+
+SIX = heterogeneous()
+HOW = {"participation": 0.5, "drop": 0.2, "seed": 4}
+
+
+def method(eta=0.02, Q=3):
+    return A.FedNMap(PHI, eta_a=eta, Q=Q)
+
+
+def kept(folder, rounds=60, **more):
+    return run(method(), SIX, rounds=rounds, folder=folder, **HOW | more)
+
+
+def test_a_folder_changes_nothing(tmp_path):
+    plain, found = run(method(), SIX, rounds=60, **HOW), kept(tmp_path / "a")
+    assert torch.equal(plain.x, found.x)
+    assert [r["objective"] for r in plain.records] == [r["objective"] for r in found.records]
+    assert (found.measure_gamma, found.totals["bytes_up"]) == (plain.measure_gamma, plain.totals["bytes_up"])
+    again = kept(tmp_path / "a")
+    assert torch.equal(again.x, plain.x)
+    assert again.records == found.records
+    (closing,) = RunFolder.open(tmp_path / "a").results()
+    assert (closing["rounds"], closing["measure_gamma"]) == (60, found.measure_gamma)
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [10, 30, 50])
+def test_what_broke_off_goes_on_to_the_same_bits(tmp_path, at):
+    def break_off(record):
+        if record["round"] >= at:
+            raise Broken
+
+    with pytest.raises(Broken):
+        kept(tmp_path / "b", callbacks=break_off, checkpoint_every=7)
+    found = kept(tmp_path / "b", checkpoint_every=7)
+    plain = run(method(), SIX, rounds=60, **HOW)
+    assert torch.equal(found.x, plain.x)
+    assert found.column("objective") == plain.column("objective")
+
+
+def test_ctrl_c_saves(tmp_path):
+    def interrupt(record):
+        if record["round"] == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped and saved"):
+        kept(tmp_path / "c", callbacks=interrupt)
+    assert len(list((tmp_path / "c" / "checkpoints" / "fednmap-0").glob("*.json"))) == 1
+    assert torch.equal(kept(tmp_path / "c").x, run(method(), SIX, rounds=60, **HOW).x)
+
+
+def test_more_rounds_go_on_and_fewer_are_refused(tmp_path):
+    kept(tmp_path / "d", rounds=30)
+    assert torch.equal(kept(tmp_path / "d", rounds=50).x, run(method(), SIX, rounds=50, **HOW).x)
+    with pytest.raises(InputError, match="holds 50"):
+        kept(tmp_path / "d", rounds=20)
+
+
+def test_another_run_is_refused(tmp_path):
+    kept(tmp_path / "e")
+    for change in ({"seed": 5}, {"participation": 0.6}, {"start": torch.ones_like(SIX.start)}, {"every": 5}):
+        with pytest.raises(InputError, match="holds another run"):
+            kept(tmp_path / "e", **change)
+    with pytest.raises(InputError, match="holds another run: algorithm"):
+        run(method(eta=0.01), SIX, rounds=60, folder=tmp_path / "e", **HOW)
+    with pytest.raises(InputError, match="data"):
+        run(method(), heterogeneous(seed=1), rounds=60, folder=tmp_path / "e", **HOW)
+    for name in ("after", "store"):
+        with pytest.raises(InputError, match="do not go together"):
+            kept(tmp_path / "e", **{name: None})
+
+
+def test_a_run_that_ended_early_is_finished_until_asked_for_more(tmp_path):
+    first = run(method(), SIX, rounds=2000, folder=tmp_path / "f", stop=Tolerance(1e-4))
+    assert "converged" in first.ended
+    again = run(method(), SIX, rounds=2000, folder=tmp_path / "f", stop=Tolerance(1e-4))
+    assert (again.ended, again.final["round"]) == (first.ended, first.final["round"])
+    rounds = int(first.final["round"]) + 40
+    more = run(method(), SIX, rounds=rounds, folder=tmp_path / "f")
+    assert torch.equal(more.x, run(method(), SIX, rounds=rounds).x)
+
+
+def test_a_run_that_diverged_says_so_again(tmp_path):
+    for _ in range(2):
+        with pytest.raises(Diverged) as caught:
+            run(method(eta=1e3), SIX, rounds=500, folder=tmp_path / "g")
+        assert caught.value.result.records[0]["round"] == 0
+
+
+class Own(Algorithm):
+    """Gradient descent of one's own, neither a dataclass nor known by a name."""
+
+    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point=FixedPoint.EXACT, rate="-")
+
+    def __init__(self, phi, step):
+        self.phi, self.step = phi, step
+
+    class Server(A.FedAvg.Server):
+        pass
+
+    class Client(A.FedAvg.Client):
+        pass
+
+    class Up(A.FedAvg.Up):
+        pass
+
+    def init(self, start):
+        return self.Server(start), self.Client()
+
+    def local(self, down, client, g):
+        return self.Up(g(down.x, 0)), client
+
+    def aggregate(self, server, up, share):
+        return self.Server(self.phi.prox(server.x - self.step * up.change, self.step))
+
+    def model(self, server):
+        return server.x
+
+
+def test_a_method_and_a_network_of_ones_own(tmp_path, command):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    data = [(torch.randn(9, 3), torch.randint(2, (9,))) for _ in range(3)]
+    problem = Network(module, nn.functional.cross_entropy, data, batch_size=None)
+    result = run(Own(L1(0.001), 0.5), problem, rounds=30, folder=tmp_path / "own", metrics={"norm": lambda x: x.norm()})
+    assert result.final["objective"] < result.records[0]["objective"]
+    assert torch.equal(torch.cat([p.flatten() for p in result.module().parameters()]), result.x)
+    code, out, _ = command("show", str(tmp_path / "own"))
+    assert code == 0
+    assert "norm" in out
+    assert "gamma =" in out
+    code, _, err = command("train", "--resume", str(tmp_path / "own"))
+    assert (code, err.count("\n")) == (2, 1)
+    code, out, _ = command("export", str(tmp_path / "own"), "--json")
+    assert (code, json.loads(out)["parameters"]) == (0, problem.dim)
+
+
+def test_a_folder_of_the_command_is_not_taken(tmp_path, command):
+    command("train", "--rounds", "1", "--clients", "2", "--model", "logistic", "--quiet", "--out", str(tmp_path / "x"))
+    with pytest.raises(InputError, match="command line"):
+        kept(tmp_path / "x")
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    def second(record):
+        with pytest.raises(InputError, match="in use"):
+            kept(tmp_path / "h")
+
+    kept(tmp_path / "h", rounds=3, every=5, callbacks=second)
+
+
+def test_the_lasso_is_solved_in_a_folder(tmp_path):
+    result = run(A.FedNMap(PHI, eta_a=0.5 / (3 * L), Q=3), LeastSquares(SIX.data), rounds=1500, folder=tmp_path / "i")
+    assert result.final["stationarity"] < 1e-18
