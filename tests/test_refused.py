@@ -239,7 +239,7 @@ def test_regularizers_know_that_frozen_parameters_are_not_part_of_x():
         float(parse("group-lasso:1", nn.Sequential(module[2])).value(x)), rel=1e-5
     )
     on_biases = restrict(L1(1.0), module, "*.bias").value(x)
-    assert float(on_biases) == pytest.approx(float(module[2].bias.abs().sum()), rel=1e-5)
+    assert float(on_biases) == pytest.approx(module[2].bias.abs().sum().item(), rel=1e-5)
 
 
 class Recurrent(nn.Module):
