@@ -13,6 +13,7 @@ from fednmap.data import ClientData, Dataset
 from fednmap.models import build
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic, Network
+from fednmap.regularizers import L1, parse, restrict
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(12, 5, generator=RNG)
@@ -227,6 +228,18 @@ def test_frozen_parameters_stay_and_are_not_part_of_x():
         torch.testing.assert_close(both(x, 0), torch.stack(one))
         assert problem.gradient(x.double()).dtype == torch.float64
         torch.testing.assert_close(problem.gradient(x), problem.gradient(x.double()).float())
+
+
+def test_regularizers_know_that_frozen_parameters_are_not_part_of_x():
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    module[0].requires_grad_(False)
+    x = network(module).start
+    on_weights = parse("group-lasso:1", module).value(x)
+    assert float(on_weights) == pytest.approx(
+        float(parse("group-lasso:1", nn.Sequential(module[2])).value(x)), rel=1e-5
+    )
+    on_biases = restrict(L1(1.0), module, "*.bias").value(x)
+    assert float(on_biases) == pytest.approx(module[2].bias.abs().sum().item(), rel=1e-5)
 
 
 class Recurrent(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
+from fednmap.regularizers.layers import trained
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Methods
 from fednmap.runs.folder import Model
@@ -43,7 +44,7 @@ class Plan:
         """The model x as it is saved: by the names of the network's parameters, if there is one."""
         if self.module is None:
             return Model({"x": x}, self.inputs)
-        parameters = _trained(self.module)
+        parameters = trained(self.module)
         pieces = x.split([p.numel() for p in parameters.values()])
         named = {name: v.view(p.shape) for (name, p), v in zip(parameters.items(), pieces, strict=True)}
         return Model(named, self.inputs)
@@ -54,7 +55,7 @@ def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) ->
 
     No data is needed: |F_nat|^2 is measured with the settings' gamma, else with 1.
     """
-    size = len(start) if module is None else sum(p.numel() for p in _trained(module).values())
+    size = len(start) if module is None else sum(p.numel() for p in trained(module).values())
     if size != len(start):
         raise InputError(f"the server's network has {size} parameters, the clients' {len(start)}")
     methods = Methods.of(config, module)
@@ -62,8 +63,3 @@ def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) ->
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
     return Plan(algorithm, methods.phi, methods.start(algorithm, start), module, config.measure_gamma or 1.0)
-
-
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that make up the model, in its order."""
-    return dict(module.named_parameters())

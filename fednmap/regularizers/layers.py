@@ -1,6 +1,7 @@
 """Regularizers on a network: which of its parameters, and which regularizer on which.
 
-A network is the flat vector of its `named_parameters()` in order, each flattened row by row.
+A network is the flat vector of its `named_parameters()` in order, each flattened row by row; those that are frozen
+(requires_grad=False) are not part of it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PerLayer(Regularizer):
         where, layers = slices(module), {}
         for pattern in rules:
             matching(where, pattern)
-        for name, parameter in module.named_parameters():
+        for name, parameter in trained(module).items():
             rule = next((rule for pattern, rule in rules.items() if fnmatchcase(name, pattern)), None)
             if rule is not None:
                 phi = rule if isinstance(rule, Regularizer) else rule(parameter.shape)
@@ -103,21 +104,26 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
         return Separable(parts)
     if not names:
         raise InputError("this network has no parameter with two or more axes; give a name pattern instead")
-    mask = torch.zeros(sum(parameter.numel() for parameter in module.parameters()), dtype=torch.bool, device="cpu")
+    mask = torch.zeros(sum(parameter.numel() for parameter in trained(module).values()), dtype=torch.bool, device="cpu")
     for name in names:
         mask[where[name]] = True
     return Masked(phi, mask)
 
 
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that the flat vector holds."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
 def weights(module: nn.Module) -> list[str]:
     """Names of the parameters with two or more axes."""
-    return [name for name, parameter in module.named_parameters() if parameter.ndim >= 2]
+    return [name for name, parameter in trained(module).items() if parameter.ndim >= 2]
 
 
 def slices(module: nn.Module) -> dict[str, slice]:
     """Where each parameter lies in the flat vector."""
     where, start = {}, 0
-    for name, parameter in module.named_parameters():
+    for name, parameter in trained(module).items():
         where[name] = slice(start, start + parameter.numel())
         start += parameter.numel()
     return where
