@@ -179,7 +179,7 @@ class Declared(NamedTuple):
     """The same problem with exact client gradients. Else its gradients are taken as they are."""
     module: Callable[[Tensor], torch.nn.Module] | None
     """The torch module that a model x stands for. Else there is none."""
-    digest: str | None
+    digest: Callable[[], str] | None
     """Tells the problem's data from others. Else they are not told apart."""
 
 

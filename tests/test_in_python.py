@@ -84,8 +84,9 @@ def test_another_run_is_refused(tmp_path):
             kept(tmp_path / "e", **change)
     with pytest.raises(InputError, match="holds another run: algorithm"):
         run(method(eta=0.01), SIX, rounds=60, folder=tmp_path / "e", **HOW)
-    with pytest.raises(InputError, match="data"):
-        run(method(), heterogeneous(seed=1), rounds=60, folder=tmp_path / "e", **HOW)
+    others = LeastSquares([(a, -b) for a, b in SIX.data])  # with the same Hessian, and so the same yardstick
+    with pytest.raises(InputError, match="the data of"):
+        run(method(), others, rounds=60, folder=tmp_path / "e", **HOW)
     for name in ("after", "store"):
         with pytest.raises(InputError, match="do not go together"):
             kept(tmp_path / "e", **{name: None})

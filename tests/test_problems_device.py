@@ -133,12 +133,12 @@ def test_clients_that_are_on_another_device_are_counted_on_the_cpu():
 def test_digest_tells_data_and_division_apart():
     problem = KINDS["binary"]()
     same, rest = KINDS["binary"](batch_size=None, seed=7), list(problem.data)
-    assert problem.digest == same.digest == problem.exact().digest == Pooled(problem).digest
+    assert problem.digest() == same.digest() == problem.exact().digest() == Pooled(problem).digest()
     others = [
-        problem.alone(1).digest,
-        type(problem)([(torch.cat([rest[0][0], rest[1][0]]), torch.cat([rest[0][1], rest[1][1]])), *rest[2:]]).digest,
+        problem.alone(1).digest(),
+        type(problem)([(torch.cat([rest[0][0], rest[1][0]]), torch.cat([rest[0][1], rest[1][1]])), *rest[2:]]).digest(),
     ]
     x = rest[0][0].clone()
     x[0, 0] += 1e-12
-    others.append(type(problem)([(x, rest[0][1]), *rest[1:]]).digest)
-    assert len({problem.digest, *others}) == 4
+    others.append(type(problem)([(x, rest[0][1]), *rest[1:]]).digest())
+    assert len({problem.digest(), *others}) == 4

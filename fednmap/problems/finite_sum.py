@@ -63,7 +63,6 @@ class FiniteSum(ABC):
             1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + one.element_size() * one.numel() * batch)
         )
 
-    @property
     def digest(self) -> str:
         """SHA-256 of the data."""
         return self.data.digest

@@ -118,7 +118,7 @@ def _opened(path: Path, task: Task, phi: object) -> RunFolder:
     folder.check_plain(task.settings)
     digest = declared(task.problem).digest
     if digest is not None:
-        folder.recognise(digest)
+        folder.recognise(digest())
     return folder
 
 

@@ -16,7 +16,8 @@ def hold(path: Path, what: str) -> Callable[[], None]:
     if not _take(descriptor):
         os.close(descriptor)
         raise InputError(f"{what} is in use by another run; wait for it to end, or choose another folder")
-    return lambda: os.close(descriptor)
+    still_open = [descriptor]
+    return lambda: os.close(still_open.pop()) if still_open else None
 
 
 def is_held(path: Path) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch import Tensor
 from fednmap.algorithms.kernels import check_compiler, fused
 from fednmap.core import Algorithm, Declared, Problem, State, declared, nbytes
 from fednmap.names import InputError
-from fednmap.simulation import distributed, schedules
+from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.participation import Sampler, Uniform, take_part
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot
@@ -93,24 +94,38 @@ def simulate(
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
     up, down = nbytes(algorithm.pack(message)), nbytes(algorithm.broadcast(server))
-    if after is None:
-        clients = Clients(problem.n, initial, store)
-    else:
-        first, server, clients = after.t + 1, after.server, after.clients.thaw(initial, store)
+    release = _hold(store)
+    try:
+        clients = Clients(problem.n, initial, store) if after is None else after.clients.thaw(initial, store)
+    except InputError:
+        release()
+        raise
+    if after is not None:
+        first, server = after.t + 1, after.server
     step = _Step(problem, about, message, chunk or side_by_side(problem, start), compile)
-    token = clients.claim()
 
     def loop() -> Iterator[Round]:
         nonlocal server
-        for t in range(first, rounds):
-            if clients.owner is not token:
-                raise InputError("the states on disk were taken over by a later call; go on with that one")
-            participants, counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
-            server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
-            k = len(participants)
-            yield Round(t, server, clients.snapshot(), participants, counted, k * up, k * down)
+        try:
+            for t in range(first, rounds):
+                participants, counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
+                server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
+                k = len(participants)
+                yield Round(t, server, clients.snapshot(), participants, counted, k * up, k * down)
+        finally:
+            release()
 
-    return loop()
+    running = loop()
+    weakref.finalize(running, release)  # also if it is never begun
+    return running
+
+
+def _hold(store: Path | None) -> Callable[[], None]:
+    """A folder of states is for one simulation at a time."""
+    if store is None:
+        return lambda: None
+    store.mkdir(parents=True, exist_ok=True)
+    return lock.hold(store / f".lock-{distributed.rank()}", f"{store}")
 
 
 def check_kinds(algorithm: Algorithm, problem: Problem) -> None:

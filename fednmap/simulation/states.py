@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import weakref
 from math import prod
 from pathlib import Path
@@ -12,7 +13,6 @@ from torch import Tensor
 from fednmap.core import State
 from fednmap.names import InputError
 from fednmap.simulation import distributed
-from fednmap.simulation.lock import hold
 
 
 class Clients:
@@ -21,7 +21,7 @@ class Clients:
     Row 0 of every table is the initial state, which is what all clients without a row of their own have.
 
     folder: where the tables are kept as memory-mapped files; the system writes out what does not fit into memory.
-            It is locked while this object lives.
+            Whoever made such tables last there owns them.
     """
 
     def __init__(self, n: int, initial: State, folder: Path | None = None) -> None:
@@ -31,11 +31,11 @@ class Clients:
         self._row = torch.zeros(n, dtype=torch.int64, device="cpu")
         self._used = 1
         self._version = 0
-        self.owner: object = None
+        self._token = secrets.token_hex(8)
         self._snapshots: list[weakref.ref[Snapshot]] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            weakref.finalize(self, hold(folder / f".lock-{distributed.rank()}", f"{folder}"))
+            self._owner.write_text(self._token)
         self._tables: list[Tensor] = [self._table(k, v.unsqueeze(0), 1) for k, v in enumerate(initial)]
 
     def __len__(self) -> int:
@@ -65,10 +65,15 @@ class Clients:
         for table, values in zip(self._tables, states, strict=True):
             table[rows] = values.to(table.device)
 
-    def claim(self) -> object:
-        """A token for one simulation; the one before it may not go on with these tables."""
-        self.owner = object()
-        return self.owner
+    @property
+    def replaced(self) -> bool:
+        """Whether the folder holds the tables of a later run by now."""
+        return self._folder is not None and self._owner.read_text() != self._token
+
+    @property
+    def _owner(self) -> Path:
+        assert self._folder is not None
+        return self._folder / f"owner-{distributed.rank()}"
 
     def snapshot(self) -> Snapshot:
         """The states as they are now, whatever comes later."""
@@ -192,9 +197,10 @@ class Snapshot:
         return ((row > 0) & (row < self._used)).nonzero().squeeze(1)
 
     def _check(self) -> None:
-        if self._clients._folder is not None and self._version != self._clients._version:
+        clients = self._clients
+        if clients._folder is not None and (self._version != clients._version or clients.replaced):
             raise InputError(
-                f"the clients' states in {self._clients._folder} have moved on since this round; states on disk keep "
+                f"the clients' states in {clients._folder} have moved on since this round; states on disk keep "
                 "the newest round only: go on from the last one, or leave store= out"
             )
 
