@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fednmap.names import InputError
@@ -46,7 +47,8 @@ def about_line(said: About) -> str:
     return ", ".join(words)
 
 
-def gamma_line(*gammas: float | None) -> str:
-    """The gamma with which |F_nat|^2 was measured, in words; nothing where it is not known."""
-    known = list(dict.fromkeys(f"{gamma:g}" for gamma in gammas if gamma is not None))
+def gamma_line(results: Iterable[dict[str, Any]], gamma: float | None) -> str:
+    """The gamma with which |F_nat|^2 was measured, in words: as the results say, else `gamma`; nothing if unknown."""
+    gammas = [r.get("measure_gamma") or gamma for r in results if r.get("stationarity") is not None]
+    known = list(dict.fromkeys(f"{value:g}" for value in gammas if value is not None))
     return f"|F_nat|^2 with gamma = {', '.join(known)}" if known else ""

@@ -36,7 +36,7 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
         notes="".join(f"<p class=note>{escape(note)}</p>" for note in [*_notes(folders, left_out), *damaged]),
         table=_table(series),
         curves=_figure(curves, "curves"),
-        gamma=escape(gamma_line(*(about(folder).measure_gamma for folder in folders))),
+        gamma=escape(_gammas(folders)),
         weights=_weights(models),
         runs="".join(_run(folder) for folder in folders),
         sort=_SORT,
@@ -94,6 +94,11 @@ def _row(row: Row) -> str:
         for cell in row.cells
     )
     return f"<tr><td>{escape(row.title)}</td>{cells}</tr>"
+
+
+def _gammas(folders: Sequence[RunFolder]) -> str:
+    lines = (gamma_line(folder.results(), about(folder).measure_gamma) for folder in folders)
+    return "; ".join(dict.fromkeys(line for line in lines if line))
 
 
 def _weights(models: Mapping[str, Model]) -> str:

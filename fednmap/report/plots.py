@@ -37,7 +37,7 @@ def comparison(folder: RunFolder, path: Path) -> None:
             _panel(axis, series, shown, quantity(along))
     lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
     figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=min(len(lines), 8))
-    title = "; ".join(words for words in (about_line(said), gamma_line(said.measure_gamma)) if words)
+    title = "; ".join(words for words in (about_line(said), gamma_line(folder.results(), said.measure_gamma)) if words)
     figure.suptitle(title, fontsize="medium", parse_math=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
