@@ -14,7 +14,6 @@ from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, Workers, with_config
 from fednmap.commands.watch import watched
 from fednmap.names import InputError
-from fednmap.report.about import about
 from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
 from fednmap.runs.configuration import Config, parse_set
@@ -121,7 +120,7 @@ def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, 
         print(json_text(as_json))
     else:
         console = Console()
-        console.print(closing_table(results, about(folder).measure_gamma))
+        console.print(closing_table(results, folder.about().measure_gamma))
         console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from fednmap.measure import Quantity, quantities
-from fednmap.report.about import gamma_line
+from fednmap.report.lines import gamma_line
 from fednmap.report.terminal import Grid
 
 Trials = Sequence[dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fednmap.measure import Quantity, quantity
-from fednmap.report.about import about, about_line, gamma_line
+from fednmap.report.lines import about_line, gamma_line
 from fednmap.report.series import Series, collect, drawn, positive
 from fednmap.runs.folder import RunFolder
 
@@ -27,7 +27,7 @@ def comparison(folder: RunFolder, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    series, said = collect([folder]), about(folder)
+    series, said = collect([folder]), folder.about()
     panels = drawn(series)
     if not panels:
         return

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fednmap.measure import EVALUATED
+from fednmap.measure import quantity
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs import checkpoints
@@ -200,12 +200,11 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """The closing numbers, as `--json` prints them; what was not measured is not there."""
+    """The closing numbers, as `--json` prints them, with metrics of one's own; what was not measured is not there."""
     return {
         "rounds": int(record["round"]),
-        **{k: record[k] for k in EVALUATED if k in record},
+        **{k: v for k, v in record.items() if not quantity(k).cost},
         "test_accuracy": record.get("test_accuracy"),
-        **{k: record[k] for k in ("support_precision", "support_recall") if k in record},
         "bytes_up": int(record["bytes_up"]),
         "bytes_down": int(record["bytes_down"]),
         "seconds": record["train_seconds"] + record["eval_seconds"],
