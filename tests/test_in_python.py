@@ -166,7 +166,7 @@ def test_a_folder_of_the_command_is_not_taken(tmp_path, command):
 def test_two_runs_do_not_share_a_folder(tmp_path):
     def second(record):
         with pytest.raises(InputError, match="in use"):
-            kept(tmp_path / "h")
+            kept(tmp_path / "h", rounds=3, every=5)
 
     kept(tmp_path / "h", rounds=3, every=5, callbacks=second)
 

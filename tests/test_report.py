@@ -19,6 +19,7 @@ from fednmap.report.closing import closing_table, columns, rows
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.report.series import collect
+from fednmap.runs.execution import summary
 from fednmap.runs.folder import Job, Model, RunFolder
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
@@ -187,7 +188,7 @@ def axes_of(folder, path):
     return found
 
 
-@pytest.mark.parametrize("missing", ["stationarity", "objective", "bytes_up", "eval_seconds", "zeros"])
+@pytest.mark.parametrize("missing", ["stationarity", "objective", "zeros"])
 def test_a_column_that_was_not_measured_is_a_dash(tmp_path, command, missing):
     """As Flower leaves it without stationarity, or an older version."""
     folder = made_up(tmp_path / "run", METHODS[:2], 20, without=(missing, "zhang"))
@@ -223,6 +224,9 @@ def test_the_gamma_of_the_natural_residual_is_said(tmp_path, command):
     assert closing_table(folder.results(), 0.25).below == line
     told = [{**r, "measure_gamma": 0.5} for r in folder.results()]
     assert closing_table(told).below == "|F_nat|^2 with gamma = 0.5"
+    own = {method: {"measure_gamma": 0.5} for method in METHODS[:2]}
+    report([made_up(tmp_path / "own", METHODS[:2], 5, closing=own)], tmp_path / "own.html")
+    assert "|F_nat|^2 with gamma = 0.5" in (tmp_path / "own.html").read_text()
     assert closing_table([{k: v for k, v in r.items() if k != "stationarity"} for r in told]).below == ""
 
 
@@ -250,7 +254,9 @@ def test_a_cut_table_of_measurements_can_be_looked_at(tmp_path, command, share):
     for cut in cuts:
         metrics.write_bytes(whole[:cut])
         assert command("show", "run")[0] == 0
-        assert command("report", "run")[0] == 0
+        code, _, err = command("report", "run")
+        assert code == (0 if folder.curves() else 2)
+        assert not err or "nothing was measured yet" in err
         comparison(folder, tmp_path / "plot.png")
 
 
@@ -417,3 +423,10 @@ def test_hovering_shows_the_numbers(browser, large):
         if browser.execute_script(hover):
             break
     assert browser.execute_script(hover) == 1
+
+
+def test_closing_numbers_keep_a_metric_of_ones_own():
+    spent = dict.fromkeys(("train_seconds", "eval_seconds", "bytes_up", "bytes_down"), 1.0)
+    found = summary({"round": 3, "objective": 1.0, "margin": 0.5, "clients_measured": 4.0, **spent})
+    assert (found["margin"], found["test_accuracy"], found["seconds"]) == (0.5, None, 2.0)
+    assert not {"round", "clients_measured"} & found.keys()

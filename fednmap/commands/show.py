@@ -16,8 +16,8 @@ from rich.table import Table
 
 from fednmap.measure import quantity
 from fednmap.names import InputError
-from fednmap.report.about import about, about_line
 from fednmap.report.closing import closing_table
+from fednmap.report.lines import about_line
 from fednmap.report.series import Series, collect, drawn, expected, positive
 from fednmap.report.terminal import Grid
 from fednmap.runs.folder import RunFolder
@@ -57,7 +57,7 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False) -> str:
 
 
 def _show(folder: RunFolder) -> None:
-    console, said, began = Console(), about(folder), folder.environment()
+    console, said, began = Console(), folder.about(), folder.environment()
     lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
     if sweep:
@@ -99,7 +99,7 @@ def state(folder: RunFolder) -> str:
     if len(results) >= jobs:
         return "finished" if not any("error" in r for r in results) else "finished, with methods that diverged"
     done = max((int(max(c["round"])) for c in folder.curves().values()), default=0)
-    end = "" if (rounds := about(folder).rounds) is None else f" of {rounds}"
+    end = "" if (rounds := folder.about().rounds) is None else f" of {rounds}"
     return f"stopped, {len(results)} of {jobs} methods done, last measured at round {done}{end}"
 
 
@@ -110,7 +110,7 @@ def _list(path: Path) -> None:
     table = Table("run", "data", "methods", "state", "psi", box=box.SIMPLE_HEAD, header_style="bold")
     for folder in found:
         try:
-            said, results = about(folder), folder.results()
+            said, results = folder.about(), folder.results()
             psi = _few([quantity("objective").text(r.get("objective")) for r in results])
             sweep = is_sweep(folder.path)
             methods = f"speedup over {Sweep.open(folder.path).over}" if sweep else _few(said.algorithms)

@@ -120,7 +120,7 @@ def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, 
         print(json_text(as_json))
     else:
         console = Console()
-        console.print(closing_table(results))
+        console.print(closing_table(results, folder.about().measure_gamma))
         console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")

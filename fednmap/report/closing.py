@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from fednmap.measure import Quantity, quantities
-from fednmap.report.about import gamma_line
+from fednmap.report.lines import gamma_line
 from fednmap.report.terminal import Grid
 
 Trials = Sequence[dict[str, Any]]
@@ -63,8 +63,7 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     by_method = {method: [r for r in results if r["method"] == method] for method in methods}
     table = rows(by_method)
     columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
-    gammas = [r.get("measure_gamma") or gamma for r in results if r.get("stationarity") is not None]
-    return Grid("method", [row.title for row in table], columns_, right=True, below=gamma_line(*gammas))
+    return Grid("method", [row.title for row in table], columns_, right=True, below=gamma_line(results, gamma))
 
 
 def _styled(cell: Cell) -> str:

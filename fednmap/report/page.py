@@ -11,10 +11,10 @@ from typing import Any
 
 from fednmap.names import InputError
 from fednmap.report import figures
-from fednmap.report.about import about, about_line, gamma_line, settings
 from fednmap.report.closing import Row, columns, rows
+from fednmap.report.lines import about_line, gamma_line
 from fednmap.report.series import Series, collect, expected
-from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.runs.files import clear_errors, from_toml, write_atomically
 from fednmap.runs.folder import Model, RunFolder
 
 
@@ -31,12 +31,12 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     models, damaged = _models(series)
     page = Template(_PAGE).substitute(
         title=escape(", ".join(folder.path.resolve().name for folder in folders)),
-        subtitle="<br>".join(escape(about_line(about(folder))) for folder in folders),
+        subtitle="<br>".join(escape(about_line(folder.about())) for folder in folders),
         plotly=get_plotlyjs(),
         notes="".join(f"<p class=note>{escape(note)}</p>" for note in [*_notes(folders, left_out), *damaged]),
         table=_table(series),
         curves=_figure(curves, "curves"),
-        gamma=escape(gamma_line(*(about(folder).measure_gamma for folder in folders))),
+        gamma=escape(_gammas(folders)),
         weights=_weights(models),
         runs="".join(_run(folder) for folder in folders),
         sort=_SORT,
@@ -67,7 +67,7 @@ def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
         if len(done) < expected(folder):
             notes.append(f"{folder.path.resolve().name} is not finished; unfinished methods are missing in the table.")
         notes += [f"{r['method']}: {r['error']}" for r in done if "error" in r]
-    said = [settings(folder) for folder in folders]
+    said = [from_toml(folder.path / "run.toml") for folder in folders]
     names = dict.fromkeys(name for values in said for name in values if name != "algorithms")
     differ = [name for name in names if any(values.get(name) != said[0].get(name) for values in said)]
     if differ:
@@ -94,6 +94,11 @@ def _row(row: Row) -> str:
         for cell in row.cells
     )
     return f"<tr><td>{escape(row.title)}</td>{cells}</tr>"
+
+
+def _gammas(folders: Sequence[RunFolder]) -> str:
+    lines = (gamma_line(folder.results(), folder.about().measure_gamma) for folder in folders)
+    return "; ".join(dict.fromkeys(line for line in lines if line))
 
 
 def _weights(models: Mapping[str, Model]) -> str:

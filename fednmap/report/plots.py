@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fednmap.measure import Quantity, quantity
-from fednmap.report.about import about, about_line, gamma_line
+from fednmap.report.lines import about_line, gamma_line
 from fednmap.report.series import Series, collect, drawn, positive
 from fednmap.runs.folder import RunFolder
 
@@ -27,7 +27,7 @@ def comparison(folder: RunFolder, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    series, said = collect([folder]), about(folder)
+    series, said = collect([folder]), folder.about()
     panels = drawn(series)
     if not panels:
         return
@@ -37,7 +37,7 @@ def comparison(folder: RunFolder, path: Path) -> None:
             _panel(axis, series, shown, quantity(along))
     lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
     figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=min(len(lines), 8))
-    title = "; ".join(words for words in (about_line(said), gamma_line(said.measure_gamma)) if words)
+    title = "; ".join(words for words in (about_line(said), gamma_line(folder.results(), said.measure_gamma)) if words)
     figure.suptitle(title, fontsize="medium", parse_math=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)

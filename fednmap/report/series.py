@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednmap.measure import Quantity, quantities
-from fednmap.report.about import about
 from fednmap.runs.folder import Curves, Job, RunFolder
 
 Values = NDArray[np.float64]
@@ -61,7 +60,7 @@ def collect(folders: Sequence[RunFolder]) -> list[Series]:
     for folder, name in zip(folders, _names(folders), strict=True):
         curves, results = folder.curves(), folder.results()
         measured = dict.fromkeys(job.method for job in curves)
-        named = [method for method in about(folder).algorithms if method in measured]
+        named = [method for method in folder.about().algorithms if method in measured]
         for method in dict.fromkeys([*named, *measured]):
             jobs = sorted(job for job in curves if job.method == method)
             label = method if len(folders) == 1 else f"{name}: {method}"
@@ -72,7 +71,7 @@ def collect(folders: Sequence[RunFolder]) -> list[Series]:
 
 def expected(folder: RunFolder) -> int:
     """How many methods and trials a finished folder has results of."""
-    said = about(folder)
+    said = folder.about()
     return (said.trials or 1) * max(1, len(said.algorithms))
 
 

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fednmap.core import Algorithm, Problem
-from fednmap.measure import EVALUATED
+from fednmap.measure import quantity
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed, run
-from fednmap.simulation.trajectory import TOTALS
 
 
 class Interrupted(Exception):
@@ -147,13 +146,11 @@ def keep(
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """The closing numbers, as `--json` prints them; what was not measured is not there."""
-    costs = ("round", *TOTALS)
+    """The closing numbers, as `--json` prints them, with metrics of one's own; what was not measured is not there."""
     return {
         "rounds": int(record["round"]),
-        **{k: record[k] for k in EVALUATED if k in record},
+        **{k: v for k, v in record.items() if not quantity(k).cost},
         "test_accuracy": record.get("test_accuracy"),
-        **{k: v for k, v in record.items() if k not in (*costs, *EVALUATED, "test_accuracy")},
         "bytes_up": int(record["bytes_up"]),
         "bytes_down": int(record["bytes_down"]),
         "seconds": record["train_seconds"] + record["eval_seconds"],

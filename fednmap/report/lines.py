@@ -1,0 +1,22 @@
+"""What stands above and below tables and pictures of a run, in a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fednmap.runs.folder import About
+
+
+def about_line(said: About) -> str:
+    """The problem in a line."""
+    words = [str(word) for word in (said.data, said.model, said.reg) if word is not None]
+    words += [f"{n} {what}" for n, what in ((said.clients, "clients"), (said.rounds, "rounds")) if n is not None]
+    return ", ".join(words)
+
+
+def gamma_line(results: Iterable[dict[str, Any]], gamma: float | None) -> str:
+    """The gamma with which |F_nat|^2 was measured, in words: as the results say, else `gamma`; nothing if unknown."""
+    gammas = [r.get("measure_gamma") or gamma for r in results if r.get("stationarity") is not None]
+    known = list(dict.fromkeys(f"{value:g}" for value in gammas if value is not None))
+    return f"|F_nat|^2 with gamma = {', '.join(known)}" if known else ""
