@@ -65,5 +65,5 @@ def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) ->
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that make up the model, in its order."""
-    return dict(module.named_parameters())
+    """The parameters that make up the model, in its order; frozen ones do not."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
