@@ -429,6 +429,17 @@ def test_up_does_not_continue_what_is_running(tmp_path, command):
         assert everything(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "was changed or cut short"), ('{"run": "0"}', "names: Field required")]
+)
+def test_up_does_not_continue_from_damaged_facts(tmp_path, command, text, why):
+    Federation(tmp_path).start()
+    (tmp_path / "run" / "federation.json").write_text(text)
+    code, _, err = command("flower", "up", "--resume", tmp_path / "run")
+    assert code == 2
+    assert why in err
+
+
 def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):
     Federation(tmp_path).start()
     before = everything(tmp_path / "run")
