@@ -62,10 +62,8 @@ class Federation(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            lines = (
-                f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
-            )
-            raise InputError("\n".join(lines)) from None
+            found = [(".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+            raise InputError("\n".join(f"{place}: {said}" for place, said in found)) from None
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
