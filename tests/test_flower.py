@@ -142,7 +142,7 @@ def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch
     assert not [name for name, data in everything(tmp_path).items() if b"tok3n" in data]
 
 
-def network_of(whole):
+def network_of(whole, frozen=()):
     """The same data with a small network; the server knows its layers."""
     from torch import nn
 
@@ -150,10 +150,19 @@ def network_of(whole):
 
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0)).double()
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
     return Network(module, nn.functional.mse_loss, [(x, y) for x, y in (whole.data[i] for i in range(whole.n))])
 
 
-@pytest.mark.parametrize("problem", [make_problem(), network_of(make_problem())], ids=["vector", "network"])
+PROBLEMS = {
+    "vector": make_problem(),
+    "network": network_of(make_problem()),
+    "partly frozen": network_of(make_problem(), ["0.weight"]),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_the_model_of_clients_that_keep_their_data_is_exported_as_it_was_saved(tmp_path, command, problem):
     from safetensors.torch import load_file
 
@@ -168,6 +177,14 @@ def test_the_model_of_clients_that_keep_their_data_is_exported_as_it_was_saved(t
     code, _, err = command("export", tmp_path / "run", "--format", "onnx")
     assert code == 2
     assert "use safetensors or torch" in err
+
+
+def test_a_run_without_gradients_is_shown_listed_and_reported(tmp_path, command):
+    """As the template's is by default: nothing is known of |F_nat|^2."""
+    Federation(tmp_path, measure_stationarity=False).start()
+    for words in (["show", tmp_path / "run"], ["show", "--list", tmp_path], ["report", tmp_path / "run"]):
+        code, _, err = command(*words)
+        assert code == 0, err
 
 
 def residual(federation):
@@ -410,6 +427,17 @@ def test_up_does_not_continue_what_is_running(tmp_path, command):
         assert code == 2
         assert "is in use by another run" in err
         assert everything(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "was changed or cut short"), ('{"run": "0"}', "names: Field required")]
+)
+def test_up_does_not_continue_from_damaged_facts(tmp_path, command, text, why):
+    Federation(tmp_path).start()
+    (tmp_path / "run" / "federation.json").write_text(text)
+    code, _, err = command("flower", "up", "--resume", tmp_path / "run")
+    assert code == 2
+    assert why in err
 
 
 def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import shutil
 import signal
 import sys
@@ -23,7 +22,7 @@ from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.runs.configuration import Config, parse_set
 from fednmap.runs.experiment import prepare, settled
-from fednmap.runs.files import clear_errors, json_text
+from fednmap.runs.files import clear_errors, from_json, json_text
 from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -96,9 +95,9 @@ def up(
         if folder.running():
             raise InputError(f"{resume} is in use by another run; wait for it to end")
         settings = folder.config()
-        known = jsonlib.loads(file.read_text())
-        known.pop("run")
-        federation = Federation(**known).model_copy(update={"resume": True, "run_folder": folder.path})
+        known = from_json(file, dict)
+        known = {key: value for key, value in known.items() if key != "run"} | {"run_folder": folder.path}
+        federation = Federation.make(**known | {"resume": True})
     else:
         if algorithm:
             values["algorithms"] = (algorithm,)
@@ -177,7 +176,7 @@ def _watch(process: Any, folder: RunFolder, config: Config, console: Console) ->
 
 def _status(folder: RunFolder) -> dict[str, Any]:
     path = folder.path / "status.json"
-    return dict(jsonlib.loads(path.read_text())) if path.exists() else {}
+    return dict(from_json(path, dict)) if path.exists() else {}
 
 
 def _why(folder: RunFolder, launcher: Launcher) -> str:

@@ -56,6 +56,15 @@ class Federation(BaseModel):
             raise InputError("a client is named twice")
         return names
 
+    @classmethod
+    def make(cls, **values: Any) -> Federation:
+        """Validated as a whole: one InputError with a line for each mistake."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            found = [(".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+            raise InputError("\n".join(f"{place}: {said}" for place, said in found)) from None
+
 
 def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     """The settings of the run and of the federation, from kebab-case keys; "" stands for a default.
@@ -66,11 +75,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     """
     given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
     own = {name: given.pop(name) for name in Federation.model_fields if name in given}
-    try:
-        federation = Federation(**own)
-    except ValidationError as error:
-        mistakes = (f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors())
-        raise InputError("\n".join(mistakes)) from None
+    federation = Federation.make(**own)
     if "algorithm" in given:
         given["algorithms"] = (given.pop("algorithm"),)
     if "set" in given:
