@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,13 +85,16 @@ def _begin(given: dict[str, Any], file: Path | None, over: str, values: str, out
     given, auto = take_auto(base | given)
     kind, numbers = checked(over, _numbers(values))
     config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
-    first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
+        first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
     if kind == "n" and last.config.clients != numbers[-1]:
         raise InputError(
             f"{config.data} brings its own {last.config.clients} clients; use --partition iid, or --over q"
         )
     # one gamma for all that is compared
     known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": first.measure_gamma}
+    if kind == "q":
+        known["clients"] = first.config.clients
     return Sweep.create(out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -22,6 +23,9 @@ from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
 from fednmap.runs.configuration import Config
+
+
+UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the largest, beyond which a table is doubtful
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,10 @@ def prepare(config: Config) -> Experiment:
     options = {"test": config.test} if config.test else {}
     dataset = _typed(datasets.load(config.data, **options), config)
     config = _settled(config, dataset)
+    _check(dataset, config)
     data = _divide(dataset, config)
+    if "clients" in config.model_fields_set and config.clients != len(data):
+        _warn(f"clients is {config.clients}, and {config.data} brings its own {len(data)}; these are used")
     config = config.model_copy(update={"clients": len(data)})
     problem = _problem(dataset, data, config)
     return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
@@ -178,6 +185,30 @@ def _settled(config: Config, dataset: Dataset) -> Config:
         "model": "least-squares" if dataset.classes is None else "mlp:64",
     }
     return config.model_copy(update={k: v for k, v in settled.items() if getattr(config, k) == "auto"})
+
+
+def _check(dataset: Dataset, config: Config) -> None:
+    """Refuse data from which nothing can be learnt; warn of columns that no step size suits."""
+    if dataset.classes is not None:
+        if config.model == "least-squares":
+            raise InputError(
+                f"least-squares fits numbers, and the targets of {config.data} are labels; use logistic, "
+                "or for whole numbers in a table csv:PATH,regression=true"
+            )
+        if len(torch.unique(dataset.y_train)) < 2:
+            raise InputError(f"all labels of {config.data} are the same; give data with two labels or more")
+    if config.data.partition(":")[0] in ("csv", "svm"):
+        deviations = dataset.x_train.double().std(0, correction=0)
+        varied = deviations[deviations > 0]
+        if len(varied) and (varied.max() > UNSCALED or varied.max() > UNSCALED * varied.min()):
+            _warn(
+                f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "
+                "divide each by its own, or no step size suits them all"
+            )
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, UserWarning, stacklevel=3)
 
 
 def _divide(dataset: Dataset, config: Config) -> ClientData:

@@ -132,7 +132,7 @@ def is_sweep(path: Path) -> bool:
 
 def varied(config: Config, over: Over, value: int) -> Config:
     """With this many clients or local steps; eta_a Q stays, as in the paper's figures, so the default gamma does."""
-    values = config.model_dump() | {"algorithms": ("fednmap",)}
+    values = config.model_dump(exclude_unset=True) | {"algorithms": ("fednmap",)}
     if over == "n":
         return Config.make(**values | {"clients": value})
     return Config.make(**values | {"local_steps": value, "eta_a": config.eta_a * config.local_steps / value})
