@@ -11,7 +11,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from fednmap.commands.options import Json
+from fednmap.commands.options import Json, TrustCode
 from fednmap.models.export import FORMATS, SUFFIXES, write
 from fednmap.models.prune import prunable
 from fednmap.models.prune import prune as pruned
@@ -32,15 +32,16 @@ def export(
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove zero rows and filters of mlp and cnn.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Also write the file packed with gzip.")] = False,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Write a trained model as safetensors, onnx or torch, and report what its zeros are worth."""
     choose("format", format, FORMATS)
     folder = RunFolder.open(run)
-    method = method or folder.config().algorithms[0]
+    method = method or folder.config(look_up=False).algorithms[0]
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
-    module, example = trained(folder, method, trial)
+    module, example = trained(folder, method, trial, trust_code)
     if example is None and format == "onnx":
         raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
@@ -60,7 +61,7 @@ def export(
         print(f"pruned: {before:,} parameters before, {report.parameters:,} after")
 
 
-def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor | None]:
+def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> tuple[nn.Module, Tensor | None]:
     """The model as a torch module, ready for use, and some inputs to try it on.
 
     Where the data stays with the clients of a federation: the tensors as they were saved, and None.
@@ -70,7 +71,7 @@ def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tens
     if saved is None:
         there = sorted(p.stem for p in folder.model_path(job).parent.glob("*.safetensors"))
         raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
-    config = folder.config()
+    config = folder.config(trust=trust)
     if config.data == "own":
         return holding(saved.parameters), None
     problem = prepare(config.model_copy(update={"seed": config.seed + trial})).problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import ALGORITHMS, FedNMap
+from fednmap.algorithms import FedNMap, method
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
@@ -23,7 +23,6 @@ from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
 from fednmap.runs.configuration import Config
-
 
 UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the largest, beyond which a table is doubtful
 
@@ -57,8 +56,8 @@ class Methods:
 
     def algorithm(self, name: str) -> Algorithm:
         """The method with the common step sizes, its own defaults, and what `set` says about it."""
-        config, kind = self.config, ALGORITHMS[name]
-        own = {key.partition(".")[2]: value for key, value in config.set.items() if key.partition(".")[0] == name}
+        config, kind = self.config, method(name)
+        own = {key.rpartition(".")[2]: value for key, value in config.set.items() if key.rpartition(".")[0] == name}
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
         if kind is FedNMap and config.gamma is not None:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
@@ -66,7 +65,10 @@ class Methods:
             del common["Q"]
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
-        algorithm: Algorithm = kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+        given = {k: v for k, v in common.items() if k in known} | own
+        if missing := [f.name for f in fields(kind) if _is_required(f) and f.name not in ("phi", *given)]:  # type: ignore[arg-type]
+            raise InputError(f"{name} also needs {', '.join(missing)}; give it with --set {name}.{missing[0]}=VALUE")
+        algorithm: Algorithm = kind(phi, **given)  # type: ignore[call-arg]
         if "seed" not in own:
             algorithm = algorithm.seeded(config.seed)
         largest = torch.finfo(getattr(torch, config.dtype)).max
@@ -149,6 +151,10 @@ def prepare(config: Config) -> Experiment:
     config = config.model_copy(update={"clients": len(data)})
     problem = _problem(dataset, data, config)
     return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 def settled(experiment: Experiment) -> Experiment:

@@ -144,9 +144,9 @@ class RunFolder:
             raise InputError(f"{path} is not a run folder: it has no run.toml")
         return cls(path)
 
-    def config(self) -> Config:
+    def config(self, *, trust: bool = False, look_up: bool = True) -> Config:
         """The configuration, checked: for what runs. Whoever only looks asks `about`."""
-        return Config.read(self.path / "run.toml")
+        return Config.read(self.path / "run.toml", trust=trust, look_up=look_up)
 
     def about(self) -> About:
         """What the run was, readable also where names in it have changed since or belong to others."""
@@ -196,7 +196,8 @@ class RunFolder:
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
                 write_atomically(
-                    self.path / "environment.json", to_json(provenance(self.config().model_dump(mode="json")))
+                    self.path / "environment.json",
+                    to_json(provenance(self.config(look_up=False).model_dump(mode="json"))),
                 )
             metrics = self.path / "metrics.csv"
             if not metrics.exists():

@@ -76,12 +76,12 @@ class Sweep:
         return f"{'running' if self.folder.running() else 'stopped'}, {done} of {len(self.values)} values done"
 
     def config(self, value: int) -> Config:
-        return varied(self.folder.config(), self.over, value)
+        return varied(self.folder.config(look_up=False), self.over, value)
 
     def run(self, reporter: Reporter) -> list[list[float]]:
         """Run what is not finished yet; for each value and trial |F_nat|^2, averaged over the closing rounds."""
         with alone(self.folder.path):
-            for line in self.folder.check(self.folder.config()):
+            for line in self.folder.check(self.folder.config(look_up=False)):
                 reporter.tell(line)
             return [self._run(value, reporter) for value in self.values]
 
@@ -89,7 +89,7 @@ class Sweep:
         config, folder = self.config(value), self.part(value)
         if not (folder.path / "run.toml").exists():
             RunFolder.create(folder.path, config, "speedup")
-        elif folder.config() != config:  # the sweep was made longer or wider
+        elif folder.config(look_up=False) != config:  # the sweep was made longer or wider
             with clear_errors(folder.path):
                 write_atomically(folder.path / "run.toml", config.toml().encode())
         reporter.label = f"{self.name(value)} "
