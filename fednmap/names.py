@@ -74,18 +74,14 @@ def imported(kind: str, spec: str, known: Iterable[str], base: type | None = Non
             raise InputError(f"{unknown(kind, module_name, known)}; nor is there a module {error.name!r}") from None
         raise InputError(f"{kind} {spec!r}: {module_name} needs {error.name}, which is not installed") from None
     except Exception as error:  # whatever the user's own lines provoke
-        said = " ".join(str(error).split())
-        raise InputError(
-            f"{kind} {spec!r}: {module_name} cannot be imported, {type(error).__name__}: {said}"
-        ) from error
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"{kind} {spec!r}: {module_name} cannot be imported, {said}") from error
     if name not in dir(module):
         raise InputError(f"{kind} {spec!r}: {module_name} has no {name!r}")
     found = getattr(module, name)
     right = callable(found) if base is None else isinstance(found, type) and issubclass(found, base)
     if not right or inspect.isabstract(found):
-        what = (
-            "a function or class" if base is None else f"a class with all that {base.__module__}.{base.__name__} asks"
-        )
+        what = "a function or class" if base is None else f"a class with all that {base.__qualname__} asks"
         raise InputError(f"{kind} {spec!r}: {name} is not {what}")
     return found
 

@@ -318,7 +318,7 @@ def test_a_fault_of_ours_keeps_its_traceback_and_asks_for_a_report(error, monkey
 def test_a_mistake_of_a_validator_is_not_the_users(monkeypatch):
     from fednmap.runs.configuration import Config
 
-    monkeypatch.setattr("fednmap.runs.configuration.choose", lambda *_: int("x"))
+    monkeypatch.setattr("fednmap.runs.configuration.look_up", lambda *_: int("x"))
     with pytest.raises(ValueError, match="invalid literal") as caught:
         Config.make()
     assert not isinstance(caught.value, InputError)
@@ -424,7 +424,7 @@ WRONG = {
     "no module": (["--reg", "mime:Ridge:1"], "reg: unknown regularizer 'mime'; choose from"),
     "nor a name": (["--model", "mpl:relu"], "did you mean 'mlp'?"),
     "no such name": (["--reg", "mine:Rigde:1"], "regularizer 'mine:Rigde': mine has no 'Rigde'"),
-    "another kind": (["--reg", "mine:Step"], "Step is not a class with all that fednmap.core.Regularizer asks"),
+    "another kind": (["--reg", "mine:Step"], "Step is not a class with all that Regularizer asks"),
     "abstract": (["--algorithm", "fednmap.core:Algorithm"], "Algorithm is not a class with all that"),
     "not callable": (["--data", "mine:number"], "number is not a function or class"),
     "another result": (["--data", "mine:nothing"], "gave int; it must give a fednmap.data.Dataset"),

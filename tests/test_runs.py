@@ -582,7 +582,7 @@ def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
 DIVERGES = ("compare", "--data", "sparse-regression", "--model", "least-squares", "--reg", "none", "--rounds", 12)
 DIVERGES += (
     "--clients",
-    4,
+    10,
     "--eta-a",
     0.0001,
     "--set",

@@ -195,10 +195,8 @@ class RunFolder:
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
-                write_atomically(
-                    self.path / "environment.json",
-                    to_json(provenance(self.config(look_up=False).model_dump(mode="json"))),
-                )
+                settings = self.config(look_up=False).model_dump(mode="json")
+                write_atomically(self.path / "environment.json", to_json(provenance(settings)))
             metrics = self.path / "metrics.csv"
             if not metrics.exists():
                 write_atomically(metrics, HEADING + b"\n")
