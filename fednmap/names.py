@@ -1,10 +1,15 @@
-"""Looking a name up, with an error that helps."""
+"""Looking a name up, with an error that helps; a name may also be code of the user's own, package.module:Name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 
 class InputError(ValueError):
@@ -27,3 +32,85 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise unknown(kind, name, table)
     return table[name]
+
+
+CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(:.*)?", re.DOTALL)
+
+
+def is_code(spec: str, known: Container[str]) -> bool:
+    """Whether `spec` is package.module:Name, with or without arguments, rather than a known name.
+
+    >>> is_code("my.penalties:Huber:0.1", ["l1"]), is_code("l1:0.1", ["l1"])
+    (True, False)
+    """
+    return spec.partition(":")[0] not in known and CODE.fullmatch(spec) is not None
+
+
+def parted(spec: str, known: Container[str]) -> tuple[str, str]:
+    """The name and what follows its colon.
+
+    >>> parted("my.penalties:Huber:0.1", ["l1"]), parted("l1:0.1", ["l1"])
+    (('my.penalties:Huber', '0.1'), ('l1', '0.1'))
+    """
+    name, _, argument = spec.partition(":")
+    if not is_code(spec, known):
+        return name, argument
+    own, _, argument = argument.partition(":")
+    return f"{name}:{own}", argument
+
+
+def imported(kind: str, spec: str, known: Iterable[str], base: type | None = None) -> Any:
+    """What package.module:Name stands for; the current folder is searched too, last.
+
+    base: the class that it must be made from; without one it must be callable.
+    """
+    module_name, name = spec.split(":")[:2]
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if f"{module_name}.".startswith(f"{error.name}."):
+            raise InputError(f"{unknown(kind, module_name, known)}; nor is there a module {error.name!r}") from None
+        raise InputError(f"{kind} {spec!r}: {module_name} needs {error.name}, which is not installed") from None
+    except Exception as error:  # whatever the user's own lines provoke
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"{kind} {spec!r}: {module_name} cannot be imported, {said}") from error
+    if name not in dir(module):
+        raise InputError(f"{kind} {spec!r}: {module_name} has no {name!r}")
+    found = getattr(module, name)
+    right = callable(found) if base is None else isinstance(found, type) and issubclass(found, base)
+    if not right or inspect.isabstract(found):
+        what = "a function or class" if base is None else f"a class with all that {base.__qualname__} asks"
+        raise InputError(f"{kind} {spec!r}: {name} is not {what}")
+    return found
+
+
+def look_up(kind: str, name: str, table: Mapping[str, T], base: type | None = None) -> T:
+    """table[name], or what package.module:Name stands for."""
+    if is_code(name, table):
+        found: T = imported(kind, name, table, base)
+        return found
+    return choose(kind, name, table)
+
+
+def parsed(text: str) -> bool | int | float | str:
+    """A word of a command line: a number, true, false, or itself."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def called(spec: str, make: Callable[..., T], first: Sequence[Any], argument: str) -> T:
+    """make(*first, ...) with the words of `argument`, separated by commas; refused where they do not fit."""
+    arguments = [*first, *(parsed(word.strip()) for word in argument.split(",") if argument)]
+    try:
+        inspect.signature(make).bind(*arguments)
+    except TypeError as error:
+        raise InputError(f"{spec!r} does not fit: {error}") from None
+    return make(*arguments)

@@ -318,7 +318,7 @@ def test_a_fault_of_ours_keeps_its_traceback_and_asks_for_a_report(error, monkey
 def test_a_mistake_of_a_validator_is_not_the_users(monkeypatch):
     from fednmap.runs.configuration import Config
 
-    monkeypatch.setattr("fednmap.runs.configuration.choose", lambda *_: int("x"))
+    monkeypatch.setattr("fednmap.runs.configuration.look_up", lambda *_: int("x"))
     with pytest.raises(ValueError, match="invalid literal") as caught:
         Config.make()
     assert not isinstance(caught.value, InputError)
@@ -330,3 +330,124 @@ def test_a_warning_is_one_line(command):
     assert (code, err.count("\n")) == (0, 1)
     assert err.startswith("fednmap: warning: TopK is not weakly convex")
     assert json.loads(out)["rounds"] == 24
+
+
+OWN = """
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+import torch
+from torch import Tensor, nn
+from fednmap.core import Algorithm, FixedPoint, Regularizer, Traits
+from fednmap.data import Dataset, load
+
+Path("loaded").touch()
+
+@dataclass(frozen=True)
+class Ridge(Regularizer):
+    weight: float
+    def value(self, x): return self.weight * x.square().sum(-1)
+    def prox(self, v, step): return v / (1 + 2 * self.weight * step)
+
+@dataclass(frozen=True)
+class Step(Algorithm):
+    phi: Regularizer
+    size: float
+    eta_a: float = 0.1
+    traits = Traits(composite=True, up=1, down=1, prox="0 + 1", fixed_point=FixedPoint.EXACT, rate="-")
+    class Server(NamedTuple):
+        x: Tensor
+    class Client(NamedTuple):
+        pass
+    class Up(NamedTuple):
+        g: Tensor
+    def init(self, start): return self.Server(start), self.Client()
+    def local(self, down, client, g): return self.Up(g(down.x, 0)), client
+    def aggregate(self, server, up, share):
+        step = self.size * self.eta_a
+        return self.Server(self.phi.prox(server.x - step * up.g, step))
+    def model(self, server): return server.x
+
+def net(shape, outputs, units): return nn.Sequential(nn.Flatten(), nn.Linear(64, units), nn.Linear(units, outputs))
+def digits(): return load("digits")
+def nothing(): return 3
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module called `mine` in the current folder, as it was not loaded yet."""
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+MINE = ["--data", "mine:digits", "--model", "mine:net:5", "--reg", "mine:Ridge:0.01", "--algorithm", "mine:Step"]
+FEW = ["--clients", "4", "--rounds", "3", "--eval-every", "1", "--quiet", "--json"]
+
+
+def test_things_of_ones_own_are_imported_by_name(command, mine):
+    exact = ["--batch-size", "0", "--local-steps", "1", "--gamma", "1"]
+    code, out, err = command("train", *MINE, *FEW, *exact, "--set", "mine:Step.size=0.5", "--out", "run")
+    assert (code, err) == (0, "")
+    own = json.loads(out)
+    known = ["--model", "mine:net:5", "--reg", "squared-l2:0.01", "--algorithm", "prox-sgd", "--eta-a", "0.05"]
+    found = json.loads(command("train", *known, *FEW, *exact)[1])
+    assert own["objective"] == pytest.approx(found["objective"], rel=1e-5)  # the same steps under other names
+    assert 'algorithms = [\n    "mine:Step",\n]' in (mine / "run" / "run.toml").read_text()
+    assert own["bytes_up"] == 3 * 4 * 4 * (64 * 5 + 5 + 5 * 10 + 10)
+    code, out, _ = command("show", "run")
+    assert (code, "mine:Step" in out) == (0, True)
+    assert "my_module:MyMethod" in command("list", "algorithms")[1]
+
+
+def test_a_file_that_names_code_loads_it_only_if_trusted(command, mine):
+    command("train", *MINE, *FEW, "--set", "mine:Step.size=0.5", "--out", "run")
+    (mine / "loaded").unlink()
+    sys.modules.pop("mine")
+    for words in (["train", "--resume", "run"], ["train", "--config", "run/run.toml", "--out", "b"], ["export", "run"]):
+        code, out, err = command(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "run.toml names code to load, mine:digits; if you trust it, add --trust-code" in err
+    for words in (["show", "run"], ["report", "run"]):
+        assert command(*words)[0] == 0
+    assert not (mine / "loaded").exists()
+    for words in (["train", "--resume", "run"], ["train", "--config", "run/run.toml", "--out", "b"], ["export", "run"]):
+        assert command(*words, "--trust-code")[0] == 0
+    assert (mine / "loaded").exists()
+
+
+WRONG = {
+    "no module": (["--reg", "mime:Ridge:1"], "reg: unknown regularizer 'mime'; choose from"),
+    "nor a name": (["--model", "mpl:relu"], "did you mean 'mlp'?"),
+    "no such name": (["--reg", "mine:Rigde:1"], "regularizer 'mine:Rigde': mine has no 'Rigde'"),
+    "another kind": (["--reg", "mine:Step"], "Step is not a class with all that Regularizer asks"),
+    "abstract": (["--algorithm", "fednmap.core:Algorithm"], "Algorithm is not a class with all that"),
+    "not callable": (["--data", "mine:number"], "number is not a function or class"),
+    "another result": (["--data", "mine:nothing"], "gave int; it must give a fednmap.data.Dataset"),
+    "arguments": (["--reg", "mine:Ridge:1,2"], "'mine:Ridge:1,2' does not fit: too many positional arguments"),
+    "a parameter": (["--algorithm", "mine:Step"], "mine:Step also needs size; give it with --set mine:Step.size=VALUE"),
+    "its own mistake": (["--data", "broken:load"], "broken cannot be imported, ZeroDivisionError: division by zero"),
+    "what it needs": (["--data", "needy:load"], "needy needs no_such_package, which is not installed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_imported_is_told_in_one_line(command, mine, case):
+    (mine / "broken.py").write_text("1 / 0")
+    (mine / "needy.py").write_text("import no_such_package")
+    words, message = WRONG[case]
+    code, out, err = command("train", *FEW, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_settings_of_a_federation_name_no_code(mine):
+    from fednmap.flower.settings import read
+
+    with pytest.raises(InputError, match="'mine:digits' names code"):
+        read({"names": "a,b", "run-folder": "run", "data": "mine:digits"})
+    assert not (mine / "loaded").exists()

@@ -211,6 +211,7 @@ def mutated(text, rng):
     return "\n".join(rows)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_thousand_mutated_files(tmp_path, monkeypatch):
     """Each is refused in words, or is run as it says: no other kind of error, no setting passed over."""
     digits, load = data.load("digits"), data.load
@@ -319,3 +320,45 @@ def test_a_trials_seed_reaches_methods_with_coins_of_their_own(monkeypatch):
     assert seeds == [4, 5]
     given = config.model_copy(update={"seed": 4, "set": {"scaffnew.seed": 9}})
     assert prepare(given).algorithm("scaffnew").seed == 9
+
+
+def told_of(command, path, rows, *words):
+    """Exit code and stderr of a short run on a table with two features."""
+    path.write_text("a,b,label\n" + "".join(f"{a},{b},{y}\n" for a, b, y in rows))
+    quick = ["--clients", "2", "--rounds", "1", "--model", "logistic", "--quiet", "--json"]
+    code, _, err = command("train", "--data", f"csv:{path.name}", *quick, *words)
+    assert err.count("\n") == (code != 0 or "warning" in err)
+    return code, err
+
+
+@pytest.mark.filterwarnings("default")
+def test_data_that_cannot_be_meant_are_refused_or_doubted(command, tmp_path):
+    path, rng = tmp_path / "table.csv", random.Random(0)
+    rows = [(rng.gauss(0, 1), rng.gauss(0, 1), k % 2) for k in range(40)]
+    assert told_of(command, path, rows) == (0, "")
+    code, err = told_of(command, path, [(a, b, 1) for a, b, _ in rows])
+    assert (code, "all labels of csv:table.csv are the same" in err) == (2, True)
+    code, err = told_of(command, path, rows, "--model", "least-squares")
+    assert (code, "the targets of csv:table.csv are labels" in err) == (2, True)
+    given = ["--data", "csv:table.csv,regression=true", "--model", "least-squares"]
+    assert told_of(command, path, rows, *given) == (0, "")
+    for scale in (1e-4, 1e5):
+        code, err = told_of(command, path, [(a, scale * b, y) for a, b, y in rows])
+        assert (code, "divide each by its own" in err) == (0, True)
+    assert told_of(command, path, [(a, 1, y) for a, _, y in rows]) == (0, "")  # a column of ones is an intercept
+
+
+@pytest.mark.filterwarnings("default")
+def test_clients_that_the_data_bring_and_others_that_were_asked_for(command, tmp_path):
+    lines = [f"{k % 7},{k % 5},{k % 4},{k % 2}" for k in range(80)]
+    (tmp_path / "four.csv").write_text("\n".join(["a,b,client,label", *lines]))
+    words = ["--data", "csv:four.csv", "--rounds", "1", "--model", "logistic", "--quiet", "--json"]
+    assert command("train", *words)[2] == ""
+    code, _, err = command("train", *words, "--clients", "20", "--out", "run")
+    assert (code, err.count("\n")) == (0, 1)
+    assert "clients is 20, and csv:four.csv brings its own 4; these are used" in err
+    assert RunFolder.open(tmp_path / "run").config().clients == 4
+    assert command("train", "--resume", "run", "--json", "--quiet")[2] == ""
+    assert command("train", *words, "--clients", "5", "--partition", "iid")[2] == ""
+    sweep = ["--over", "q", "--values", "1,2", "--trials", "2", "--eval-last", "1", "--out", "sweep"]
+    assert command("speedup", *words, *sweep)[2] == ""

@@ -305,7 +305,9 @@ def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
     from fednmap.commands.export import trained
     from fednmap.runs.folder import RunFolder
 
-    run = training(tmp_path / "run", "--data", "sparse-regression", "--reg", "l1:0.2", "--eta-a", "0.005")
+    run = training(
+        tmp_path / "run", "--data", "sparse-regression", "--clients", 10, "--reg", "l1:0.2", "--eta-a", "0.005"
+    )
     result = RunFolder.open(run).results()[0]
     assert 0 <= result["support_precision"] <= 1
     assert 0 <= result["support_recall"] <= 1

@@ -276,7 +276,7 @@ def test_one_number_changed_in_the_data_is_noticed(tmp_path, row):
 
 def test_data_of_another_size_do_not_fit_a_checkpoint(tmp_path):
     folder = stopped(tmp_path / "run", 14)
-    experiment = prepare(small(data="synthetic:1,1"))
+    experiment = prepare(small(data="synthetic:1,1", clients=30))
     algorithm = experiment.algorithm("fednmap")
     start = experiment.start(algorithm)
     states, known = folder.checkpoints(FEDNMAP), settings(prepare(small()).config)
@@ -557,7 +557,7 @@ def test_a_method_that_diverges_keeps_what_was_measured(tmp_path):
 
 def test_a_method_that_diverges_after_it_was_continued_ends_as_if_it_never_stopped(tmp_path):
     given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
-    given |= {"participation": 1.0, "drop": 0.0, "clients": 4, "eval_every": 10}
+    given |= {"participation": 1.0, "drop": 0.0, "eval_every": 10}
     whole = begin(tmp_path / "whole", **given)
     folder = stopped(tmp_path / "run", 5, **given)
     assert resume(folder).done == [4]  # nothing is measured between this and the end
@@ -583,7 +583,7 @@ def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
 DIVERGES = ("compare", "--data", "sparse-regression", "--model", "least-squares", "--reg", "none", "--rounds", 12)
 DIVERGES += (
     "--clients",
-    4,
+    10,
     "--eta-a",
     0.0001,
     "--set",
@@ -626,7 +626,7 @@ def test_one_method_that_diverged_ends_the_same_way(command):
 
 def test_a_method_that_diverged_and_has_no_measurements_left_is_told(tmp_path):
     given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
-    given |= {"participation": 1.0, "drop": 0.0, "clients": 4, "eval_every": 10}
+    given |= {"participation": 1.0, "drop": 0.0, "eval_every": 10}
     folder = stopped(tmp_path / "run", 5, **given)
     (folder.path / "metrics.csv").unlink()
     assert resume(folder).done == [4]

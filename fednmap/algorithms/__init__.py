@@ -1,5 +1,7 @@
 """Methods, one file each; every one is a `fednmap.core.Algorithm`."""
 
+from dataclasses import is_dataclass
+
 from fednmap.algorithms.econtrolda import EControlDA
 from fednmap.algorithms.fast_fedda import FastFedDA
 from fednmap.algorithms.fedadmm import FedADMM
@@ -17,6 +19,7 @@ from fednmap.algorithms.scaffnew import Scaffnew
 from fednmap.algorithms.scaffold import SCAFFOLD
 from fednmap.algorithms.zhang import Zhang
 from fednmap.core import Algorithm
+from fednmap.names import InputError, look_up
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fednmap": FedNMap,
@@ -37,6 +40,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "normal-map-sgd": NormalMapSGD,
 }
 
+
+def method(name: str) -> type[Algorithm]:
+    """The method called `name`, or one of the user's own, package.module:Name."""
+    found = look_up("algorithm", name, ALGORITHMS, Algorithm)
+    if not is_dataclass(found) or "traits" not in dir(found):
+        raise InputError(f"algorithm {name!r} must be a dataclass that declares `traits`, see fednmap.core.Algorithm")
+    return found
+
+
 __all__ = [
     "ALGORITHMS",
     "SCAFFOLD",
@@ -55,4 +67,5 @@ __all__ = [
     "ProxSGD",
     "Scaffnew",
     "Zhang",
+    "method",
 ]

@@ -11,7 +11,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from fednmap.commands.options import Json
+from fednmap.commands.options import Json, TrustCode
 from fednmap.models.export import FORMATS, SUFFIXES, write
 from fednmap.models.prune import prunable
 from fednmap.models.prune import prune as pruned
@@ -32,6 +32,7 @@ def export(
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove zero rows and filters of mlp and cnn.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Also write the file packed with gzip.")] = False,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Write a trained model as safetensors, onnx or torch, and report what its zeros are worth."""
@@ -40,7 +41,7 @@ def export(
     method = method or folder.about().algorithms[0]
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
-    module, example = trained(folder, method, trial)
+    module, example = trained(folder, method, trial, trust_code)
     if example is None and format == "onnx":
         raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
@@ -60,7 +61,7 @@ def export(
         print(f"pruned: {before:,} parameters before, {report.parameters:,} after")
 
 
-def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tensor | None]:
+def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> tuple[nn.Module, Tensor | None]:
     """The model as a torch module, ready for use, and some inputs to try it on.
 
     Where the data stays with the clients of a federation: the tensors as they were saved, and None.
@@ -72,7 +73,7 @@ def trained(folder: RunFolder, method: str, trial: int) -> tuple[nn.Module, Tens
         raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
     if folder.made_in_python() or folder.about().data == "own":
         return holding(saved.parameters), None
-    config = folder.config()
+    config = folder.config(trust=trust)
     problem = prepare(config.model_copy(update={"seed": config.seed + trial})).problem
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
     if x.numel() != problem.dim:

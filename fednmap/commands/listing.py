@@ -59,9 +59,20 @@ LISTS: dict[str, Callable[[], RenderableType]] = {
 }
 
 
+OWN = {
+    "algorithms": "my_module:MyMethod, a fednmap.core.Algorithm",
+    "regularizers": "my_module:MyPenalty:0.1, a fednmap.core.Regularizer",
+    "datasets": "my_module:my_data, a function that gives a fednmap.data.Dataset",
+    "models": "my_module:my_network, a function of a sample's shape and the number of outputs",
+}
+
+
 def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None:
     """List algorithms, regularizers, datasets, partitions or models."""
-    Console().print(choose("list", what, LISTS)())
+    console = Console()
+    console.print(choose("list", what, LISTS)())
+    if what in OWN:
+        console.print(f"or one of your own: {OWN[what]}, in a module that Python finds from here", highlight=False)
 
 
 def _described(rows: dict[str, str]) -> Table:

@@ -65,6 +65,9 @@ Resume = Annotated[Path | None, typer.Option(help="Continue the run in this fold
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings from a TOML file, such as a run's run.toml.")
 ]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Load code that a TOML file names, as package.module:Name.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the closing numbers as JSON and nothing else on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Track = Annotated[list[str] | None, typer.Option("--track", help="Also send the metrics to tensorboard or mlflow.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, TrustCode, with_config
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
@@ -41,6 +42,7 @@ def speedup(
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = None,
+    trust_code: TrustCode = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,8 +54,9 @@ def speedup(
         if over or sweep_values or config or out or values != DEFAULTS:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
         sweep = Sweep.open(resume)
+        sweep.folder.config(trust=trust_code)  # its names are known, and code is loaded only if it may be
     else:
-        sweep = _begin(values, config, over or "n", sweep_values or "5,10,20,40", out)
+        sweep = _begin(values, config, trust_code, over or "n", sweep_values or "5,10,20,40", out)
     again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}"
     with watched(again, quiet) as reporter:
         stored = sweep.outcome()
@@ -77,20 +80,23 @@ def _print(found: Speedup, outcome: dict[str, Any], sweep: Sweep) -> None:
     print(f"run folder: {sweep.folder.path}")
 
 
-def _begin(given: dict[str, Any], file: Path | None, over: str, values: str, out: Path | None) -> Sweep:
+def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, values: str, out: Path | None) -> Sweep:
     """A new sweep; what can be refused is refused before there is a folder."""
-    base = Config.read(file).model_dump(exclude_unset=True) if file else {}
+    base = Config.read(file, trust=trust).model_dump(exclude_unset=True) if file else {}
     given = {k: v for k, v in given.items() if k not in base or DEFAULTS.get(k) != v}
     given, auto = take_auto(base | given)
     kind, numbers = checked(over, _numbers(values))
     config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
-    first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
+        first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
     if kind == "n" and last.config.clients != numbers[-1]:
         raise InputError(
             f"{config.data} brings its own {last.config.clients} clients; use --partition iid, or --over q"
         )
     # one gamma for all that is compared
     known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": first.measure_gamma}
+    if kind == "q":
+        known["clients"] = first.config.clients
     return Sweep.create(out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
 
 
@@ -106,7 +112,7 @@ def _fitted(over: Over, values: Sequence[int], reached: list[list[float]]) -> Sp
 
 
 def _outcome(found: Speedup, sweep: Sweep) -> dict[str, Any]:
-    config = sweep.folder.config()
+    config = sweep.folder.config(look_up=False)
     need = forecast(prepare(sweep.config(sweep.values[0])), float(found.reached.mean(1).min()))
     other = config.local_steps if found.over == "n" else config.clients
     return {

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, Workers, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, TrustCode, Workers, with_config
 from fednmap.commands.watch import watched
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
@@ -39,13 +39,14 @@ def train(
     resume: Resume = None,
     track: Track = None,
     workers: Workers = 1,
+    trust_code: TrustCode = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one model across clients."""
     if algorithm:
         values["algorithms"] = (algorithm,)
-    folder, results = _run("train", values, set, config, out, resume, track, workers, quiet)
+    folder, results = _run("train", values, set, config, out, resume, track, workers, trust_code, quiet)
     _close(folder, results, (results[0] if len(results) == 1 else {"results": results}) if json else None)
 
 
@@ -61,6 +62,7 @@ def compare(
     resume: Resume = None,
     track: Track = None,
     workers: Workers = 1,
+    trust_code: TrustCode = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -69,7 +71,7 @@ def compare(
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
     elif config is None and resume is None:
         values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
-    folder, results = _run("compare", values, set, config, out, resume, track, workers, quiet)
+    folder, results = _run("compare", values, set, config, out, resume, track, workers, trust_code, quiet)
     _close(folder, results, {"results": results} if json else None)
 
 
@@ -82,6 +84,7 @@ def _run(
     resume: Path | None,
     track: list[str] | None,
     workers: int,
+    trust_code: bool,
     quiet: bool,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
     """A new run, or one continued, and its closing numbers."""
@@ -92,10 +95,10 @@ def _run(
         if is_sweep(resume):
             raise InputError(f"{resume} is a sweep; continue it with fednmap speedup --resume {resume}")
         folder, experiment = RunFolder.open(resume), None
-        config = folder.config()
+        config = folder.config(trust=trust_code)
         check_workers(workers, config.clients)
     else:
-        base = Config.read(file).model_dump(exclude_unset=True) if file else {}
+        base = Config.read(file, trust=trust_code).model_dump(exclude_unset=True) if file else {}
         values = base | values | {"set": base.get("set", {}) | parse_set(assignments)}
         values, auto = take_auto(values)
         config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))

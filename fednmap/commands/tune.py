@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fednmap.commands.auto import search, take_auto
-from fednmap.commands.options import AUTO, ConfigFile, Json, with_config
+from fednmap.commands.options import AUTO, ConfigFile, Json, TrustCode, with_config
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import json_text
 
@@ -19,6 +19,7 @@ HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk")
 def tune(
     values: dict[str, Any],
     config: ConfigFile = None,
+    trust_code: TrustCode = False,
     budget: Annotated[
         int | None, typer.Option(help="Rounds that all pilots may take together. [default: 16 pilots of <= 100 rounds]")
     ] = None,
@@ -28,7 +29,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs."""
-    base = Config.read(config).model_dump(exclude_unset=True) if config else {}
+    base = Config.read(config, trust=trust_code).model_dump(exclude_unset=True) if config else {}
     given, _ = take_auto(base | values)
     auto = tuple(name for name in AUTO if name not in given)
     found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only)

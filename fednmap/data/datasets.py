@@ -17,7 +17,7 @@ from fednmap.data.heart_disease import heart_disease
 from fednmap.data.mnist_files import fashion_mnist, mnist
 from fednmap.data.svm_files import svm
 from fednmap.data.synthetic import sparse_regression, synthetic
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, called, choose, imported, is_code, parted
 
 __all__ = ["DATASETS", "Dataset", "digits", "load"]
 
@@ -48,11 +48,14 @@ def load(name: str, **options: Any) -> Dataset:
     """The data set called `name`, with `options` of the function that makes it.
 
     After a colon: the path of a file (svm:PATH, csv:PATH), or numbers (synthetic:ALPHA,BETA, cifar10:N). Options may
-    follow a path: csv:table.csv,label=outcome,client=hospital.
+    follow a path: csv:table.csv,label=outcome,client=hospital. One of the user's own is package.module:Name:word,...,
+    a function of the words that gives a Dataset.
 
     >>> len(load("digits").x_train), len(load("digits").x_test)
     (1438, 359)
     """
+    if is_code(name, DATASETS):
+        return _own(name, options)
     name, colon, argument = name.partition(":")
     make = choose("data set", name, DATASETS)
     arguments: list[str] | list[float] | list[int] = []
@@ -70,6 +73,16 @@ def load(name: str, **options: Any) -> Dataset:
         if option not in allowed:
             raise InputError(f"data set {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
     return make(*arguments, **options)
+
+
+def _own(spec: str, options: dict[str, Any]) -> Dataset:
+    if options:
+        raise InputError(f"data set {spec!r} takes no options, given {', '.join(options)}; write words after a colon")
+    name, argument = parted(spec, DATASETS)
+    found = called(spec, imported("data set", name, DATASETS), (), argument)
+    if not isinstance(found, Dataset):
+        raise InputError(f"data set {spec!r} gave {type(found).__name__}; it must give a fednmap.data.Dataset")
+    return found
 
 
 def _path(argument: str) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fednmap.names import InputError, unknown
-from fednmap.runs.configuration import Config, parse_set
+from fednmap.runs.configuration import Config, code_in, parse_set
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -83,6 +83,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     for key in given:
         if key not in Config.model_fields:
             raise unknown("setting", key, ["algorithm", *Config.model_fields, *Federation.model_fields])
+    if code := code_in(given):
+        raise InputError(f"{code[0]!r} names code, which settings of a federation cannot; write an app of your own")
     config = Config.make(**{**given, "clients": len(federation.names)})
     _agree(config, federation)
     return config, federation

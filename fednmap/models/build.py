@@ -13,7 +13,7 @@ from fednmap.models.cnn import cnn
 from fednmap.models.linear import linear
 from fednmap.models.mlp import mlp
 from fednmap.models.mobilenet import mobilenet_v3_small
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, called, choose, imported, is_code, parted
 
 Shape = Sequence[int]
 
@@ -61,20 +61,30 @@ MODELS: dict[str, Callable[[Shape, int, list[str]], nn.Module]] = {
 def build(spec: str, dataset: Dataset) -> nn.Module:
     """The network that `spec` names, for the samples of `dataset`: one output per label, or one number in regression.
 
-    linear, mlp:64, mlp:64,32:relu, cnn, mobilenet-v3-small, mobilenet-v3-small:group.
+    linear, mlp:64, mlp:64,32:relu, cnn, mobilenet-v3-small, mobilenet-v3-small:group; or one of the user's own,
+    package.module:Name:word,..., made as Name(shape of a sample, outputs, word, ...).
 
     >>> from fednmap.data import load
     >>> build("mlp:32:relu", load("digits"))[1]
     Linear(in_features=64, out_features=32, bias=True)
     """
-    name, *arguments = spec.split(":")
-    make = choose("model", name, MODELS)
     if dataset.classes == 1:
         raise InputError("all training rows have the same label; give data with at least two")
     with torch.device("cpu"):
-        module = make(dataset.x_train.shape[1:], dataset.classes or 1, arguments)
+        module = _made(spec, tuple(dataset.x_train.shape[1:]), dataset.classes or 1)
     # targets of a regression have shape (N,), and so must the outputs have: (N, 1) would broadcast to (N, N)
     return module if dataset.classes else nn.Sequential(*_parts(module), nn.Flatten(0))
+
+
+def _made(spec: str, shape: Shape, outputs: int) -> nn.Module:
+    if is_code(spec, MODELS):
+        name, argument = parted(spec, MODELS)
+        module = called(spec, imported("model", name, MODELS), (shape, outputs), argument)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"model {spec!r} gave {type(module).__name__}; it must give a torch.nn.Module")
+        return module
+    name, *arguments = spec.split(":")
+    return choose("model", name, MODELS)(shape, outputs, arguments)
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:

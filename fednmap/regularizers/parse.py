@@ -9,7 +9,7 @@ from typing import Any
 from torch import Size, nn
 
 from fednmap.core import Regularizer
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, called, look_up, parted
 from fednmap.regularizers.balls import L1Ball, L2Ball, Simplex
 from fednmap.regularizers.box import Box, LInfBall, NonNegative
 from fednmap.regularizers.concave import LogSum, TransformedL1
@@ -64,7 +64,7 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
 
     `group-lasso`, `sparse-group-lasso` and `nuclear` act on the rows, filters or matrix of each weight of
     `module` (its parameters with two or more axes). `l0` and `topk` need the word `allow_nonconvex` at
-    the end.
+    the end. One of the user's own is package.module:Name:number,...
 
     >>> parse("mcp:0.01,3")
     MCP(lam=0.01, theta=3)
@@ -72,8 +72,10 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
     Traceback (most recent call last):
     fednmap.names.InputError: unknown regularizer 'lasso'; did you mean 'group-lasso'? choose from box, elastic-net, ...
     """
-    name, _, rest = spec.strip().partition(":")
-    kind = choose("regularizer", name, REGULARIZERS)
+    name, rest = parted(spec.strip(), REGULARIZERS)
+    kind = look_up("regularizer", name, REGULARIZERS, Regularizer)
+    if name not in REGULARIZERS:
+        return called(spec, kind, (), rest)
     words = [word.strip() for word in rest.split(",")] if rest else []
     flag = words[-1:] == ["allow_nonconvex"] and kind in (L0, TopK)
     arguments = [*(_number(spec, word) for word in words[: len(words) - flag]), *[True] * flag]

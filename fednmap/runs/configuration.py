@@ -6,6 +6,7 @@ The tables of names are loaded when a value is checked, so that the fields alone
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,9 +15,12 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from fednmap.names import InputError, choose, unknown
+from fednmap.names import InputError, is_code, look_up, parsed, parted, unknown
 
 Value = bool | int | float | str
+
+NOT_NETWORKS = ("logistic", "least-squares", "auto")
+"""Models that are not made of a torch module, and the word for a choice by the data."""
 
 LARGEST = 2**53  # whole numbers up to here are exact in torch, numpy and JSON
 
@@ -71,29 +75,30 @@ class Config(BaseModel):
 
     @field_validator("data")
     @classmethod
-    def _data(cls, value: str) -> str:
+    def _data(cls, value: str, info: ValidationInfo) -> str:
         from fednmap.data import DATASETS
 
-        choose("data set", value.partition(":")[0], DATASETS)
+        if _looks_up(info):
+            look_up("data set", parted(value, DATASETS)[0], DATASETS)
         return value
 
     @field_validator("model")
     @classmethod
-    def _model(cls, value: str) -> str:
+    def _model(cls, value: str, info: ValidationInfo) -> str:
         from fednmap.models.build import MODELS
 
-        name, allowed = value.partition(":")[0], [*MODELS, "logistic", "least-squares", "auto"]
-        if name not in allowed:
-            raise unknown("model", name, allowed)
+        allowed = dict.fromkeys([*MODELS, *NOT_NETWORKS])
+        if _looks_up(info):
+            look_up("model", parted(value, allowed)[0], allowed)
         return value
 
     @field_validator("partition")
     @classmethod
-    def _partition(cls, value: str) -> str:
+    def _partition(cls, value: str, info: ValidationInfo) -> str:
         from fednmap.data import PARTITIONS
 
         name, allowed = value.partition(":")[0], [*PARTITIONS, "natural", "auto"]
-        if name not in allowed:
+        if _looks_up(info) and name not in allowed:
             raise unknown("partition", name, allowed)
         return value
 
@@ -115,18 +120,18 @@ class Config(BaseModel):
 
     @field_validator("reg")
     @classmethod
-    def _reg(cls, value: str) -> str:
+    def _reg(cls, value: str, info: ValidationInfo) -> str:
+        from fednmap.core import Regularizer
         from fednmap.regularizers.parse import REGULARIZERS
 
-        choose("regularizer", value.strip().partition(":")[0], REGULARIZERS)
+        if _looks_up(info):
+            look_up("regularizer", parted(value.strip(), REGULARIZERS)[0], REGULARIZERS, Regularizer)
         return value
 
     @field_validator("algorithms")
     @classmethod
-    def _algorithms(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        from fednmap.algorithms import ALGORITHMS
-
-        mistakes = [str(unknown("algorithm", value, ALGORITHMS)) for value in values if value not in ALGORITHMS]
+    def _algorithms(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        mistakes = [mistake for value in values if _looks_up(info) and (mistake := _method_mistake(value))]
         twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
         mistakes += [f"{value!r} is named {values.count(value)} times; name it once" for value in twice]
         if mistakes:
@@ -135,17 +140,17 @@ class Config(BaseModel):
 
     @field_validator("set")
     @classmethod
-    def _set(cls, values: dict[str, Value]) -> dict[str, Value]:
-        mistakes = [str(mistake) for key in values if (mistake := _parameter_mistake(key))]
+    def _set(cls, values: dict[str, Value], info: ValidationInfo) -> dict[str, Value]:
+        mistakes = [mistake for key in values if _looks_up(info) and (mistake := _parameter_mistake(key))]
         if mistakes:
             raise InputError("\n".join(mistakes))
         return values
 
     @model_validator(mode="after")
-    def _everybody(self) -> Config:
-        from fednmap.algorithms import ALGORITHMS
+    def _everybody(self, info: ValidationInfo) -> Config:
+        from fednmap.algorithms import method
 
-        need = [name for name in self.algorithms if ALGORITHMS[name].traits.full_participation]
+        need = [name for name in self.algorithms if _looks_up(info) and method(name).traits.full_participation]
         if need and (self.participation < 1 or self.drop > 0 or self.sampler != "uniform"):
             raise InputError(
                 f"{', '.join(need)} needs every client in every round, given participation = {self.participation}, "
@@ -155,24 +160,34 @@ class Config(BaseModel):
 
     @classmethod
     def make(cls, **values: Any) -> Config:
-        """Validated as a whole: one ValueError with a line for each mistake."""
+        """Validated as a whole: one InputError with a line for each mistake."""
+        return cls._made(values, look_up=True)
+
+    @classmethod
+    def _made(cls, values: dict[str, Any], look_up: bool) -> Config:
         try:
-            return cls(**values)
+            return cls.model_validate(values, context={"look_up": look_up})
         except ValidationError as error:
             lines = [line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
             raise InputError("\n".join(dict.fromkeys(lines))) from None
 
     @classmethod
-    def read(cls, path: Path) -> Config:
-        """From a TOML file."""
+    def read(cls, path: Path, *, trust: bool = False, look_up: bool = True) -> Config:
+        """From a TOML file.
+
+        trust:   load the code that it names, as package.module:Name; otherwise a file that names code is refused.
+        look_up: False takes all names as they are, known or not, and loads nothing.
+        """
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not valid TOML: {shown(str(error), 120)}") from None
+        if look_up and not trust and (code := code_in(values)):
+            raise InputError(f"{path} names code to load, {shown(code[0], 80)}; if you trust it, add --trust-code")
         try:
-            return cls.make(**values)
+            return cls._made(values, look_up)
         except InputError as error:
             raise InputError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
@@ -195,32 +210,53 @@ def parse_set(assignments: list[str] | None) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise InputError(f"--set takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {assignment!r}")
-        values[key.strip()] = _parsed(text.strip())
+        values[key.strip()] = parsed(text.strip())
     return values
 
 
-def _parsed(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _parameter_mistake(key: str) -> InputError | None:
-    """What is wrong with METHOD.PARAMETER."""
+def code_in(values: Mapping[str, Any]) -> list[str]:
+    """The settings among `values` that name code to load, as package.module:Name."""
     from fednmap.algorithms import ALGORITHMS
+    from fednmap.data import DATASETS
+    from fednmap.models.build import MODELS
+    from fednmap.regularizers.parse import REGULARIZERS
 
-    name, dot, parameter = key.partition(".")
+    methods, own = values.get("algorithms"), values.get("set")
+    named: list[tuple[Any, Iterable[str]]] = [
+        (values.get("data"), DATASETS),
+        (values.get("model"), (*MODELS, *NOT_NETWORKS)),
+        (values.get("reg"), REGULARIZERS),
+        *((name, ALGORITHMS) for name in (methods if isinstance(methods, list | tuple) else ())),
+        *((key.rpartition(".")[0], ALGORITHMS) for key in (own if isinstance(own, dict) else ())),
+    ]
+    return [spec for spec, known in named if isinstance(spec, str) and is_code(spec.strip(), tuple(known))]
+
+
+def _looks_up(info: ValidationInfo) -> bool:
+    return not info.context or bool(info.context["look_up"])
+
+
+def _method_mistake(name: str) -> str | None:
+    from fednmap.algorithms import method
+
+    try:
+        method(name)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _parameter_mistake(key: str) -> str | None:
+    """What is wrong with METHOD.PARAMETER."""
+    from fednmap.algorithms import method
+
+    name, dot, parameter = key.rpartition(".")
     if not dot:
-        return InputError(f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}")
-    if name not in ALGORITHMS:
-        return unknown("algorithm", name, ALGORITHMS)
-    allowed = [f.name for f in fields(ALGORITHMS[name]) if f.name != "phi"]  # type: ignore[arg-type]
-    return None if parameter in allowed else unknown(f"parameter of {name}", parameter, allowed)
+        return f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}"
+    if mistake := _method_mistake(name):
+        return mistake
+    allowed = [f.name for f in fields(method(name)) if f.name != "phi"]  # type: ignore[arg-type]
+    return None if parameter in allowed else str(unknown(f"parameter of {name}", parameter, allowed))
 
 
 def _lines(mistake: Any) -> list[str]:

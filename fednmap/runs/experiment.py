@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import ALGORITHMS, FedNMap
+from fednmap.algorithms import FedNMap, method
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
@@ -22,6 +23,8 @@ from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
 from fednmap.runs.configuration import Config
+
+UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the largest, beyond which a table is doubtful
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ class Methods:
 
     def algorithm(self, name: str) -> Algorithm:
         """The method with the common step sizes, its own defaults, and what `set` says about it."""
-        config, kind = self.config, ALGORITHMS[name]
-        own = {key.partition(".")[2]: value for key, value in config.set.items() if key.partition(".")[0] == name}
+        config, kind = self.config, method(name)
+        own = {key.rpartition(".")[2]: value for key, value in config.set.items() if key.rpartition(".")[0] == name}
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
         if kind is FedNMap and config.gamma is not None:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
@@ -62,7 +65,10 @@ class Methods:
             del common["Q"]
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
-        algorithm: Algorithm = kind(phi, **{k: v for k, v in common.items() if k in known} | own)  # type: ignore[call-arg]
+        given = {k: v for k, v in common.items() if k in known} | own
+        if missing := [f.name for f in fields(kind) if _is_required(f) and f.name not in ("phi", *given)]:  # type: ignore[arg-type]
+            raise InputError(f"{name} also needs {', '.join(missing)}; give it with --set {name}.{missing[0]}=VALUE")
+        algorithm: Algorithm = kind(phi, **given)  # type: ignore[call-arg]
         if "seed" not in own:
             algorithm = algorithm.seeded(config.seed)
         largest = torch.finfo(getattr(torch, config.dtype)).max
@@ -138,10 +144,17 @@ def prepare(config: Config) -> Experiment:
     options = {"test": config.test} if config.test else {}
     dataset = _typed(datasets.load(config.data, **options), config)
     config = _settled(config, dataset)
+    _check(dataset, config)
     data = _divide(dataset, config)
+    if "clients" in config.model_fields_set and config.clients != len(data):
+        _warn(f"clients is {config.clients}, and {config.data} brings its own {len(data)}; these are used")
     config = config.model_copy(update={"clients": len(data)})
     problem = _problem(dataset, data, config)
     return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 def settled(experiment: Experiment) -> Experiment:
@@ -178,6 +191,30 @@ def _settled(config: Config, dataset: Dataset) -> Config:
         "model": "least-squares" if dataset.classes is None else "mlp:64",
     }
     return config.model_copy(update={k: v for k, v in settled.items() if getattr(config, k) == "auto"})
+
+
+def _check(dataset: Dataset, config: Config) -> None:
+    """Refuse data from which nothing can be learnt; warn of columns that no step size suits."""
+    if dataset.classes is not None:
+        if config.model == "least-squares":
+            raise InputError(
+                f"least-squares fits numbers, and the targets of {config.data} are labels; use logistic, "
+                "or for whole numbers in a table csv:PATH,regression=true"
+            )
+        if len(torch.unique(dataset.y_train)) < 2:
+            raise InputError(f"all labels of {config.data} are the same; give data with two labels or more")
+    if config.data.partition(":")[0] in ("csv", "svm"):
+        deviations = dataset.x_train.double().std(0, correction=0)
+        varied = deviations[deviations > 0]
+        if len(varied) and (varied.max() > UNSCALED or varied.max() > UNSCALED * varied.min()):
+            _warn(
+                f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "
+                "divide each by its own, or no step size suits them all"
+            )
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, UserWarning, stacklevel=3)
 
 
 def _divide(dataset: Dataset, config: Config) -> ClientData:

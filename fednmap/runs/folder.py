@@ -156,11 +156,11 @@ class RunFolder:
             raise InputError(f"{path} is not a run folder: it has no run.toml")
         return cls(path)
 
-    def config(self) -> Config:
+    def config(self, *, trust: bool = False, look_up: bool = True) -> Config:
         """The configuration, checked: for what runs. Whoever only looks asks `about`."""
         if self.made_in_python():
             raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
-        return Config.read(self.path / "run.toml")
+        return Config.read(self.path / "run.toml", trust=trust, look_up=look_up)
 
     def made_in_python(self) -> bool:
         """Whether no configuration describes the run: it was made by `fednmap.run(..., folder=)`."""
@@ -217,7 +217,7 @@ class RunFolder:
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
-                settings = {} if self.made_in_python() else self.config().model_dump(mode="json")
+                settings = {} if self.made_in_python() else self.config(look_up=False).model_dump(mode="json")
                 write_atomically(self.path / "environment.json", to_json(provenance(settings)))
             metrics = self.path / "metrics.csv"
             if not metrics.exists():

@@ -77,12 +77,12 @@ class Sweep:
         return f"{'running' if self.folder.running() else 'stopped'}, {done} of {len(self.values)} values done"
 
     def config(self, value: int) -> Config:
-        return varied(self.folder.config(), self.over, value)
+        return varied(self.folder.config(look_up=False), self.over, value)
 
     def run(self, reporter: Reporter) -> list[list[float]]:
         """Run what is not finished yet; for each value and trial |F_nat|^2, averaged over the closing rounds."""
         with locked(self.folder.path):
-            for line in self.folder.check(self.folder.config()):
+            for line in self.folder.check(self.folder.config(look_up=False)):
                 reporter.tell(line)
             return [self._run(value, reporter) for value in self.values]
 
@@ -90,7 +90,7 @@ class Sweep:
         config, folder = self.config(value), self.part(value)
         if not (folder.path / "run.toml").exists():
             RunFolder.create(folder.path, config, "speedup")
-        elif folder.config() != config:  # the sweep was made longer or wider
+        elif folder.config(look_up=False) != config:  # the sweep was made longer or wider
             with clear_errors(folder.path):
                 write_atomically(folder.path / "run.toml", config.toml().encode())
         reporter.label = f"{self.name(value)} "
@@ -133,7 +133,7 @@ def is_sweep(path: Path) -> bool:
 
 def varied(config: Config, over: Over, value: int) -> Config:
     """With this many clients or local steps; eta_a Q stays, as in the paper's figures, so the default gamma does."""
-    values = config.model_dump() | {"algorithms": ("fednmap",)}
+    values = config.model_dump(exclude_unset=True) | {"algorithms": ("fednmap",)}
     if over == "n":
         return Config.make(**values | {"clients": value})
     return Config.make(**values | {"local_steps": value, "eta_a": config.eta_a * config.local_steps / value})

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,7 @@ def _work(meeting: str, rank: int, workers: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 hears it, and says when to stop
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", UserWarning)  # process 0 tells the user
     _join(meeting, rank, workers)
     try:
         follow()
