@@ -257,7 +257,7 @@ def test_the_line_about_a_command_is_the_first_of_its_own_help(name):
 def test_the_package_gives_what_it_names():
     assert set(fednmap.__all__) <= set(dir(fednmap))
     assert all(getattr(fednmap, name) is not None for name in fednmap.__all__)
-    assert fednmap.run is fednmap.simulation.run
+    assert fednmap.simulate is fednmap.simulation.simulate
     with pytest.raises(AttributeError, match="module 'fednmap' has no attribute 'runn'"):
         _ = fednmap.runn
 

@@ -101,7 +101,7 @@ def test_all_mistakes_are_told_at_once():
         ("participation", 1.1, "participation is 1.1; it must be a number, above 0 and at most 1"),
         ("drop", 1, "drop is 1; it must be a number, at least 0 and below 1 (Probability that a reply is lost)"),
         ("gamma", float("inf"), "gamma is inf; it must be a number, above 0"),
-        ("eta_a", float("nan"), "eta_a is nan; it must be a number, above 0 (Local step size)"),
+        ("eta_a", float("nan"), "eta_a is nan; it must be a number, above 0 (Local step size"),
         ("seed", 2**32, "seed is 4294967296; it must be a whole number, at least 0 and below 4294967296"),
         ("dtype", "float16", "dtype is 'float16'; it must be 'float32' or 'float64'"),
         ("batch_size", [4], "batch_size is [4]; it must be a whole number, at least 0 (Samples of a local step"),

@@ -19,8 +19,8 @@ from fednmap.report.closing import closing_table, columns, rows
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.report.series import collect
-from fednmap.runs.execution import summary
 from fednmap.runs.folder import Job, Model, RunFolder
+from fednmap.runs.keeping import summary
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
 

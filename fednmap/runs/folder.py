@@ -201,10 +201,12 @@ class RunFolder:
             changed = [k for k in before.keys() & now.keys() - EXTENDABLE if before[k] != now[k]]
             if changed:
                 words = ", ".join(f"{k} is {now[k]!r} and was {before[k]!r}" for k in sorted(changed))
-                what, else_ = f"{self.path / 'run.toml'} was edited after the run began", "use it with --config"
                 if self.made_in_python():
-                    what, else_ = f"{self.path} holds another run", "choose another folder"
-                raise InputError(f"{what}: {words}; put it back, or {else_} for a new run")
+                    raise InputError(f"{self.path} holds another run: {words}; choose another folder for a new run")
+                raise InputError(
+                    f"{self.path / 'run.toml'} was edited after the run began: {words}; "
+                    "put it back, or use it for a new run with --config"
+                )
         return [
             f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
             for name in VERSIONS
