@@ -181,6 +181,13 @@ class Declared(NamedTuple):
     """The torch module that a model x stands for. Else there is none."""
     digest: Callable[[], str] | None
     """Tells the problem's data from others. Else they are not told apart."""
+    smoothness: Callable[[], float] | None
+    """L of f: its gradient changes by at most L times the distance; where there is no such L, that at the start. Else
+    it is estimated from gradients."""
+    hessian: Callable[[Tensor], Tensor] | None
+    """The Hessian of f at x, (p, p). Else there is none."""
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None
+    """f and its gradient at x in one pass over the data. Else they are asked for one after the other."""
 
 
 def declared(problem: Problem) -> Declared:

@@ -1,9 +1,12 @@
 """Problems: n clients' losses as gradient oracles on one flat vector."""
 
+from fednmap.problems import families
+from fednmap.problems.cox import Cox
 from fednmap.problems.finite_sum import FiniteSum
+from fednmap.problems.glm import GLM
 from fednmap.problems.least_squares import LeastSquares
 from fednmap.problems.logistic import Logistic
 from fednmap.problems.network import Network
 from fednmap.problems.pooled import Pooled
 
-__all__ = ["FiniteSum", "LeastSquares", "Logistic", "Network", "Pooled"]
+__all__ = ["GLM", "Cox", "FiniteSum", "LeastSquares", "Logistic", "Network", "Pooled", "families"]

@@ -15,6 +15,7 @@ from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.names import InputError
 from fednmap.problems.minibatch import minibatches
+from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
 Weight = float | Tensor
 
@@ -29,7 +30,8 @@ class FiniteSum(ABC):
 
     batch_size: samples drawn with replacement for each local step; None for the exact gradient.
     seed:       decides the minibatches, with client, round and step.
-    weights:    n numbers summing to 1, or None for equal weights.
+    weights:    n numbers summing to 1, None for equal weights, or "samples": every row of every client counts once.
+    sample_weights: what each row counts in its client's mean; None where all count the same.
     """
 
     dim: int
@@ -43,15 +45,18 @@ class FiniteSum(ABC):
         *,
         batch_size: int | None,
         seed: int,
-        weights: Sequence[float] | Tensor | None,
+        weights: Weights,
+        sample_weights: RowWeights = None,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be at least 1, or None for exact gradients")
         self.data = ClientData.of(data)
         self.n = len(self.data)
         self.batch_size, self.seed = batch_size, seed
-        self.weights = None if weights is None else _checked(weights, self.n)
         self._sizes, self._offsets = self.data.sizes, self.data.offsets
+        self._counts = row_weights(sample_weights, self.data)
+        self._shares = row_shares(self._sizes, self._counts)
+        self.weights = client_weights(weights, self._sizes, self._counts)
         self._part = (0, 1)
 
     @property
@@ -84,6 +89,8 @@ class FiniteSum(ABC):
         one = copy.copy(self)
         one.data, one.n, one.weights, one.first = ClientData.of([self.data[i]]), 1, None, self.first + i
         one._sizes, one._offsets = one.data.sizes, one.data.offsets
+        rows = slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
+        one._shares, one._counts = self._shares[rows], None if self._counts is None else self._counts[rows]
         return one
 
     @abstractmethod
@@ -94,6 +101,10 @@ class FiniteSum(ABC):
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         """Gradient of `batch_loss`; with samples (k, B, ...) that of k clients, at x (k, p) or one common x (p,)."""
 
+    def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        """`batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""
+        return self.batch_loss(x, a, b, weight), self.batch_gradient(x, a, b, weight)
+
     @abstractmethod
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """What model x says about each input: a label, or a number in regression."""
@@ -102,13 +113,16 @@ class FiniteSum(ABC):
         if self.batch_size is None:
             return self._exact(clients)
         rows = minibatches(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
-        weight, space = (
+        equal, space = (
             1.0 / self.batch_size,
             [torch.empty(0, dtype=v.dtype, device=v.device) for v in (self.data.x, self.data.y)],
         )
+        held = self._sizes[clients.cpu()].unsqueeze(-1)
 
         def g(x: Tensor, q: int) -> Tensor:
-            return self.batch_gradient(x, *self._gather(rows(q), x, space), weight)
+            drawn = rows(q)
+            weight = equal if self._counts is None else (equal * held * self._shares[drawn]).to(x)
+            return self.batch_gradient(x, *self._gather(drawn, x, space), weight)
 
         return g
 
@@ -117,6 +131,14 @@ class FiniteSum(ABC):
 
     def gradient(self, x: Tensor) -> Tensor:
         return sum((self.batch_gradient(x, *batch) for batch in self._everything(x)), start=torch.zeros_like(x))
+
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f and its gradient at x, in one pass over the data."""
+        loss, gradient = x.new_zeros(()), torch.zeros_like(x)
+        for batch in self._everything(x):
+            value, slope = self.batch_value_and_gradient(x, *batch)
+            loss, gradient = loss + value, gradient + slope
+        return loss, gradient
 
     def _exact(self, clients: Tensor) -> Oracle:
         """Full local gradients: clients' samples side by side, the shorter ones padded with weight 0."""
@@ -127,8 +149,8 @@ class FiniteSum(ABC):
 
         def batch(c: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             j = torch.arange(c, min(c + step, longest), device="cpu")
-            a, b = self._gather(first + torch.minimum(j, sizes - 1), x)
-            return a, b, (j < sizes).to(x) / sizes.to(x)
+            rows = first + torch.minimum(j, sizes - 1)
+            return *self._gather(rows, x), ((j < sizes) * self._shares[rows]).to(x)
 
         kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -145,7 +167,7 @@ class FiniteSum(ABC):
         """All samples in chunks, each weighing what it contributes to f."""
         equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")
         clients = equal if self.weights is None else self.weights
-        weights = torch.repeat_interleave(clients / self._sizes, self._sizes).to(x)
+        weights = (torch.repeat_interleave(clients, self._sizes) * self._shares).to(x)
         rank, ranks = self._part
         for rows in islice(self._chunks(), rank, None, ranks):
             yield like(self.data.x[rows], x), like(self.data.y[rows], x), weights[rows]
@@ -172,12 +194,3 @@ class FiniteSum(ABC):
 def like(values: Tensor, x: Tensor) -> Tensor:
     """Real values in x's dtype, labels as they are."""
     return values.to(x.dtype) if values.is_floating_point() else values
-
-
-def _checked(weights: Sequence[float] | Tensor, n: int) -> Tensor:
-    w = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
-    if w.shape != (n,) or bool((w < 0).any()) or abs(float(w.sum()) - 1) > 1e-6:
-        raise InputError(
-            f"weights must be {n} numbers >= 0 that sum to 1, given {tuple(w.shape)} summing to {float(w.sum()):g}"
-        )
-    return w / w.sum()

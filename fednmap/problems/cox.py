@@ -1,0 +1,262 @@
+"""Cox's model of survival times, each client a stratum with a baseline hazard of its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fednmap.core import Oracle
+from fednmap.data.clients import ClientData, Pairs
+from fednmap.names import InputError
+from fednmap.problems.spectrum import largest_eigenvalue
+from fednmap.problems.weighting import Weights, client_weights
+
+TIES = ("efron", "breslow")
+
+
+class Cox:
+    """f_i(x) = -(log partial likelihood of client i) / m_i, for times t_j, events d_j in {0, 1} and features a_j.
+
+    Breslow:  the sum over events j of  log(sum of exp<a_k, x> over k with t_k >= t_j) - <a_j, x>
+    Efron:    the same, where the l-th of d tied events, l = 0 .. d - 1, counts l / d of the tied ones less in its sum.
+
+    data:    for each client a pair (features (m, d), targets (m, 2)): time and event of each row.
+    weights: of the clients in f; "samples" makes f the whole log likelihood over all rows, divided by their number.
+
+    The risk sets stay within a client, so that f is a sum over clients, and a joint fit is exact: it is the stratified
+    model on pooled data. A row's term depends on other rows: there are no minibatches. Sums are taken in float64, by
+    logarithms, so that large scores do not overflow.
+
+    References: Cox, Regression models and life-tables, 1972; Efron, The efficiency of Cox's likelihood function for
+    censored data, 1977.
+
+    >>> features, targets = torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0, 1.0], [3.0, 0.0]])
+    >>> Cox([(features, targets)]).gradient(torch.zeros(1))
+    tensor([-0.2500])
+    """
+
+    def __init__(self, data: Pairs, *, ties: str = "efron", weights: Weights = "samples") -> None:
+        if ties not in TIES:
+            raise InputError(f"ties is {ties!r}; choose from {', '.join(TIES)}")
+        self.data, self.ties = _by_time(ClientData.of(data)), ties
+        self.n, self.dim = len(self.data), self.data.x.shape[1]
+        self.start = self.data.x.new_zeros(self.dim)
+        self.weights = client_weights(weights, self.data.sizes, None)
+        self._strata = [_Stratum.of(targets, ties) for _, targets in self.data]
+        self._part = (0, 1)
+
+    def digest(self) -> str:
+        """SHA-256 of the data."""
+        return self.data.digest
+
+    def exact(self) -> Self:
+        """Itself: gradients are exact."""
+        return self
+
+    def part(self, rank: int, ranks: int) -> Self:
+        """The clients of f that fall to one of several processes: their losses and gradients sum to f's."""
+        part = copy.copy(self)
+        part._part = (rank, ranks)
+        return part
+
+    def alone(self, i: int) -> Self:
+        """Client i by itself."""
+        one = copy.copy(self)
+        one.data, one.n, one.weights, one._strata = ClientData.of([self.data[i]]), 1, None, [self._strata[i]]
+        return one
+
+    def oracle(self, clients: Tensor, t: int) -> Oracle:
+        ids = clients.reshape(-1).tolist()
+
+        def g(x: Tensor, q: int) -> Tensor:
+            each = self._client(ids, x.expand(len(ids), -1))[1]
+            return torch.stack(each) if clients.ndim else each[0]
+
+        return g
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.value_and_gradient(x)[0]
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.value_and_gradient(x)[1]
+
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f and its gradient at x."""
+        ids = self._mine()
+        losses, gradients = self._client(ids, x.expand(len(ids), -1))
+        weights = self._weights()[ids].to(x)
+        loss = sum((w * v for w, v in zip(weights, losses, strict=True)), start=x.new_zeros(()))
+        return loss, sum((w * v for w, v in zip(weights, gradients, strict=True)), start=torch.zeros_like(x))
+
+    def hessian(self, x: Tensor) -> Tensor:
+        """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
+        total = x.new_zeros(self.dim, self.dim, dtype=torch.float64)
+        for i in self._mine():
+            a, s = self.data[i][0].double(), self._strata[i]
+            eta = a @ x.double()
+            expected = _partial(eta[None], _Strata.of([s]))[1][0] + s.event
+            w = torch.exp(eta - eta.max())
+            risk = w.cumsum(0)[s.last] - s.share * s.tied(s.event * w)
+            sums = (w[:, None] * a).cumsum(0)[s.last] - s.share[:, None] * s.tied((s.event * w)[:, None] * a)
+            means = (sums / risk[:, None])[s.event > 0]
+            total += self._weights()[i] / len(a) * (a.mT @ (expected[:, None] * a) - means.mT @ means)
+        return total.to(x)
+
+    def smoothness(self, x: Tensor | None = None) -> float:
+        """The largest eigenvalue of the Hessian of f at x (default: the start), from differences of gradients."""
+        x = (self.start if x is None else x).double()
+        first = torch.randn(
+            self.dim, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
+        )
+        e = 1e-5 * max(1.0, float(x.norm()))
+        return largest_eigenvalue(
+            lambda v: (self.gradient(x + e * v) - self.gradient(x - e * v)) / (2 * e), first.to(x), tolerance=1e-2
+        )
+
+    def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """The logarithm of each input's hazard relative to its stratum's baseline."""
+        return inputs.to(x.dtype) @ x
+
+    def baseline(self, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
+        """Client i's event times, ascending, and its baseline cumulative hazard after each.
+
+        The survival curve of a row a in that stratum is exp(-hazard exp<a, x>).
+        """
+        a, s = self.data[i][0].double(), self._strata[i]
+        logarithm = _hazards((a @ x.double())[None], _Strata.of([s]))[0]
+        happened = s.event > 0
+        times, place = torch.unique(self.data[i][1][happened, 0], return_inverse=True)
+        steps = torch.zeros(len(times), dtype=torch.float64, device=a.device)
+        return times, steps.index_add_(0, place, torch.exp(logarithm[happened])).cumsum(0)
+
+    def _weights(self) -> Tensor:
+        equal = torch.full((self.n,), 1 / self.n, dtype=torch.float64, device="cpu")
+        return equal if self.weights is None else self.weights
+
+    def _mine(self) -> list[int]:
+        rank, ranks = self._part
+        return list(range(rank, self.n, ranks))
+
+    def _client(self, ids: list[int], points: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """f_i and its gradient at a point for each, for these clients; those of like size are computed together."""
+        losses: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for group in _of_like_size(ids, self.data.sizes):
+            rows = [self.data[i][0].to(points.dtype) for i in (ids[k] for k in group)]
+            scores = [a @ points[k] for a, k in zip(rows, group, strict=True)]
+            strata = _Strata.of([self._strata[ids[k]] for k in group])
+            eta = pad_sequence(scores, batch_first=True, padding_value=-torch.inf).double()
+            likelihoods, residuals = _partial(eta, strata)
+            for a, value, residual in zip(rows, likelihoods, residuals, strict=True):
+                losses.append((-value / len(a)).to(points))
+                gradients.append((residual[: len(a)] / len(a)).to(points) @ a)
+        return losses, gradients
+
+
+class _Stratum(NamedTuple):
+    """One client's rows, from the last time to the first."""
+
+    event: Tensor
+    """1 where the event happened, 0 where the row was censored."""
+    first: Tensor
+    """The first row with the same time."""
+    last: Tensor
+    """The last row with the same time: up to it goes the risk set."""
+    share: Tensor
+    """l / d of Efron's correction at events, 0 elsewhere and for Breslow."""
+
+    @classmethod
+    def of(cls, targets: Tensor, ties: str) -> _Stratum:
+        time, event = targets[:, 0], targets[:, 1].double()
+        _, group, counts = torch.unique_consecutive(time, return_inverse=True, return_counts=True)
+        ends = counts.cumsum(0)
+        before = event.cumsum(0) - event
+        first, last = (ends - counts)[group], (ends - 1)[group]
+        place = before - before[first]  # how many events of this time come before
+        many = torch.zeros(len(counts), dtype=torch.float64, device=time.device).index_add_(0, group, event)[group]
+        share = event * place / many.clamp_min(1) if ties == "efron" else torch.zeros_like(event)
+        return cls(event, first, last, share)
+
+    def tied(self, values: Tensor) -> Tensor:
+        """The sum of `values` (m, ...) over the rows with the same time."""
+        return torch.zeros_like(values).index_add_(0, self.last, values)[self.last]
+
+
+class _Strata(NamedTuple):
+    """Some clients' rows side by side, (k, m), the shorter ones padded at the end with rows that count nothing."""
+
+    event: Tensor
+    first: Tensor
+    last: Tensor
+    share: Tensor
+
+    @classmethod
+    def of(cls, strata: list[_Stratum]) -> _Strata:
+        return cls(*(pad_sequence(list(values), batch_first=True) for values in zip(*strata, strict=True)))
+
+    def tied(self, values: Tensor) -> Tensor:
+        """The sum of `values` over the rows with the same time."""
+        return torch.zeros_like(values).scatter_add_(-1, self.last, values).gather(-1, self.last)
+
+
+def _hazards(eta: Tensor, s: _Strata) -> Tensor:
+    """log(1 / the sum over an event's risk set), by events; -inf elsewhere."""
+    risk, left, _ = _risks(eta, s)
+    return torch.where(s.event > 0, -risk - torch.log(left), -torch.inf)
+
+
+def _risks(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor, Tensor]:
+    """log R of each row's risk set; what Efron leaves of R, as a share; exp(eta) / R."""
+    risk = torch.logcumsumexp(eta, -1).gather(-1, s.last)
+    relative = torch.exp(eta - risk)
+    return risk, 1 - s.share * s.tied(s.event * relative), relative
+
+
+def _partial(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor]:
+    """The log partial likelihood of each stratum (k,), and its negative derivative with respect to eta (k, m)."""
+    risk, left, relative = _risks(eta, s)
+    hazard = torch.where(s.event > 0, -risk - torch.log(left), -torch.inf)
+    likelihood = torch.where(s.event > 0, eta + hazard, 0.0).sum(-1)
+    cumulative = torch.logcumsumexp(hazard.flip(-1), -1).flip(-1).gather(-1, s.first)  # of events up to this time
+    expected = torch.exp(eta + cumulative) - s.event * relative * s.tied(s.share / left)
+    return likelihood, expected - s.event
+
+
+def _by_time(data: ClientData) -> ClientData:
+    """The rows of each client from the last time to the first; what is not a table of survival times is refused."""
+    x, y = data.x, data.y
+    if x.ndim != 2:
+        raise InputError(f"x has shape {tuple(x.shape)}; give one row of features per sample, shape (N, features)")
+    if y.shape[1:] != (2,):
+        raise InputError(f"y has shape {tuple(y.shape)}; Cox needs a time and an event (0 or 1) per row, shape (N, 2)")
+    wrong = ((y[:, 1] != 0) & (y[:, 1] != 1)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(f"the event in row {row} is {float(y[row, 1]):g}; give 1 where it happened, 0 where censored")
+    if not bool((y[:, 1] == 1).any()):
+        raise InputError("no event happened: every row is censored, and nothing can be learnt; give data with events")
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    order = [
+        start + torch.argsort(times[:, 0], descending=True, stable=True).cpu()
+        for start, (_, times) in zip(data.offsets.tolist(), data, strict=True)
+    ]
+    rows = torch.cat(order).to(x.device)
+    return ClientData(x[rows], y[rows], data.sizes)
+
+
+def _of_like_size(ids: list[int], sizes: Tensor) -> list[list[int]]:
+    """Positions in `ids`, in order, in groups whose padding is at most as long as their rows."""
+    groups: list[list[int]] = []
+    longest = total = 0
+    for k, i in enumerate(ids):
+        size = int(sizes[i])
+        longest, total = max(longest, size), total + size
+        if not groups or len(groups[-1] + [k]) * longest > 2 * total:
+            groups.append([])
+            longest = total = size
+        groups[-1].append(k)
+    return groups
