@@ -83,6 +83,8 @@ class Traits:
     """Every client must reply in every round."""
     central: bool = False
     """Runs where all data is in one place, as one client."""
+    steps_may_change: bool = True
+    """eta_a may be another one in every round; else it is the method's once and for all."""
 
 
 class Algorithm(ABC):

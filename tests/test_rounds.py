@@ -371,3 +371,39 @@ def test_a_problem_needs_the_protocol_alone():
     assert torch.allclose(result.x, torch.full((3,), 0.4), atol=1e-5)
     with pytest.raises(InputError, match="not made from a torch module"):
         result.module()
+
+
+def dual_averaging_by_hand(problem, phi, eta_a, rounds, Q):
+    """FedDA from its box, with a step for each round: the prox weighs what was stepped so far."""
+    z, stepped = problem.start.clone(), 0.0
+    for t in range(rounds):
+        ends = []
+        for i in range(problem.n):
+            z_i, g = z, problem.oracle(torch.tensor(i), t)
+            for q in range(Q):
+                z_i = z_i - eta_a(t) * g(phi.prox(z_i, stepped + eta_a(t) * q), q)
+            ends.append(z_i)
+        z, stepped = torch.stack(ends).mean(0), stepped + eta_a(t) * Q
+    return phi.prox(z, stepped)
+
+
+@pytest.mark.parametrize("schedule", [InverseSqrt(0.04), StepDown(0.04, 0.5, 7), lambda t: 0.04 / (t + 1)])
+def test_dual_averaging_weighs_the_steps_that_were_taken(schedule):
+    result = run(A.FedDA(PHI, eta_a=0.04, Q=3), SIX, rounds=25, eta_a=schedule)
+    assert torch.allclose(result.x, dual_averaging_by_hand(SIX, PHI, schedule, 25, 3), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("eta_a", [InverseSqrt(0.1), 0.01])
+@pytest.mark.parametrize("algorithm", [A.FastFedDA(PHI), A.EControlDA(PHI)], ids=["FastFedDA", "EControlDA"])
+def test_a_step_that_cannot_change_is_not_ignored(algorithm, eta_a):
+    with pytest.raises(InputError, match="cannot follow a schedule"):
+        run(algorithm, SIX, rounds=2, eta_a=eta_a)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_every_method_heeds_a_schedule_or_refuses_it(name):
+    algorithm = MAKE[name](PHI if MAKE[name](Zero(), L, 1).traits.composite else Zero(), L, 1)
+    problem = Pooled(SIX) if algorithm.traits.central else SIX
+    plain = run(algorithm, problem, rounds=6)
+    if algorithm.traits.steps_may_change:
+        assert not torch.equal(run(algorithm, problem, rounds=6, eta_a=lambda t: algorithm.eta_a / (t + 1)).x, plain.x)

@@ -55,6 +55,7 @@ class EControlDA(Algorithm):
         fixed_point=FixedPoint.EXACT,
         rate="f convex, Q = 1: O(sqrt(s2/(nT)) + s^(2/3)/T^(2/3) + 1/T)",
         full_participation=True,
+        steps_may_change=False,
     )
 
     class Server(NamedTuple):

@@ -51,6 +51,7 @@ class FastFedDA(Algorithm):
         prox="Q + 1",
         fixed_point=FixedPoint.EXACT_IN_THE_LIMIT,
         rate="f strongly convex, bounded iterates: O~(s2/T + Q^2 (zeta^2 + B^2)/T^2)",
+        steps_may_change=False,
     )
 
     class Server(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, convex
@@ -19,12 +20,14 @@ from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 class FedDA(Algorithm):
     """FedDA solves min f(x) + phi(x) for convex phi, up to a bias of order eta_a on heterogeneous clients.
 
-    The clients' dual states are averaged; the prox weight is the sum of all steps so far. In round r::
+    The clients' dual states are averaged; the prox weight s is the sum of all steps so far, 0 at first::
 
         client i:  z_i = z
-                   for q = 0 .. Q-1:  z_i = z_i - eta_a g_i(prox_{(eta_s eta_a Q r + eta_a q) phi}(z_i))
+                   for q = 0 .. Q-1:  z_i = z_i - eta_a g_i(prox_{(s + eta_a q) phi}(z_i))
                    send z_i - z
-        server:    z = z + eta_s mean (z_i - z);   r = r + 1;   model w = prox_{eta_s eta_a Q r phi}(z)
+        server:    z = z + eta_s mean (z_i - z);   s = s + eta_s eta_a Q;   model w = prox_{s phi}(z)
+
+    The published s is eta_s eta_a Q r in round r: the same, where eta_a does not change from round to round.
 
     >>> from fednmap.regularizers import L1
     >>> FedDA(L1(0.1), eta_a=0.05, Q=10).traits.up
@@ -47,7 +50,7 @@ class FedDA(Algorithm):
 
     class Server(NamedTuple):
         z: Tensor
-        r: Tensor
+        s: Tensor
 
     class Client(NamedTuple):
         pass
@@ -60,19 +63,16 @@ class FedDA(Algorithm):
         convex(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start, start.new_zeros(())), self.Client()
+        return self.Server(start, start.new_zeros((), dtype=torch.float64)), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         z_i, step = down.z, Steps(self.eta_a)
         for q in range(self.Q):
-            z_i = step(z_i, g(self.phi.prox(z_i, self._weight(down.r) + self.eta_a * q), q))
+            z_i = step(z_i, g(self.phi.prox(z_i, down.s + self.eta_a * q), q))
         return self.Up(z_i - down.z), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        return self.Server(server.z + self.eta_s * up.change, server.r + 1)
+        return self.Server(server.z + self.eta_s * up.change, server.s + self.eta_s * self.eta_a * self.Q)
 
     def model(self, server: Server) -> Tensor:
-        return self.phi.prox(server.z, self._weight(server.r))
-
-    def _weight(self, r: Tensor) -> Tensor:
-        return self.eta_s * self.eta_a * self.Q * r
+        return self.phi.prox(server.z, server.s)

@@ -71,6 +71,9 @@ def step_of(algorithm: Algorithm) -> float:
     """The method's own eta_a."""
     if not is_dataclass(algorithm) or "eta_a" not in {field.name for field in fields(algorithm)}:
         raise InputError(f"{type(algorithm).__name__} has no eta_a that could follow a schedule; leave it out")
+    if not algorithm.traits.steps_may_change:
+        name = type(algorithm).__name__
+        raise InputError(f"{name} sums all gradients with one weight, 1 / gamma: its eta_a cannot follow a schedule")
     return float(algorithm.eta_a)
 
 
