@@ -7,7 +7,7 @@ mean of n clients' smooth losses f_i and phi is a regularizer whose prox is chea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
@@ -182,7 +182,9 @@ class Declared(NamedTuple):
     module: Callable[[Tensor], torch.nn.Module] | None
     """The torch module that a model x stands for. Else there is none."""
     digest: Callable[[], str] | None
-    """Tells the problem's data from others. Else they are not told apart."""
+    """Tells the problem's data from others. Else all that the problem holds does."""
+    made_of: Callable[[], Mapping[str, Any]] | None
+    """What else decides f and the clients' gradients, by name: the minibatches' size and seed, the loss, ..."""
     smoothness: Callable[[], float] | None
     """L of f: its gradient changes by at most L times the distance; where there is no such L, that at the start. Else
     it is estimated from gradients."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class Cox:
     def digest(self) -> str:
         """SHA-256 of the data."""
         return self.data.digest
+
+    def made_of(self) -> dict[str, Any]:
+        """What decides f and its gradients besides the data."""
+        return {"ties": self.ties, "weights": self.weights}
 
     def exact(self) -> Self:
         """Itself: gradients are exact."""

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -71,6 +71,16 @@ class FiniteSum(ABC):
     def digest(self) -> str:
         """SHA-256 of the data."""
         return self.data.digest
+
+    def made_of(self) -> dict[str, Any]:
+        """What decides f and its gradients besides the data."""
+        return {
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "weights": self.weights,
+            "sample_weights": self._counts,
+            "first": self.first,
+        }
 
     def exact(self) -> Self:
         """The same problem with exact client gradients."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +73,9 @@ class GLM(FiniteSum):
         self._scores = self.family.outputs - self.family.constants
         self._offsets_of = self.dim - ends.coefficients  # the last outputs, to which a number of x is added
         self._padded: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def made_of(self) -> dict[str, Any]:
+        return super().made_of() | {"family": self.family, "intercept": self.intercept}
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """eta of each input, and the family's constants beside it where it has any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,9 @@ class Network(FiniteSum):
     def chunk(self) -> int:
         """Clients computed side by side, unless they are computed one by one."""
         return 1 if self._one_by_one else super().chunk
+
+    def made_of(self) -> dict[str, Any]:
+        return super().made_of() | {"module": self._original, "loss": self._loss}
 
     def exact(self) -> Self:
         """The same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""

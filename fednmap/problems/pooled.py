@@ -19,7 +19,7 @@ class Pooled:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.dim = problem, problem.dim
         said = declared(problem)
-        self.start, self.module, self.digest = said.start, said.module, said.digest
+        self.start, self.module, self.digest, self.made_of = said.start, said.module, said.digest, said.made_of
         equal = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64, device="cpu")
         self._weights = equal if said.weights is None else said.weights
 

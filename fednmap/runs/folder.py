@@ -198,9 +198,10 @@ class RunFolder:
         began = self.environment()
         before = began.get("settings")
         if isinstance(before, dict):
-            changed = [k for k in before.keys() & now.keys() - EXTENDABLE if before[k] != now[k]]
+            told = before.keys() | now.keys() if self.made_in_python() else before.keys() & now.keys()
+            changed = [k for k in told - EXTENDABLE if before.get(k) != now.get(k)]
             if changed:
-                words = ", ".join(f"{k} is {now[k]!r} and was {before[k]!r}" for k in sorted(changed))
+                words = ", ".join(f"{k} is {now.get(k)!r} and was {before.get(k)!r}" for k in sorted(changed))
                 if self.made_in_python():
                     raise InputError(f"{self.path} holds another run: {words}; choose another folder for a new run")
                 raise InputError(

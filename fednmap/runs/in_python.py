@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,25 @@ from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs.files import locked
 from fednmap.runs.folder import Job, Model, RunFolder
+from fednmap.runs.identity import described, identity
 from fednmap.runs.keeping import Interrupted, Task, interrupts, keep
-from fednmap.simulation import Diverged, Record, Result, trajectory
-from fednmap.simulation.callbacks import listeners
+from fednmap.simulation import Callback, Diverged, Record, Result, trajectory
+from fednmap.simulation.callbacks import heard, listeners
 from fednmap.simulation.loop import check_kinds, first_point
 
-UNTOLD = ("callbacks", "stop", "metrics", "chunk", "compile", "history")
+UNTOLD = ("callbacks", "stop", "chunk", "compile", "threads", "history")
 """Options on which no state depends."""
 
-DEFAULTS = {"participation": 1.0, "drop": 0.0, "seed": 0, "sampler": None, "eta_a": None, "every": 10, "closing": 1}
+DEFAULTS = {
+    "participation": 1.0,
+    "drop": 0.0,
+    "seed": 0,
+    "sampler": None,
+    "eta_a": None,
+    "every": 10,
+    "closing": 1,
+    "metrics": None,
+}
 
 
 def run(
@@ -41,7 +50,9 @@ def run(
 
     folder:           measurements, checkpoints, model and closing numbers are kept there as they come. The same call
                       again goes on where an earlier one was stopped or killed, to the same bits; when all rounds are
-                      done it gives what was stored, and with more rounds it goes on.
+                      done it gives what was stored, and with more rounds it goes on. Another method, problem, sampler,
+                      schedule or metric is refused, also where only the code of a function or a number it uses is
+                      another one; a problem of one's own that changes as it runs tells itself by a `digest()`.
     checkpoint_every: rounds between checkpoints.
     options:          of `fednmap.simulation.trajectory.run`: every, stop, callbacks, metrics, participation, ...
 
@@ -64,6 +75,8 @@ def run(
     phi = options.setdefault("phi", algorithm.phi)
     if options.get("measure_gamma") is None:
         options["measure_gamma"] = problem_gamma(problem, phi, first_point(problem))
+    options["metrics"] = options.get("metrics") or None
+    options["stop"] = listeners(options.get("stop"))
     job, callbacks = Job(type(algorithm).__name__.lower(), 0), listeners(options.pop("callbacks", ()))
     facts = _settings(algorithm, problem, start, options)
     task = Task(job, algorithm, problem, start, rounds, checkpoint_every, facts, options, _saved(problem), 1, facts)
@@ -80,20 +93,24 @@ def run(
 
 
 def _settings(algorithm: Algorithm, problem: Problem, start: Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """What the states depend on, in words: of things of one's own their repr counts."""
+    """What the states and measurements depend on, in words; of functions and objects of one's own all they hold."""
     return {
-        "algorithm": _words(algorithm),
-        "problem": f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters",
+        "algorithm": described(algorithm),
+        "problem": _problem(problem),
         "start": hashlib.sha256(start.detach().cpu().contiguous().numpy().data).hexdigest(),
         "dtype": str(start.dtype).removeprefix("torch."),
-        **{name: _words(value) for name, value in sorted((DEFAULTS | options).items()) if name not in UNTOLD},
+        **{name: described(value) for name, value in sorted((DEFAULTS | options).items()) if name not in UNTOLD},
     }
 
 
-def _words(value: object) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+def _problem(problem: Problem) -> str:
+    """The problem in words, and a digest of what it is made of; its data have one of their own."""
+    words, said = f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters", declared(problem)
+    if said.made_of is None:
+        return words if said.digest is not None else f"{words}, {identity(problem)}"
+    made_of = said.made_of()
+    told = [f"{name} {value}" for name, value in made_of.items() if isinstance(value, bool | int | float | str)]
+    return ", ".join([words, *told, identity(made_of)])
 
 
 def _opened(path: Path, task: Task, phi: object) -> RunFolder:
@@ -103,7 +120,7 @@ def _opened(path: Path, task: Task, phi: object) -> RunFolder:
             "made_in": "Python",
             "data": "own",
             "model": type(task.problem).__name__,
-            "reg": str(_words(phi)),
+            "reg": str(described(phi)),
             "clients": task.problem.n,
             "rounds": task.rounds,
             "trials": 1,
@@ -129,8 +146,22 @@ def _finished(folder: RunFolder, task: Task) -> dict[str, Any] | None:
         return found
     if found["rounds"] > task.rounds:
         raise InputError(f"{task.rounds} rounds are asked for and {folder.path} holds {found['rounds']}; ask for more")
-    done = found["rounds"] == task.rounds or ("ended" in found and task.options.get("stop") is not None)
+    done = found["rounds"] == task.rounds or ("ended" in found and _still_ends(folder, task))
     return found if done else None
+
+
+def _still_ends(folder: RunFolder, task: Task) -> bool:
+    """Whether the reasons to stop that are given now end the run where it ended."""
+    stops: list[Callback] = task.options["stop"]
+    last, totals, _ = task.found(folder)
+    reason = None
+    for callback in stops:
+        callback.on_begin()
+    for record in folder.records(*task.job):
+        reason = heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
+    if reason is None and last is not None and totals is not None:
+        reason = heard(stops, lambda callback: callback.on_round(last, totals))
+    return reason is not None
 
 
 def _saved(problem: Problem) -> Any:
