@@ -177,6 +177,10 @@ class Declared(NamedTuple):
     """Clients that are best computed side by side. Else what fits into the cache."""
     part: Callable[[int, int], Problem] | None
     """part(k, of): the terms of f that fall to process k of several; they sum to f. Else every process takes all."""
+    pieces: int | None
+    """Into how many such parts the sums over all data are best cut for threads to share. Else they stay whole."""
+    concurrent: bool | None
+    """Oracles of different clients, and parts, may be called in several threads at once. Else one after another."""
     exact: Callable[[], Problem] | None
     """The same problem with exact client gradients. Else its gradients are taken as they are."""
     module: Callable[[Tensor], torch.nn.Module] | None

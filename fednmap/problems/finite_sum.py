@@ -20,7 +20,8 @@ from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_
 Weight = float | Tensor
 
 CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
-SIDE_BY_SIDE_BYTES = 16 << 20  # one vector and one minibatch of every client that is computed side by side
+SIDE_BY_SIDE_BYTES = 3 << 20  # one vector and one minibatch of every client that is computed side by side
+MOST_PIECES = 64  # of the sums over all data: more threads than that find nothing to do
 
 
 class FiniteSum(ABC):
@@ -36,6 +37,8 @@ class FiniteSum(ABC):
 
     dim: int
     start: Tensor
+    concurrent = True
+    """What is computed of a batch is a function of the batch alone, in any thread."""
     first: int = 0
     """The number of client 0 in the whole federation; with the seed it decides whose minibatches these are."""
 
@@ -67,6 +70,11 @@ class FiniteSum(ABC):
         return max(
             1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + one.element_size() * one.numel() * batch)
         )
+
+    @property
+    def pieces(self) -> int:
+        """Parts that the sums over all data are cut into: a rule, so that they add up to the same bits everywhere."""
+        return min(MOST_PIECES, sum(1 for _ in self._chunks()))
 
     def digest(self) -> str:
         """SHA-256 of the data."""

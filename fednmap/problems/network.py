@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, Self
@@ -57,17 +58,16 @@ class Network(FiniteSum):
         self.normalised = bool(batch_norm.layers(module))
         if self.normalised and batch_size is None:
             raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
-        self._original, self._module, self._loss = copy.deepcopy(module), batch_norm.without_running(module), loss
-        self._own = dict(self._module.named_parameters())
-        self._places = _places(self._module)
-        self._names = [name for name, p in self._own.items() if p.requires_grad]
+        self._original, self._loss = copy.deepcopy(module), loss
+        self._here = here = _Here(batch_norm.without_running(module))
+        self._places = _places(here.module)
+        self._names = [name for name, p in here.own.items() if p.requires_grad]
         if not self._names:
             raise InputError(f"{type(module).__name__} has no parameters to train; give a module with some")
-        self._leaves = [self._own[name] for name in self._names]
-        self._shapes = [p.shape for p in self._leaves]
-        self._numels = [p.numel() for p in self._leaves]
-        self._frozen = {name: p.detach() for name, p in self._own.items() if not p.requires_grad}
-        self.start = parameters_to_vector(self._leaves).detach().clone()
+        self._shapes = [p.shape for p in here.leaves]
+        self._numels = [p.numel() for p in here.leaves]
+        self._frozen = {name: p.detach() for name, p in here.own.items() if not p.requires_grad}
+        self.start = parameters_to_vector(here.leaves).detach().clone()
         self.dim = self.start.numel()
         self._dense = None if self._frozen else Dense.of(module, self.data.x[0])
         labels = not self.data.y.is_floating_point() and int(self.data.y.min()) >= 0
@@ -164,7 +164,7 @@ class Network(FiniteSum):
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         values = self._values(x)
         named = {place: values[name] for place, name in self._places.items()}
-        return functional_call(self._module, named, (inputs,), tie_weights=False)  # type: ignore[no-any-return]
+        return functional_call(self._here.module, named, (inputs,), tie_weights=False)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
@@ -193,10 +193,11 @@ class Network(FiniteSum):
     @torch.enable_grad()
     def _gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         """One client: the module's own parameters become views of x, which costs nothing."""
+        here = self._here
         for name, value in self._values(x).items():
-            self._own[name].data = _channels_last(value)
-        total = self._weighted(self._module(_channels_last(a)), b, weight)
-        return torch.cat([v.reshape(-1) for v in torch.autograd.grad(total, self._leaves, materialize_grads=True)])
+            here.own[name].data = _channels_last(value)
+        total = self._weighted(here.module(_channels_last(a)), b, weight)
+        return torch.cat([v.reshape(-1) for v in torch.autograd.grad(total, here.leaves, materialize_grads=True)])
 
     @torch.enable_grad()
     def _stacked(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -230,6 +231,18 @@ class Network(FiniteSum):
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
             return self._loss(out, b)
         return (weight * probe.by_sample(self._loss, out, b)).sum()
+
+
+class _Here(threading.local):
+    """The module in this thread: others have copies of it, since its parameters are replaced while it is used."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module)
+        self.own = dict(self.module.named_parameters())
+        self.leaves = [p for p in self.own.values() if p.requires_grad]
+
+    def __reduce__(self) -> tuple[type[_Here], tuple[nn.Module]]:
+        return _Here, (self.module,)
 
 
 def _places(module: nn.Module) -> dict[str, str]:

@@ -18,8 +18,10 @@ from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.participation import Sampler, Uniform, take_part
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot
+from fednmap.simulation.threads import Crew
 
-VECTORS_BYTES = 4 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
+VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
+FAIR = 4  # groups of clients come in multiples of this, so that threads share them well
 
 
 class Round(NamedTuple):
@@ -55,6 +57,7 @@ def simulate(
     sampler: Sampler | None = None,
     eta_a: float | Schedule | None = None,
     chunk: int | None = None,
+    threads: int | None = None,
     store: Path | None = None,
     after: Round | None = None,
     compile: bool = False,
@@ -71,6 +74,8 @@ def simulate(
                    method's own.
     chunk:         clients run side by side; any value gives the same trajectory, to the order of floating-point sums.
                    Default: the problem's own, else what keeps the clients' vectors in cache.
+    threads:       how many share the work; any number gives the same bits. Default: OMP_NUM_THREADS if set, else one
+                   for each core that this process may use.
     store:         a folder for the clients' states, when they are too many for memory; default: in memory.
     after:         any round of an earlier call with the same arguments, to go on from.
     compile:       fuse the local steps by torch.compile; needs a C++ compiler.
@@ -102,7 +107,8 @@ def simulate(
         raise
     if after is not None:
         first, server = after.t + 1, after.server
-    step = _Step(problem, about, message, chunk or side_by_side(problem, start), compile)
+    crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
+    step = _Step(problem, about, message, chunk or side_by_side(problem, start), compile, crew)
 
     def loop() -> Iterator[Round]:
         nonlocal server
@@ -113,10 +119,15 @@ def simulate(
                 k = len(participants)
                 yield Round(t, server, clients.snapshot(), participants, counted, k * up, k * down)
         finally:
-            release()
+            end()
+
+    def end() -> None:
+        release()
+        if crew is not None:
+            crew.end()
 
     running = loop()
-    weakref.finalize(running, release)  # also if it is never begun
+    weakref.finalize(running, end)  # also if it is never begun
     return running
 
 
@@ -200,8 +211,10 @@ class _Step:
     What a lost reply held is never used, so only the clients that are counted are computed.
     """
 
-    def __init__(self, problem: Problem, about: Declared, message: State, chunk: int, compile: bool) -> None:
-        self.problem, self.message, self.chunk = problem, message, chunk
+    def __init__(
+        self, problem: Problem, about: Declared, message: State, chunk: int, compile: bool, crew: Crew | None
+    ) -> None:
+        self.problem, self.message, self.chunk, self.crew = problem, message, chunk, crew
         self.context = fused if compile else nullcontext
         self.weights = about.weights
         self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
@@ -213,12 +226,24 @@ class _Step:
         down = algorithm.broadcast(server)
         sums = [torch.zeros_like(v) for v in self.message]
         mine = _mine(counted)
-        for ids in mine.split(self.chunk) if len(mine) else ():
+        clients.admit(mine)
+
+        def together(ids: Tensor) -> list[Tensor]:
+            """The weighted sums of the uplinks of some clients, computed side by side."""
             with self.context():
                 up, new = algorithm.local(down, clients.view(ids), self.problem.oracle(ids, t))
-            for total, v in zip(sums, up, strict=True):
-                _add_weighted(total, v, self._weights(ids))
-            clients[ids] = new
+            clients.replace(ids, new)
+            return [_weighted_sum(v, self._weights(ids)) for v in up]
+
+        def add(parts: list[Tensor]) -> None:
+            for total, v in zip(sums, parts, strict=True):
+                total.add_(v)
+
+        if self.crew is None:
+            for ids in cut(mine, self.chunk):
+                add(together(ids))
+        else:
+            self.crew.share(cut(mine, self.chunk), together, add)
         means = type(self.message)(*(total / received for total in distributed.all_sum(sums)))
         server = algorithm.aggregate(server, means, received / self.everybody)
         if not all(bool(torch.isfinite(v.sum())) for v in server):
@@ -231,13 +256,25 @@ class _Step:
         return self.weights[ids.to(self.weights.device)]
 
 
+def cut(ids: Tensor, chunk: int) -> tuple[Tensor, ...]:
+    """The clients in groups of at most `chunk`, of equal size and, if more than one, FAIR of them or a multiple.
+
+    Two or four threads then end together. How many there are must not matter, or they would show in the bits.
+    """
+    groups = -(-len(ids) // chunk)
+    if groups > 1:
+        groups = min(len(ids), -(-groups // FAIR) * FAIR)
+    return ids.tensor_split(groups) if groups else ()
+
+
 def _mine(ids: Tensor) -> Tensor:
     """The clients that this process computes."""
     processes = distributed.size()
     return ids if processes == 1 else ids[ids % processes == distributed.rank()]
 
 
-def _add_weighted(total: Tensor, v: Tensor, weights: Tensor) -> None:
-    """total += sum_i weights_i v_i over a stack of clients; a field that is the same for all may come unstacked."""
+def _weighted_sum(v: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i v_i over a stack of clients; a field that is the same for all may come unstacked."""
     stacked = v.expand(len(weights), *v.shape[-1:])
-    total.add_(torch.tensordot(weights.to(v), stacked, dims=([0], [0])))
+    total: Tensor = torch.tensordot(weights.to(v), stacked, dims=([0], [0]))
+    return total

@@ -52,6 +52,11 @@ class Clients:
         return self._make(*(table[rows].to(self._device) for table in self._tables))
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
+        self.admit(ids)
+        self.replace(ids, states)
+
+    def admit(self, ids: Tensor) -> None:
+        """Every client among these gets a row of its own, as all of them are about to be replaced."""
         if not self._tables:
             return
         self._version += 1
@@ -59,8 +64,13 @@ class Clients:
         new = ids[self._row[ids] == 0]
         if len(new):
             self._reserve(self._used + len(new))
+            for table in self._tables:
+                table[self._used : self._used + len(new)] = table[0]
             self._row[new] = torch.arange(self._used, self._used + len(new), device="cpu")
             self._used += len(new)
+
+    def replace(self, ids: Tensor, states: State) -> None:
+        """New states of clients that were admitted; different clients may be replaced in several threads at once."""
         rows = _range(self._row[ids])
         for table, values in zip(self._tables, states, strict=True):
             table[rows] = values.to(table.device)

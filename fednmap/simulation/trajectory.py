@@ -15,6 +15,8 @@ from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.callbacks import Listener, Record, heard, listeners
 from fednmap.simulation.loop import Diverged, Round, check_kinds, first_point, simulate
+from fednmap.simulation.sums import divided
+from fednmap.simulation.threads import Crew
 
 Metric = Callable[[Tensor], float]
 
@@ -70,6 +72,7 @@ def run(
     before: Record | None = None,
     earlier: Iterable[Record] = (),
     history: bool = True,
+    threads: int | None = None,
     **options: Any,
 ) -> Result:
     """Run `rounds` rounds, measuring before the first one, every `every` rounds and at the end.
@@ -84,6 +87,7 @@ def run(
     after:         to go on from the Result of an earlier call with the same arguments, or from a Round of it;
                    `before` are then the totals of bytes and seconds so far, `earlier` the records, for `stop`.
     history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
+    threads:       how many share the work of rounds and measurements; any number gives the same bits, see `simulate`.
     options:       of `simulate`.
 
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
@@ -93,11 +97,13 @@ def run(
         raise InputError(f"every is {every}, closing {closing}; measure every 1 round or more, and the last 1 or more")
     _check_metrics(metrics or {})
     phi = algorithm.phi if phi is None else phi
-    gamma = problem_gamma(problem, phi, first_point(problem)) if measure_gamma is None else measure_gamma
     start, stops = first_point(problem, start), listeners(stop)
+    crew = Crew(threads if start.device.type == "cpu" else 1)
+    whole = divided(problem, crew)
+    gamma = problem_gamma(whole, phi, first_point(problem)) if measure_gamma is None else measure_gamma
     hearers = [*listeners(callbacks), *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
-    whole, clock = _divided(problem), result.totals
+    clock = result.totals
 
     def measure(done: int, x: Tensor) -> str | None:
         began = time.perf_counter()
@@ -133,7 +139,9 @@ def run(
 
     try:
         first = 0 if result.last is None else result.last.t + 1
-        rounds_to_go = simulate(algorithm, problem, rounds=rounds, start=start, after=result.last, **options)
+        rounds_to_go = simulate(
+            algorithm, problem, rounds=rounds, start=start, after=result.last, threads=threads, **options
+        )
         reason = None if result.last or result.records else measure(0, algorithm.model(algorithm.init(start)[0]))
         for _ in range(first, rounds):
             if _anywhere(reason):
@@ -147,6 +155,8 @@ def run(
     except Diverged as error:
         error.result = result
         raise
+    finally:
+        crew.end()
 
 
 def _check_metrics(metrics: Mapping[str, Metric]) -> None:
@@ -178,21 +188,3 @@ def _continued(
 def _anywhere(reason: str | None) -> bool:
     """Whether any process of the group has a reason to stop; all of them stop then."""
     return bool(reason) if distributed.size() == 1 else distributed.anywhere(bool(reason))
-
-
-def _divided(problem: Problem) -> Problem:
-    """The problem with the sums over all data shared between the processes, if there are several."""
-    part = declared(problem).part
-    return problem if distributed.size() == 1 or part is None else _Divided(problem, part)
-
-
-class _Divided:
-    def __init__(self, problem: Problem, part: Callable[[int, int], Problem]) -> None:
-        self.n, self.dim, self.oracle = problem.n, problem.dim, problem.oracle
-        self._part = part(distributed.rank(), distributed.size())
-
-    def loss(self, x: Tensor) -> Tensor:
-        return distributed.all_sum([self._part.loss(x)])[0]
-
-    def gradient(self, x: Tensor) -> Tensor:
-        return distributed.all_sum([self._part.gradient(x)])[0]

@@ -1,0 +1,114 @@
+"""Threads over pieces of work: torch lets go of the interpreter inside its operations.
+
+Which pieces there are, and the order in which their results are taken, do not depend on the number of threads, and
+each piece is computed by one thread of torch: the same bits on any number of cores.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+
+from fednmap.names import InputError
+
+Piece = TypeVar("Piece")
+Value = TypeVar("Value")
+
+_asked: int | None = None
+
+
+def limit(count: int | None) -> None:
+    """How many threads this process takes where a call does not say; None for one per core."""
+    global _asked
+    _asked = None if count is None else checked(count)
+
+
+def asked() -> int | None:
+    """What `limit` was told last."""
+    return _asked
+
+
+def default() -> int:
+    """As many as `limit` says, else as OMP_NUM_THREADS says, else one per core that this process may use."""
+    if _asked is not None:
+        return _asked
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdecimal() and int(said) > 0 else cores()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def checked(count: int) -> int:
+    if count < 1:
+        raise InputError(f"threads is {count}; it must be at least 1")
+    return count
+
+
+class Crew:
+    """Some threads that share pieces of work. They start when there is more than one piece, and end with the crew."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = default() if threads is None else checked(threads)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def share(self, pieces: Sequence[Piece], work: Callable[[Piece], Value], take: Callable[[Value], object]) -> None:
+        """take(work(piece)) for every piece: `work` in any thread, `take` in this one and in the pieces' order."""
+        with _one_thread():
+            if min(self.threads, len(pieces)) < 2:
+                for piece in pieces:
+                    take(work(piece))
+                return
+            pool, waiting, graded = self._started(), deque[Future[Value]](), torch.is_grad_enabled()
+            try:
+                for piece in pieces:
+                    waiting.append(pool.submit(_as_here, graded, work, piece))
+                    if len(waiting) > 2 * self.threads:  # results that wait take memory
+                        take(waiting.popleft().result())
+                while waiting:
+                    take(waiting.popleft().result())
+            finally:  # after an error or Ctrl-C nothing of this call goes on
+                for future in waiting:
+                    future.cancel()
+                wait(waiting)
+
+    def end(self) -> None:
+        """The threads go; a later call starts others."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None
+
+    def _started(self) -> ThreadPoolExecutor:
+        """The pool, every thread of it with its own setting of torch; that of other threads, old or new, stays."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, "fednmap", torch.set_num_threads, (1,))
+            meeting = Barrier(self.threads)
+            wait([self._pool.submit(meeting.wait) for _ in range(self.threads)])
+        return self._pool
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch uses one thread in this block; afterwards as many as before, here and in threads that start later."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _as_here(graded: bool, work: Callable[[Piece], Value], piece: Piece) -> Value:
+    """Whether torch records gradients is a thread's own affair; a piece is computed as its caller would."""
+    with torch.set_grad_enabled(graded):
+        return work(piece)

@@ -1,0 +1,252 @@
+"""Threads never show in the bits, and leave nothing behind: neither work that goes on nor torch's settings."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+import traceback
+
+import pytest
+import torch
+from methods import MAKE
+from torch import nn
+
+from fednmap import algorithms as A
+from fednmap import run, simulate
+from fednmap.data.clients import ClientData
+from fednmap.models import cnn, mlp
+from fednmap.names import InputError
+from fednmap.problems import LeastSquares, Logistic, Network, Pooled
+from fednmap.regularizers import L1, Zero
+from fednmap.simulation import threads
+from fednmap.simulation.loop import FAIR, cut
+from fednmap.simulation.threads import Crew
+
+CROSS_ENTROPY = nn.functional.cross_entropy
+HISTORIES = [{}, {"participation": 0.7, "drop": 0.3}]
+WEIGHTS = [(i + 1) / 66 for i in range(11)]
+
+
+def pictures(shape, n=11):
+    rng = torch.Generator().manual_seed(0)
+    return [(torch.randn(9 + i, *shape, generator=rng), torch.arange(9 + i) % 3) for i in range(n)]
+
+
+def regression(weights=None):
+    pairs = [(a, a.sum(1) + y) for a, y in pictures((30,))]
+    return LeastSquares(pairs, batch_size=5, weights=weights)
+
+
+def network(module=None, shape=(30,), weights=None):
+    torch.manual_seed(0)
+    return Network(module or mlp(30, 3, (16,)), CROSS_ENTROPY, pictures(shape), batch_size=5, weights=weights)
+
+
+PROBLEMS = {
+    "dense": network,
+    "dense, weighted": lambda: network(weights=WEIGHTS),
+    "convolutions": lambda: network(cnn((1, 8, 8), 3), (1, 8, 8)),
+    "autograd": lambda: network(nn.Sequential(nn.Linear(30, 8), nn.Softplus(), nn.Linear(8, 3))),
+    "batch norm": lambda: network(nn.Sequential(nn.Linear(30, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))),
+    "exact": lambda: network().exact(),
+    "logistic": lambda: Logistic(pictures((30,)), batch_size=5),
+}
+
+
+def bits(round):
+    return [*round.server, *round.clients.tensors().values()]
+
+
+def last(algorithm, problem, **options):
+    *_, end = simulate(algorithm, problem, rounds=3, chunk=2, **options)
+    return bits(end)
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
+@pytest.mark.parametrize("history", HISTORIES, ids=["everybody", "sampled and lossy"])
+@pytest.mark.parametrize("name", MAKE)
+def test_every_method_has_the_same_bits_on_any_number_of_threads(name, history, weights):
+    composite = name not in ("FedAvg", "FedProx", "FedPD", "SCAFFOLD", "Scaffnew")
+    Q = 1 if name == "EControlDA" else 3
+    method, problem = MAKE[name](L1(0.01) if composite else Zero(), 40.0, Q), regression(weights)
+    if method.traits.central:
+        problem = Pooled(problem)
+    if method.traits.full_participation:
+        history = {}
+    one, *others = (last(method, problem, threads=k, **history) for k in (1, 2, 3))
+    assert all(bool(v.isfinite().all()) for v in one)
+    assert all(same(one, other) for other in others)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_rounds_and_measurements_of_every_problem(name, monkeypatch):
+    monkeypatch.setattr("fednmap.problems.finite_sum.CHUNK_BYTES", 4 * 30 * 35)  # several pieces, the last one smaller
+    problem, method = PROBLEMS[name](), A.FedNMap(L1(1e-3), eta_a=0.05, Q=3)
+    options = {"rounds": 2, "every": 1, "chunk": 2, "participation": 0.8, "measure_gamma": 1.0}
+    results = [run(method, problem, threads=k, **options) for k in (1, 2, 3)]
+    columns = ("objective", "loss", "stationarity", "hoyer")
+    assert problem.pieces > 3
+    for other in results[1:]:
+        assert same(bits(results[0].last), bits(other.last))
+        assert all(results[0].column(c) == other.column(c) for c in columns)
+    assert results[0].final["loss"] == pytest.approx(float(problem.loss(results[0].x)), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_steps_too():
+    method = A.FedNMap(L1(1e-3), eta_a=0.05, Q=3)
+    one, *others = (last(method, network(), threads=k, compile=True) for k in (1, 2, 3))
+    assert all(same(one, other) for other in others)
+
+
+class Watched:
+    """A regression whose oracle tells of each group of clients before it answers."""
+
+    concurrent = True
+
+    def __init__(self, told):
+        inner = regression()
+        self.n, self.dim, self.start = inner.n, inner.dim, inner.start
+        self.loss, self.gradient = inner.loss, inner.gradient
+        self.inner, self.told = inner, told
+
+    def oracle(self, clients, t):
+        self.told(clients.tolist())
+        return self.inner.oracle(clients, t)
+
+
+def test_sums_are_taken_in_order_whoever_is_slow():
+    method = A.FedAvg(eta_a=0.01, Q=2)
+    slow = Watched(lambda clients: time.sleep(0.1 if 0 in clients else 0))
+    assert same(last(method, slow, threads=1), last(method, slow, threads=3))
+
+
+def test_two_groups_are_computed_at_the_same_time():
+    meeting = threading.Barrier(2, timeout=30)
+    list(simulate(A.FedAvg(eta_a=0.01, Q=2), Watched(lambda _: meeting.wait()), rounds=2, chunk=3, threads=2))
+
+
+def test_a_problem_that_does_not_say_it_may_be_is_computed_here_one_group_after_another():
+    seen = []
+    problem = Watched(lambda _: seen.append(threading.current_thread()))
+    problem.concurrent = False
+    list(simulate(A.FedAvg(eta_a=0.01, Q=2), problem, rounds=2, chunk=3, threads=2))
+    assert set(seen) == {threading.current_thread()}
+
+
+def test_an_error_in_one_group_ends_the_round_with_its_traceback():
+    calls = []
+
+    def fail(clients):
+        calls.append(clients)
+        if 4 in clients:
+            raise RuntimeError("client 4 is broken")
+
+    running = simulate(A.FedAvg(eta_a=0.01, Q=2), Watched(fail), rounds=2, chunk=1, threads=2)
+    with pytest.raises(RuntimeError, match="client 4") as caught:
+        next(running)
+    assert "in fail" in "".join(traceback.format_exception(caught.value))
+    done = len(calls)
+    time.sleep(0.05)
+    assert len(calls) == done < 11
+    assert next(running, None) is None
+
+
+def test_ctrl_c_ends_the_round_and_its_threads():
+    calls = []
+
+    def interrupt(clients):
+        calls.append(clients)
+        time.sleep(0.02)
+        if calls.count([2]) == 1 and clients == [2]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    running = simulate(A.FedAvg(eta_a=0.01, Q=2), Watched(interrupt), rounds=50, chunk=1, threads=2)
+    with pytest.raises(KeyboardInterrupt):
+        list(running)
+    done = len(calls)
+    time.sleep(0.1)
+    assert len(calls) == done < 50
+
+
+def test_torch_keeps_its_own_threads():
+    found, before = [], torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        inside = Watched(lambda _: found.append(torch.get_num_threads()))
+        running = simulate(A.FedAvg(eta_a=0.01, Q=2), inside, rounds=2, chunk=3, threads=2)
+        next(running)
+        fresh = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        fresh.start()
+        fresh.join()
+        assert found == [1, 1, 1, 1, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_end_with_the_run():
+    def count():
+        return sum(thread.name.startswith("fednmap") for thread in threading.enumerate())
+
+    before = count()
+    running = simulate(A.FedAvg(eta_a=0.01, Q=2), regression(), rounds=3, chunk=1, threads=3)
+    next(running)
+    assert count() == before + 3
+    running.close()
+    deadline = time.monotonic() + 30
+    while count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert count() == before
+
+
+@pytest.mark.parametrize(("clients", "chunk"), [(0, 5), (1, 5), (5, 5), (6, 5), (50, 10), (50, 1), (7, 2), (1000, 3)])
+def test_groups_are_equal_and_small_enough(clients, chunk):
+    ids = torch.arange(clients) * 3
+    groups = cut(ids, chunk)
+    assert torch.equal(torch.cat([ids[:0], *groups]), ids)
+    sizes = [len(group) for group in groups]
+    assert max(sizes, default=0) <= chunk
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    assert len(groups) <= 1 or len(groups) % FAIR == 0 or len(groups) == clients
+
+
+def test_grad_mode_is_the_callers():
+    found = []
+    with torch.no_grad():
+        Crew(2).share(range(4), lambda _: torch.is_grad_enabled(), found.append)
+    Crew(2).share(range(2), lambda _: torch.is_grad_enabled(), found.append)
+    assert found == [False] * 4 + [True] * 2
+
+
+def test_how_many_threads(monkeypatch):
+    monkeypatch.setattr(threads, "_asked", None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads.default() == threads.cores() >= 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads.default() == 3
+    threads.limit(5)
+    assert Crew().threads == 5
+    for refused in (lambda: threads.limit(0), lambda: Crew(-1)):
+        with pytest.raises(InputError, match="at least 1"):
+            refused()
+
+
+def test_copies_of_a_network_work_in_threads():
+    """Each thread has a module of its own, also of a problem that was copied."""
+    data = ClientData.of(pictures((1, 8, 8)))
+    torch.manual_seed(0)
+    problem = Network(cnn((1, 8, 8), 3), CROSS_ENTROPY, data, batch_size=None)
+    expected, found = problem.gradient(problem.start), []
+    worker = threading.Thread(target=lambda: found.append(problem.alone(2).gradient(problem.start)))
+    worker.start()
+    worker.join()
+    assert torch.equal(problem.gradient(problem.start), expected)
+    assert torch.equal(found[0], problem.alone(2).gradient(problem.start))
