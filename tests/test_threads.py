@@ -10,6 +10,7 @@ import traceback
 import pytest
 import torch
 from methods import MAKE
+from small import outcome
 from torch import nn
 
 from fednmap import algorithms as A
@@ -19,6 +20,7 @@ from fednmap.models import cnn, mlp
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic, Network, Pooled
 from fednmap.regularizers import L1, Zero
+from fednmap.runs.folder import RunFolder
 from fednmap.simulation import threads
 from fednmap.simulation.loop import FAIR, cut
 from fednmap.simulation.threads import Crew
@@ -193,18 +195,15 @@ def test_torch_keeps_its_own_threads():
 
 
 def test_threads_end_with_the_run():
-    def count():
-        return sum(thread.name.startswith("fednmap") for thread in threading.enumerate())
-
-    before = count()
+    before = set(threading.enumerate())
     running = simulate(A.FedAvg(eta_a=0.01, Q=2), regression(), rounds=3, chunk=1, threads=3)
     next(running)
-    assert count() == before + 3
+    started = set(threading.enumerate()) - before
+    assert len(started) == 3
     running.close()
-    deadline = time.monotonic() + 30
-    while count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert count() == before
+    for thread in started:
+        thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in started)
 
 
 @pytest.mark.parametrize(("clients", "chunk"), [(0, 5), (1, 5), (5, 5), (6, 5), (50, 10), (50, 1), (7, 2), (1000, 3)])
@@ -224,6 +223,18 @@ def test_grad_mode_is_the_callers():
         Crew(2).share(range(4), lambda _: torch.is_grad_enabled(), found.append)
     Crew(2).share(range(2), lambda _: torch.is_grad_enabled(), found.append)
     assert found == [False] * 4 + [True] * 2
+
+
+def test_the_command_writes_the_same_bits(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("fednmap.problems.finite_sum.CHUNK_BYTES", 4 * 64 * 100)
+    monkeypatch.setattr(threads, "_asked", None)
+    words = ("--model", "mlp:8", "--rounds", 3, "--local-steps", 2, "--eval-every", 1, "--chunk", 2, "--quiet")
+    for k in (1, 3):
+        assert command("train", *words, "--threads", k, "--out", tmp_path / str(k))[0] == 0
+    assert threads.asked() == 3
+    assert outcome(RunFolder(tmp_path / "1")) == outcome(RunFolder(tmp_path / "3"))
+    code, _, err = command("train", *words, "--threads", 0)
+    assert (code, "threads is 0" in err) == (2, True)
 
 
 def test_how_many_threads(monkeypatch):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from fednmap.runs.configuration import Config
+from fednmap.simulation import threads
 
 Command = Callable[..., None]
 
@@ -54,6 +55,13 @@ def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Comm
     return decorate
 
 
+def take_threads(given: int | None, processes: int = 1) -> None:
+    """This process takes as many threads as were asked for; else its share of the cores, where several work."""
+    threads.limit(given)
+    if given is None and processes > 1:
+        threads.limit(max(1, threads.default() // processes))
+
+
 def _plain(annotation: Any) -> Any:
     """The type a command-line option has: numbers as numbers, everything else as text."""
     kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind in (int, float, str)]
@@ -73,5 +81,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Track = Annotated[list[str] | None, typer.Option("--track", help="Also send the metrics to tensorboard or mlflow.")]
 Workers = Annotated[
     int, typer.Option("--workers", help="Processes that share the clients, on this machine; for several use torchrun.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        help="Threads of each process; any number gives the same bits. (default one per core)",
+        show_default=False,
+    ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, TrustCode, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Threads, TrustCode, take_threads, with_config
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
@@ -42,6 +42,7 @@ def speedup(
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = None,
+    threads: Threads = None,
     trust_code: TrustCode = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -50,6 +51,7 @@ def speedup(
 
     The slope is that of log |F_nat|^2, averaged over the last --eval-last rounds, against log n or log Q.
     """
+    take_threads(threads)
     if resume is not None:
         if over or sweep_values or config or out or values != DEFAULTS:
             raise InputError("--resume takes the settings of its folder; leave the other options out")

@@ -11,7 +11,20 @@ import typer
 from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Set, Track, TrustCode, Workers, with_config
+from fednmap.commands.options import (
+    ConfigFile,
+    Json,
+    Out,
+    Quiet,
+    Resume,
+    Set,
+    Threads,
+    Track,
+    TrustCode,
+    Workers,
+    take_threads,
+    with_config,
+)
 from fednmap.commands.watch import watched
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
@@ -39,6 +52,7 @@ def train(
     resume: Resume = None,
     track: Track = None,
     workers: Workers = 1,
+    threads: Threads = None,
     trust_code: TrustCode = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -46,7 +60,7 @@ def train(
     """Train one model across clients."""
     if algorithm:
         values["algorithms"] = (algorithm,)
-    folder, results = _run("train", values, set, config, out, resume, track, workers, trust_code, quiet)
+    folder, results = _run("train", values, set, config, out, resume, track, workers, threads, trust_code, quiet)
     _close(folder, results, (results[0] if len(results) == 1 else {"results": results}) if json else None)
 
 
@@ -62,6 +76,7 @@ def compare(
     resume: Resume = None,
     track: Track = None,
     workers: Workers = 1,
+    threads: Threads = None,
     trust_code: TrustCode = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -71,7 +86,7 @@ def compare(
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
     elif config is None and resume is None:
         values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
-    folder, results = _run("compare", values, set, config, out, resume, track, workers, trust_code, quiet)
+    folder, results = _run("compare", values, set, config, out, resume, track, workers, threads, trust_code, quiet)
     _close(folder, results, {"results": results} if json else None)
 
 
@@ -84,11 +99,14 @@ def _run(
     resume: Path | None,
     track: list[str] | None,
     workers: int,
+    threads: int | None,
     trust_code: bool,
     quiet: bool,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
     """A new run, or one continued, and its closing numbers."""
     check_trackers(track)
+    check_workers(workers)
+    take_threads(threads, workers)
     if resume is not None:
         if values or assignments or file or out:
             raise InputError("--resume takes the settings of its folder; leave the other options out")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fednmap.commands.auto import search, take_auto
-from fednmap.commands.options import AUTO, ConfigFile, Json, TrustCode, with_config
+from fednmap.commands.options import AUTO, ConfigFile, Json, Threads, TrustCode, take_threads, with_config
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import json_text
 
@@ -26,9 +26,11 @@ def tune(
     residual_only: Annotated[
         bool, typer.Option("--residual-only", help="Judge by the residual alone, even at a saddle of all-zero weights.")
     ] = False,
+    threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs."""
+    take_threads(threads)
     base = Config.read(config, trust=trust_code).model_dump(exclude_unset=True) if config else {}
     given, _ = take_auto(base | values)
     auto = tuple(name for name in AUTO if name not in given)

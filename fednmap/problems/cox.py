@@ -39,6 +39,8 @@ class Cox:
     tensor([-0.2500])
     """
 
+    concurrent = True
+
     def __init__(self, data: Pairs, *, ties: str = "efron", weights: Weights = "samples") -> None:
         if ties not in TIES:
             raise InputError(f"ties is {ties!r}; choose from {', '.join(TIES)}")

@@ -15,7 +15,7 @@ from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
 from fednmap.runs.keeping import Companion, Interrupted, Reporter, Task, interrupts, keep
-from fednmap.simulation import Callback, distributed, schedules
+from fednmap.simulation import Callback, distributed, schedules, threads
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
 
@@ -51,7 +51,7 @@ def execute(
             if experiment is None or experiment.config.seed != config.seed + job.trial:
                 experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
             folder.recognise(experiment.dataset.digest)
-            task, order = task_of(job, experiment), _Order(job, experiment.config, folder.path)
+            task, order = task_of(job, experiment), _Order(job, experiment.config, folder.path, threads.asked())
             finished[job] = keep(
                 task,
                 folder,
@@ -129,6 +129,7 @@ class _Order(NamedTuple):
     job: Job
     config: Config
     folder: Path
+    threads: int | None
     done: int = 0
 
 
@@ -136,6 +137,7 @@ def follow() -> None:
     """Compute what process 0 announces, until it announces nothing more."""
     experiment: Experiment | None = None
     while order := distributed.broadcast(_nothing):
+        threads.limit(order.threads)
         if experiment is None or experiment.config != order.config:
             experiment = prepare(order.config)
         task = task_of(order.job, experiment)

@@ -23,6 +23,8 @@ from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
 from fednmap.runs.configuration import Config
+from fednmap.simulation.sums import divided
+from fednmap.simulation.threads import Crew
 
 UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the largest, beyond which a table is doubtful
 
@@ -112,7 +114,9 @@ class Experiment:
     @cached_property
     def measure_gamma(self) -> float:
         """gamma of |F_nat|^2: as set, else a property of the problem, whatever the methods and their steps."""
-        return self.config.measure_gamma or problem_gamma(self.problem, self.phi, self.problem.start)
+        return self.config.measure_gamma or problem_gamma(
+            divided(self.problem, Crew(), here=True), self.phi, self.problem.start
+        )
 
     def algorithm(self, name: str) -> Algorithm:
         return self.methods.algorithm(name)

@@ -20,6 +20,8 @@ from fednmap.runs.keeping import Interrupted, Task, interrupts, keep
 from fednmap.simulation import Callback, Diverged, Record, Result, trajectory
 from fednmap.simulation.callbacks import heard, listeners
 from fednmap.simulation.loop import check_kinds, first_point
+from fednmap.simulation.sums import divided
+from fednmap.simulation.threads import Crew
 
 UNTOLD = ("callbacks", "stop", "chunk", "compile", "threads", "history")
 """Options on which no state depends."""
@@ -74,7 +76,8 @@ def run(
     start = first_point(problem, start)
     phi = options.setdefault("phi", algorithm.phi)
     if options.get("measure_gamma") is None:
-        options["measure_gamma"] = problem_gamma(problem, phi, first_point(problem))
+        whole = divided(problem, Crew(options.get("threads")), here=True)
+        options["measure_gamma"] = problem_gamma(whole, phi, first_point(problem))
     options["metrics"] = options.get("metrics") or None
     options["stop"] = listeners(options.get("stop"))
     job, callbacks = Job(type(algorithm).__name__.lower(), 0), listeners(options.pop("callbacks", ()))

@@ -216,6 +216,7 @@ class _Step:
     ) -> None:
         self.problem, self.message, self.chunk, self.crew = problem, message, chunk, crew
         self.context = fused if compile else nullcontext
+        self.compiled: set[int] = set()  # sizes of groups that were computed
         self.weights = about.weights
         self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
 
@@ -239,16 +240,26 @@ class _Step:
             for total, v in zip(sums, parts, strict=True):
                 total.add_(v)
 
+        groups = cut(mine, self.chunk)
         if self.crew is None:
-            for ids in cut(mine, self.chunk):
+            for ids in groups:
                 add(together(ids))
         else:
-            self.crew.share(cut(mine, self.chunk), together, add)
+            (self.crew if self._is_compiled(groups) else Crew(1)).share(groups, together, add)
         means = type(self.message)(*(total / received for total in distributed.all_sum(sums)))
         server = algorithm.aggregate(server, means, received / self.everybody)
         if not all(bool(torch.isfinite(v.sum())) for v in server):
             raise Diverged(t)
         return server
+
+    def _is_compiled(self, groups: Sequence[Tensor]) -> bool:
+        """Whether what these groups need is compiled by now, if it is at all: that must not go on in two threads."""
+        if self.context is nullcontext:
+            return True
+        sizes = {len(ids) for ids in groups}
+        known = sizes <= self.compiled
+        self.compiled |= sizes
+        return known
 
     def _weights(self, ids: Tensor) -> Tensor:
         if self.weights is None:

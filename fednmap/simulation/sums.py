@@ -12,19 +12,26 @@ from fednmap.simulation import distributed
 from fednmap.simulation.threads import Crew
 
 
-def divided(problem: Problem, crew: Crew) -> Problem:
-    """The problem with its sums over all data in pieces, if it says how; added in the pieces' order."""
-    about = declared(problem)
+def divided(problem: Problem, crew: Crew, *, here: bool = False) -> Problem:
+    """The problem with its sums over all data in pieces, if it says how; added in the pieces' order.
+
+    here: between the threads of this process alone, also in a process group.
+    """
+    about, size = declared(problem), 1 if here else distributed.size()
     if about.part is None:
         return problem
-    pieces = (about.pieces or 1) if about.concurrent else 1
-    return problem if distributed.size() * pieces == 1 else _Divided(problem, about.part, pieces, crew)
+    on_cpu = about.start is None or about.start.device.type == "cpu"
+    pieces = (about.pieces or 1) if about.concurrent and on_cpu else 1
+    return problem if size * pieces == 1 else _Divided(problem, about.part, pieces, size, crew)
 
 
 class _Divided:
-    def __init__(self, problem: Problem, part: Callable[[int, int], Problem], pieces: int, crew: Crew) -> None:
+    def __init__(
+        self, problem: Problem, part: Callable[[int, int], Problem], pieces: int, size: int, crew: Crew
+    ) -> None:
         self.n, self.dim, self.oracle = problem.n, problem.dim, problem.oracle
-        self._crew, rank, size = crew, distributed.rank(), distributed.size()
+        self._crew, self._total = crew, distributed.all_sum if size > 1 else list[Tensor]
+        rank = distributed.rank() if size > 1 else 0
         self._parts = [part(rank + k * size, pieces * size) for k in range(pieces)]
 
     def loss(self, x: Tensor) -> Tensor:
@@ -35,4 +42,4 @@ class _Divided:
 
     def _sum(self, total: Tensor, term: Callable[[Problem], Tensor]) -> Tensor:
         self._crew.share(self._parts, term, total.add_)
-        return distributed.all_sum([total])[0]
+        return self._total([total])[0]

@@ -98,7 +98,7 @@ def run(
     _check_metrics(metrics or {})
     phi = algorithm.phi if phi is None else phi
     start, stops = first_point(problem, start), listeners(stop)
-    crew = Crew(threads if start.device.type == "cpu" else 1)
+    crew = Crew(threads)
     whole = divided(problem, crew)
     gamma = problem_gamma(whole, phi, first_point(problem)) if measure_gamma is None else measure_gamma
     hearers = [*listeners(callbacks), *stops]
