@@ -7,6 +7,7 @@ from public_data import needs
 from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.data import ClientData, load, partition
+from fednmap.data.sparse import to_scipy
 from fednmap.measure import objective, support
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1
@@ -15,7 +16,6 @@ from fednmap.regularizers import L1
 @pytest.mark.slow
 def test_fednmap_reaches_scikit_learns_optimum_on_a9a():
     needs("libsvm", "a9a")
-    from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
 
     data, lam = load("svm:libsvm/a9a", test="libsvm/a9a.t"), 1e-3
@@ -30,11 +30,11 @@ def test_fednmap_reaches_scikit_learns_optimum_on_a9a():
         max_iter=10_000,
         random_state=0,
     )
-    best = torch.from_numpy(solver.fit(csr_matrix(x.numpy()), y.numpy()).coef_[0])
+    best = torch.from_numpy(solver.fit(to_scipy(x), y.numpy()).coef_[0])
 
     parts = ClientData.split(x, y, partition("sorted", y, 10))  # by label: most clients have one label only
     problem, phi = Logistic(parts, weights=parts.sizes.double() / rows), L1(lam)
-    smoothness = float(torch.linalg.matrix_norm(x.T @ x / rows, 2)) / 4
+    smoothness = problem.smoothness()
     method = FedNMap(phi, eta_a=3 / smoothness, Q=5)
     optimum = float(objective(problem, phi, best))
     for last in simulate(method, problem, rounds=500):

@@ -19,7 +19,7 @@ def test_a9a_has_the_published_counts_and_balance():
     assert data.x_test.shape == (16_281, 123)
     assert data.y_train.bincount().tolist() == [24_720, 7_841]
     assert data.y_test.bincount().tolist() == [12_435, 3_846]
-    first = (data.x_train[0].nonzero().squeeze(1) + 1).tolist()
+    first = (data.x_train.to_dense()[0].nonzero().squeeze(1) + 1).tolist()
     assert first == [3, 11, 14, 19, 39, 42, 55, 64, 67, 73, 75, 76, 80, 83]
 
 
@@ -27,9 +27,9 @@ def test_svm_labels_and_features(tmp_path):
     train = write(tmp_path / "train", "-1 1:0.5 3:2\n+1 2:1\n-1\n")
     test = write(tmp_path / "test", "+1 5:1\n")
     data = load(f"svm:{train}", test=str(test))
-    assert data.x_train.tolist() == [[0.5, 0, 2, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
+    assert data.x_train.to_dense().tolist() == [[0.5, 0, 2, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
     assert data.y_train.tolist() == [0, 1, 0]
-    assert data.x_test.tolist() == [[0, 0, 0, 0, 1]]
+    assert data.x_test.to_dense().tolist() == [[0, 0, 0, 0, 1]]
     assert data.y_test.tolist() == [1]
     assert load(f"svm:{train}", test=str(test), regression=True).y_train.tolist() == [-1, 1, -1]
 
@@ -42,7 +42,7 @@ def test_svm_with_fractions_is_a_regression(tmp_path):
 
 def test_svm_that_counts_from_zero(tmp_path):
     data = load(f"svm:{write(tmp_path / 'a', '1 0:7 1:1' + chr(10) + '2 1:3' + chr(10))}")
-    assert data.x_train.tolist() == [[7, 1], [0, 3]]
+    assert data.x_train.to_dense().tolist() == [[7, 1], [0, 3]]
 
 
 @pytest.mark.parametrize("text", ["", "1 2:3\n1 2:", "a,b\n1,2\n", "1 2:x\n", "1 3:1 2:1\n", "\x00\x01\x02"])

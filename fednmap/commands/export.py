@@ -12,11 +12,12 @@ import typer
 from torch import Tensor, nn
 
 from fednmap.commands.options import Json, TrustCode
+from fednmap.data.sparse import is_sparse, take
 from fednmap.models.export import FORMATS, SUFFIXES, write
 from fednmap.models.prune import prunable
 from fednmap.models.prune import prune as pruned
 from fednmap.names import InputError, choose
-from fednmap.problems import FiniteSum, Logistic, Network
+from fednmap.problems import GLM, FiniteSum, Network
 from fednmap.runs.experiment import prepare
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import Job, RunFolder
@@ -78,7 +79,8 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
     if x.numel() != problem.dim:
         raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")
-    return as_module(problem, x.to(problem.data.x.device)), problem.data.x[:2]
+    few = take(problem.data.x, slice(0, 2))
+    return as_module(problem, x.to(problem.data.x.device)), few.to_dense() if is_sparse(few) else few
 
 
 def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -100,14 +102,19 @@ def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:
-    """The model x of a problem; regressions become one linear layer without bias.
+    """The model x of a problem; regressions become one linear layer, with a bias where they have an intercept.
 
-    Binary logistic regression gives one score a sample, positive for label 1.
+    Binary logistic regression gives one score per sample, positive for label 1.
     """
     if isinstance(problem, Network):
         return problem.module(x)
-    outputs = problem.classes if isinstance(problem, Logistic) and problem.classes > 2 else 1
-    layer = nn.Linear(problem.data.x[0].numel(), outputs, bias=False, dtype=x.dtype, device=x.device)
+    if not isinstance(problem, GLM):
+        raise InputError(f"a {type(problem).__name__} cannot be exported; a linear model or a network can")
+    weight, bias = x[problem.coefficients].view(-1, problem.features), x[problem.intercepts]
+    outputs = len(weight)
+    layer = nn.Linear(problem.features, outputs, bias=problem.intercept, dtype=x.dtype, device=x.device)
     with torch.no_grad():
-        layer.weight.copy_(x.view(outputs, -1))
+        layer.weight.copy_(weight)
+        if problem.intercept:
+            layer.bias.copy_(bias)
     return nn.Sequential(nn.Flatten(), layer, *([nn.Flatten(0)] if outputs == 1 else [])).eval()

@@ -13,19 +13,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from fednmap.data.sparse import from_scipy, is_scipy, is_sparse, joined, numbers, stored, take
 from fednmap.names import InputError
 
 ONE_PER_CLIENT = "give a list with one pair (x, y) per client"
 
 Pairs = Iterable[tuple[Any, Any] | TensorDataset]
-"""Samples and targets of each client, as tensors, numpy arrays or data sets of tensors."""
+"""Samples and targets of each client, as tensors, numpy arrays, sparse tables of scipy, or data sets of tensors."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClientData(Sequence[tuple[Tensor, Tensor]]):
     """n clients' samples as two tensors; client i holds rows offsets[i] .. offsets[i] + sizes[i].
 
-    Behaves as a sequence of pairs (x_i, y_i), which is also what `of` takes.
+    Behaves as a sequence of pairs (x_i, y_i), which is also what `of` takes. x may be sparse, in rows (see
+    `fednmap.data.sparse`); it is then never made dense here.
     """
 
     x: Tensor
@@ -43,13 +45,17 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         empty = (self.sizes < 1).nonzero()
         if len(empty):
             raise InputError(f"client {int(empty[0])} holds no sample; every client needs at least one")
-        for name, values in (("x", self.x), ("y", self.y)):
+        if is_sparse(self.y):
+            raise InputError("y is sparse; give targets as a dense vector")
+        for name, values in (("x", numbers(self.x)), ("y", self.y)):
             if (
                 values.is_floating_point()
                 and not bool(torch.isfinite(values.sum()))
                 and not bool(torch.isfinite(values).all())
             ):
                 row = int((~torch.isfinite(values)).reshape(len(values), -1).any(1).nonzero()[0])
+                if values is not self.x and name == "x":  # the row that holds this entry
+                    row = int(torch.searchsorted(self.x.crow_indices(), row, right=True)) - 1
                 raise InputError(
                     f"{name} holds NaN or infinity (first in row {row}); clean or impute the data before training"
                 )
@@ -59,6 +65,8 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         """From one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
         if isinstance(pairs, ClientData):
             return pairs
+        if is_scipy(pairs):
+            raise InputError(f"the data is a {type(pairs).__name__}; {ONE_PER_CLIENT}")
         if isinstance(pairs, Tensor | np.ndarray | TensorDataset | str) or not isinstance(pairs, Iterable):
             raise InputError(f"the data is a {type(pairs).__name__}; {ONE_PER_CLIENT}")
         found = list(pairs)
@@ -77,7 +85,9 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
                     raise InputError(
                         f"one {name} of client {i} has shape {mine}, of client 0 {first}; all clients' must agree"
                     )
-        x, y = (torch.cat([pair[k] for pair in each]) for k in (0, 1))
+        if len({pair[0].layout for pair in each}) > 1:
+            raise InputError("some clients' x are sparse and some dense; give all in one form")
+        x, y = (joined([pair[k] for pair in each]) for k in (0, 1))
         return cls(x, y, torch.tensor([len(pair[0]) for pair in each], device="cpu"))
 
     @classmethod
@@ -85,7 +95,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         """From pooled data and, for each client, the indices of its rows (see `fednmap.data.partition`)."""
         x, y, order = tensor("x", x), tensor("y", y), torch.cat(list(parts))
         sizes = torch.tensor([len(part) for part in parts], device="cpu")
-        return cls(x[order.to(x.device)], y[order.to(y.device)], sizes)
+        return cls(take(x, order.to(x.device)), y[order.to(y.device)], sizes)
 
     def mixed(self, seed: int = 0) -> ClientData:
         """The same with each client's rows shuffled."""
@@ -93,7 +103,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         pairs = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
         shuffled = [first + torch.randperm(size, generator=generator, device="cpu") for first, size in pairs]
         order = torch.cat(shuffled).to(self.x.device)
-        return ClientData(self.x[order], self.y[order], self.sizes)
+        return ClientData(take(self.x, order), self.y[order], self.sizes)
 
     @cached_property
     def digest(self) -> str:
@@ -101,7 +111,8 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         found = hashlib.sha256()
         for values in (self.x, self.y, self.sizes):
             found.update(f"{values.dtype} {tuple(values.shape)}".encode())
-            found.update(values.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            for part in stored(values.detach()):
+                found.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
         return found.hexdigest()
 
     @property
@@ -115,17 +126,18 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         rows = slice(int(self.offsets[i]), int(self.offsets[i] + self.sizes[i]))
-        return self.x[rows], self.y[rows]
+        return take(self.x, rows), self.y[rows]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        sizes = self.sizes.tolist()
-        return iter(list(zip(self.x.split(sizes), self.y.split(sizes), strict=True)))
+        return (self[i] for i in range(len(self)))
 
 
 def tensor(name: str, values: Any) -> Tensor:
     """Numbers in a form that others use, such as a numpy array, as a tensor; `name` says what they are."""
     if isinstance(values, Tensor):
         return values
+    if is_scipy(values):
+        return from_scipy(name, values)
     try:
         return torch.tensor(np.array(values, order="C"), device="cpu")
     except (TypeError, ValueError) as error:

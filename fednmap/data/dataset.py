@@ -9,14 +9,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fednmap.data.sparse import stored, take
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test samples, features as float32: pictures (N, channels, height, width), tables (N, p).
 
-    Labels are int64 from 0, targets of a regression float32. `clients` holds the client id of each
-    training row where the split is natural (`test_clients` of each test row); `truth` is the vector that
-    made the targets, where it is known.
+    A table may be sparse, in rows (see `fednmap.data.sparse`). Labels are int64 from 0, targets of a regression
+    float32. `clients` holds the client id of each training row where the split is natural (`test_clients` of each test
+    row); `truth` is the vector that made the targets, where it is known.
     """
 
     x_train: Tensor
@@ -35,7 +37,8 @@ class Dataset:
             values: Tensor | None = getattr(self, name)
             if values is not None:
                 found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-                found.update(values.detach().cpu().contiguous().numpy().data)
+                for part in stored(values.detach()):
+                    found.update(part.cpu().contiguous().numpy().data)
         return found.hexdigest()
 
     @property
@@ -53,5 +56,5 @@ def hold_out(x: Tensor, y: Tensor, clients: Tensor | None = None, truth: Tensor 
             rank[mine] = torch.arange(int(mine.sum()), device="cpu")
     test = rank % 5 == 4
     if clients is None:
-        return Dataset(x[~test], y[~test], x[test], y[test], truth=truth)
-    return Dataset(x[~test], y[~test], x[test], y[test], clients[~test], clients[test], truth)
+        return Dataset(take(x, ~test), y[~test], take(x, test), y[test], truth=truth)
+    return Dataset(take(x, ~test), y[~test], take(x, test), y[test], clients[~test], clients[test], truth)

@@ -9,15 +9,17 @@ import torch
 
 from fednmap.data.dataset import Dataset, hold_out
 from fednmap.data.rows import located, targets
+from fednmap.data.sparse import from_scipy
 from fednmap.names import InputError
 
 LARGEST = 8 * 2**30  # bytes of a dense table
 
 
-def svm(path: str, test: str | None = None, regression: bool | None = None) -> Dataset:
+def svm(path: str, test: str | None = None, regression: bool | None = None, dense: bool = False) -> Dataset:
     """A LIBSVM file, svm:PATH, with its test file as `test`; without one every fifth row is for the test.
 
-    Whole numbers are labels (-1, +1 become 0, 1), fractions are targets; `regression` decides otherwise.
+    Whole numbers are labels (-1, +1 become 0, 1), fractions are targets; `regression` decides otherwise. The table
+    stays sparse, for linear models; `dense` writes out its zeros, for networks.
     """
     from sklearn.datasets import load_svmlight_file
 
@@ -28,6 +30,7 @@ def svm(path: str, test: str | None = None, regression: bool | None = None) -> D
             raise InputError(f"{file} is empty; give a LIBSVM file")
         try:
             table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=_zero_based(file))
+            table.data = table.data.astype(np.float32)
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from None
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
@@ -36,11 +39,11 @@ def svm(path: str, test: str | None = None, regression: bool | None = None) -> D
         values.append(value)
     width = max(table.shape[1] for table in tables)
     needed = 4 * width * sum(table.shape[0] for table in tables)
-    if needed > LARGEST:
-        raise InputError(f"{paths[0]} would need {needed / 2**30:.0f} GB as a dense table; use fewer rows or features")
+    if dense and needed > LARGEST:
+        raise InputError(f"{paths[0]} would need {needed / 2**30:.0f} GB as a dense table; leave dense=true out")
     for table in tables:
         table.resize(table.shape[0], width)  # a feature may occur in one of the two files only
-    x = [torch.from_numpy(table.toarray().astype(np.float32)) for table in tables]
+    x = [torch.from_numpy(table.toarray()) if dense else from_scipy(path, table) for table in tables]
     y = targets(paths, values, regression)
     return hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1])
 

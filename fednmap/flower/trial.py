@@ -10,6 +10,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from fednmap.data import Dataset
+from fednmap.data.sparse import take
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, plan_from
@@ -32,7 +33,7 @@ def _test_rows(data: Dataset, i: int) -> tuple[Tensor, Tensor] | None:
     if data.classes is None or data.clients is None or data.test_clients is None:
         return None
     mine = data.test_clients == torch.unique(data.clients)[i]
-    return (data.x_test[mine], data.y_test[mine]) if bool(mine.any()) else None
+    return (take(data.x_test, mine), data.y_test[mine]) if bool(mine.any()) else None
 
 
 def plan(config: Config, start: Callable[[], Tensor]) -> Plan:

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
+from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.problems.spectrum import largest_eigenvalue
 from fednmap.problems.weighting import Weights, client_weights
@@ -235,6 +236,8 @@ def _partial(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor]:
 def _by_time(data: ClientData) -> ClientData:
     """The rows of each client from the last time to the first; what is not a table of survival times is refused."""
     x, y = data.x, data.y
+    if is_sparse(x):
+        raise InputError("x is sparse, and Cox computes on dense tables; give x.toarray() if there is room")
     if x.ndim != 2:
         raise InputError(f"x has shape {tuple(x.shape)}; give one row of features per sample, shape (N, features)")
     if y.shape[1:] != (2,):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
+from fednmap.data.sparse import stored, take
 from fednmap.names import InputError
 from fednmap.problems.minibatch import minibatches
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
@@ -65,11 +66,8 @@ class FiniteSum(ABC):
     @property
     def chunk(self) -> int:
         """Clients computed side by side: as many as have their vectors and minibatches in cache."""
-        one = self.data.x[0]
         batch = self.batch_size or int(self._sizes.max())
-        return max(
-            1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + one.element_size() * one.numel() * batch)
-        )
+        return max(1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + self._row_bytes() * batch))
 
     @property
     def pieces(self) -> int:
@@ -188,7 +186,7 @@ class FiniteSum(ABC):
         weights = (torch.repeat_interleave(clients, self._sizes) * self._shares).to(x)
         rank, ranks = self._part
         for rows in islice(self._chunks(), rank, None, ranks):
-            yield like(self.data.x[rows], x), like(self.data.y[rows], x), weights[rows]
+            yield like(take(self.data.x, rows), x), like(self.data.y[rows], x), weights[rows]
 
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
@@ -205,8 +203,12 @@ class FiniteSum(ABC):
         return like(a, x), like(b, x)
 
     def _rows_at_once(self) -> int:
-        one = self.data.x[0]
-        return max(1, CHUNK_BYTES // (one.numel() * one.element_size()))
+        return max(1, CHUNK_BYTES // self._row_bytes())
+
+    def _row_bytes(self) -> int:
+        """Of one sample, on average."""
+        held = sum(v.numel() * v.element_size() for v in stored(self.data.x))
+        return max(1, held // len(self.data.x))
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
+from fednmap.data.sparse import is_sparse, take
 from fednmap.names import choose
+from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
 from fednmap.problems.spectrum import largest_eigenvalue
@@ -20,6 +22,10 @@ from fednmap.problems.weighting import RowWeights, Weights
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
 KEPT_BYTES = 16 << 20  # of padded copies of small clients that a problem keeps between rounds
+
+
+Prepared = tuple[Design, Tensor, Tensor]
+"""Rows to compute with, their targets, and what each weighs."""
 
 
 class GLM(FiniteSum):
@@ -61,25 +67,26 @@ class GLM(FiniteSum):
             weights=weights,
             sample_weights=sample_weights,
         )
-        self.features = self.data.x[0].numel()
+        self.features = self.data.x.shape[1:].numel()
         self.intercept = intercept
         ends = _Ends.of(self.family, self.features, intercept)
         self.coefficients = slice(0, ends.coefficients)
         self.intercepts = slice(ends.coefficients, ends.intercepts)
         self.constants = slice(ends.intercepts, ends.constants)
         self.dim = ends.constants
-        zeros = self.data.x.new_zeros(ends.intercepts)
+        zeros = torch.zeros(ends.intercepts, dtype=self.data.x.dtype, device=self.data.x.device)
         self.start = torch.cat([zeros, self.family.start(zeros)])
         self._scores = self.family.outputs - self.family.constants
         self._offsets_of = self.dim - ends.coefficients  # the last outputs, to which a number of x is added
-        self._padded: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+        self._large: dict[tuple[int, torch.dtype], Prepared] = {}
+        self._small: dict[tuple[tuple[int, ...], torch.dtype], Prepared] = {}
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"family": self.family, "intercept": self.intercept}
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """eta of each input, and the family's constants beside it where it has any."""
-        return self._outputs(x, like(inputs.flatten(1), x))
+        return self._outputs(x, Design.of(inputs, inputs.shape[:1], x.dtype))
 
     def mean(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The expected target of each input; for labels their probabilities."""
@@ -89,16 +96,15 @@ class GLM(FiniteSum):
         return self.family.predict(self.scores(x, inputs))
 
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        return (weight * self.family.loss(self._outputs(x, a.flatten(b.ndim)), b)).sum(-1)
+        return (weight * self.family.loss(self._outputs(x, Design.of(a, b.shape, x.dtype)), b)).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        a = a.flatten(b.ndim)
-        return self._back(self._weighted(weight, self.family.slope(self._outputs(x, a), b)), a)
+        return self._gradient(x, Design.of(a, b.shape, x.dtype), b, weight)
 
     def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        a = a.flatten(b.ndim)
-        loss, slope = self.family.loss_and_slope(self._outputs(x, a), b)
-        return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), a)
+        design = Design.of(a, b.shape, x.dtype)
+        loss, slope = self.family.loss_and_slope(self._outputs(x, design), b)
+        return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
 
     def smoothness(self, x: Tensor | None = None) -> float:
         """L of f: the largest eigenvalue of its Hessian, everywhere if the family's curvature is bounded, else at x.
@@ -110,14 +116,14 @@ class GLM(FiniteSum):
         bound = self.family.bound
         batches = []
         for a, b, weight in self._everything(x):
-            a = a.flatten(1)
-            curve = None if bound is not None else self.family.curvature(self._outputs(x, a), b)
-            batches.append((a, weight, curve))
+            design = Design.of(a, b.shape, x.dtype)
+            curve = None if bound is not None else self.family.curvature(self._outputs(x, design), b)
+            batches.append((design, weight, curve))
 
         def product(v: Tensor) -> Tensor:
             total = torch.zeros_like(v)
-            for a, weight, curve in batches:
-                total += self._back(self._weighted(weight, _times(curve, bound, self._outputs(v, a))), a)
+            for design, weight, curve in batches:
+                total += self._back(self._weighted(weight, _times(curve, bound, self._outputs(v, design))), design)
             return total
 
         generator = torch.Generator("cpu").manual_seed(0)
@@ -126,16 +132,19 @@ class GLM(FiniteSum):
 
     def hessian(self, x: Tensor) -> Tensor:
         """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
-        outputs, width = self.family.outputs, self.features + 1
-        total = x.new_zeros(outputs, width, outputs, width)
+        outputs, d = self.family.outputs, self.features
+        total = x.new_zeros(outputs, d + 1, outputs, d + 1)  # as if every output had coefficients and an intercept
         for a, b, weight in self._everything(x):
-            a = a.flatten(1)
-            curve = self.family.curvature(self._outputs(x, a), b).reshape(len(a), outputs, outputs)
-            wide = torch.cat([a, a.new_ones(len(a), 1)], 1)
+            design = Design.of(a, b.shape, x.dtype)
+            curve = self.family.curvature(self._outputs(x, design), b).reshape(len(b), outputs, outputs)
             for i in range(outputs):
                 for j in range(outputs):
-                    total[i, :, j] += wide.mT @ ((weight * curve[:, i, j]).unsqueeze(-1) * wide)
-        return total.reshape(outputs * width, -1)[self._places()[:, None], self._places()]
+                    c, block = weight * curve[:, i, j], total[i, :, j]
+                    block[:d, :d] += design.gram(c)
+                    block[:d, d] += design.transposed(c)
+                    block[d, d] += c.sum()
+        total[:, d, :, :d] = total[:, :d, :, d].permute(2, 0, 1)
+        return total.reshape(outputs * (d + 1), -1)[self._places()[:, None], self._places()]
 
     def _places(self) -> Tensor:
         """Where the coordinates of x are among (output, feature or constant 1)."""
@@ -143,24 +152,27 @@ class GLM(FiniteSum):
         table = every.reshape(self.family.outputs, -1)
         return torch.cat([table[: self._scores, :-1].flatten(), table[self.family.outputs - self._offsets_of :, -1]])
 
-    def _outputs(self, x: Tensor, a: Tensor) -> Tensor:
+    def _gradient(self, x: Tensor, a: Design, b: Tensor, weight: Weight) -> Tensor:
+        return self._back(self._weighted(weight, self.family.slope(self._outputs(x, a), b)), a)
+
+    def _outputs(self, x: Tensor, a: Design) -> Tensor:
         """The outputs for rows a (..., B, d), linear in x: (..., B), with K of them (..., B, K)."""
         w, offset = x[..., self.coefficients], x[..., self.coefficients.stop :]
         if self.family.outputs == 1:
-            eta = torch.matmul(a, w.unsqueeze(-1)).squeeze(-1)
+            eta = a.times(w)
             return eta + offset if self.intercept else eta
-        eta = torch.matmul(a, w.unflatten(-1, (self._scores, -1)).mT)
+        eta = a.times_each(w.unflatten(-1, (self._scores, -1)))
         if not self._offsets_of:
             return eta
         eta = pad(eta, (0, self.family.constants))
         return eta + pad(offset, (self.family.outputs - self._offsets_of, 0)).unsqueeze(-2)
 
-    def _back(self, r: Tensor, a: Tensor) -> Tensor:
+    def _back(self, r: Tensor, a: Design) -> Tensor:
         """The transpose of `_outputs`: sum_j of r_j times what output j has by coordinate of x."""
         if self.family.outputs == 1:
-            w, sums = torch.matmul(r.unsqueeze(-2), a).squeeze(-2), r.unsqueeze(-1)
+            w, sums = a.transposed(r), r.unsqueeze(-1)
         else:
-            w, sums = torch.matmul(r[..., : self._scores].mT, a).flatten(-2), r
+            w, sums = a.transposed_each(r[..., : self._scores]).flatten(-2), r
         if not self._offsets_of:
             return w
         return torch.cat([w, sums.sum(-2)[..., self.family.outputs - self._offsets_of :]], -1)
@@ -169,42 +181,60 @@ class GLM(FiniteSum):
         return (weight.unsqueeze(-1) if isinstance(weight, Tensor) and self.family.outputs > 1 else weight) * r
 
     def _exact(self, clients: Tensor) -> Oracle:
-        """Full local gradients: large clients one after another on their own rows, small ones side by side."""
+        """Full local gradients: large clients one after another on their own rows, small ones side by side.
+
+        What is computed with is kept for the next round: views of large clients, copies of small ones while there is
+        room.
+        """
         ids = clients.reshape(-1).tolist()
         sizes = self._sizes[clients.reshape(-1).cpu()]
-        one = self.features * self.data.x.element_size()
         even = len(ids) * int(sizes.max()) <= 2 * int(sizes.sum())
-        if clients.ndim and even and one * int(sizes.sum()) <= SMALL_BYTES * len(ids):
-            return self._side_by_side(tuple(ids))
-        parts = [self._client(i) for i in ids]
+        small = self._row_bytes() * int(sizes.sum()) <= SMALL_BYTES * len(ids)
+        if clients.ndim and even and small:
+            return lambda x, q: self._gradient(x, *self._side_by_side(tuple(ids), x.dtype))
 
         def g(x: Tensor, q: int) -> Tensor:
-            if not clients.ndim:
-                return self.batch_gradient(x, *_like(parts[0], x))
-            points = x.expand(len(parts), -1)
-            return torch.stack(
-                [self.batch_gradient(x_i, *_like(part, x)) for x_i, part in zip(points, parts, strict=True)]
-            )
+            each = [
+                self._gradient(x_i, *self._alone(i, x.dtype))
+                for i, x_i in zip(ids, x.expand(len(ids), -1), strict=True)
+            ]
+            return torch.stack(each) if clients.ndim else each[0]
 
         return g
 
-    def _side_by_side(self, ids: tuple[int, ...]) -> Oracle:
-        """Rows padded with weight 0, kept for the next round while there is room."""
-        names = tuple(self.first + i for i in ids)  # in the whole federation: a client by itself shares what is kept
-        if names not in self._padded:
-            each = [self._client(i) for i in ids]
-            a, b, weight = (pad_sequence(list(v), batch_first=True) for v in zip(*each, strict=True))
-            held = sum(_nbytes(*batch) for batch in self._padded.values())
-            if held + _nbytes(a, b, weight) > KEPT_BYTES:
-                self._padded.clear()
-            self._padded[names] = a, b, weight
-        kept = self._padded[names]
-        return lambda x, q: self.batch_gradient(x, *_like(kept, x))
+    def _alone(self, i: int, dtype: torch.dtype) -> Prepared:
+        """A large client's rows, as they lie; a copy only in another dtype."""
+        kept = self._large.get((self.first + i, dtype))
+        if kept is None:
+            rows = slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
+            b = self.data.y[rows]
+            design = Design.of(take(self.data.x, rows), b.shape, dtype)
+            kept = design, _real(b, dtype), self._shares[rows].to(b.device, dtype)
+            if dtype == self.data.x.dtype:
+                self._large[self.first + i, dtype] = kept
+        return kept
 
-    def _client(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        rows = slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
-        a = self.data.x[rows].flatten(1)
-        return a, self.data.y[rows], self._shares[rows].to(a)
+    def _side_by_side(self, ids: tuple[int, ...], dtype: torch.dtype) -> Prepared:
+        """Small clients' rows, the shorter ones padded with weight 0."""
+        names = tuple(self.first + i for i in ids)  # in the whole federation: a client by itself shares what is kept
+        kept = self._small.get((names, dtype))
+        if kept is None:
+            clients = torch.tensor(ids, device="cpu")
+            sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
+            j = torch.arange(int(sizes.max()), device="cpu")
+            rows = first + torch.minimum(j, sizes - 1)
+            a, b = self._gather(rows, self.start)
+            weight = ((j < sizes) * self._shares[rows]).to(b.device, dtype)
+            kept = Design.of(a, b.shape, dtype), _real(b, dtype), weight
+            if (len(self._small) + 1) * rows.numel() * self._row_bytes() > KEPT_BYTES:
+                self._small.clear()
+            self._small[names, dtype] = kept
+        return kept
+
+    def _gather(self, rows: Tensor, x: Tensor, space: Sequence[Tensor | None] = (None, None)) -> tuple[Tensor, Tensor]:
+        if not is_sparse(self.data.x):
+            return super()._gather(rows, x, space)
+        return stacked(self.data.x, rows), like(self.data.y[rows], x)
 
 
 class _Ends(NamedTuple):
@@ -227,13 +257,9 @@ def _family(name: str, y: Tensor) -> Family:
     return Multinomial(int(labels(y).max()) + 1) if kind is Multinomial else kind()
 
 
-def _like(batch: tuple[Tensor, ...], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    a, b, weight = (like(v, x) for v in batch)
-    return a, b, weight
-
-
-def _nbytes(*tensors: Tensor) -> int:
-    return sum(v.numel() * v.element_size() for v in tensors)
+def _real(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Real values in this dtype, labels as they are."""
+    return values.to(dtype) if values.is_floating_point() else values
 
 
 def _times(curve: Tensor | None, bound: float | None, eta: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils import parameters_to_vector
 
 from fednmap.data.clients import ClientData, Pairs
+from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.problems import batch_norm, probe
 from fednmap.problems.dense import Dense
@@ -52,6 +53,11 @@ class Network(FiniteSum):
     ) -> None:
         probe.check_kinds(module, loss)
         given = ClientData.of(data)
+        if is_sparse(given.x):
+            raise InputError(
+                "x is sparse, and networks compute on dense tables; use a linear model, or give x.toarray() "
+                "(on the command line svm:PATH,dense=true) if there is room"
+            )
         targets = probe.labels(loss, given.y)
         rows = given if targets is given.y else ClientData(given.x, targets, given.sizes)
         super().__init__(rows, batch_size=batch_size, seed=seed, weights=weights)

@@ -17,6 +17,7 @@ from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
 from fednmap.data import ClientData, Dataset
+from fednmap.data.sparse import deviations, is_sparse
 from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
 from fednmap.names import InputError
@@ -190,9 +191,10 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
 
 def _settled(config: Config, dataset: Dataset) -> Config:
     """What `auto` stands for with this data."""
+    classifier = "logistic" if is_sparse(dataset.x_train) else "mlp:64"
     settled = {
         "partition": "sorted" if dataset.clients is None else "natural",
-        "model": "least-squares" if dataset.classes is None else "mlp:64",
+        "model": "least-squares" if dataset.classes is None else classifier,
     }
     return config.model_copy(update={k: v for k, v in settled.items() if getattr(config, k) == "auto"})
 
@@ -208,8 +210,8 @@ def _check(dataset: Dataset, config: Config) -> None:
         if len(torch.unique(dataset.y_train)) < 2:
             raise InputError(f"all labels of {config.data} are the same; give data with two labels or more")
     if config.data.partition(":")[0] in ("csv", "svm"):
-        deviations = dataset.x_train.double().std(0, correction=0)
-        varied = deviations[deviations > 0]
+        spread = deviations(dataset.x_train)
+        varied = spread[spread > 0]
         if len(varied) and (varied.max() > UNSCALED or varied.max() > UNSCALED * varied.min()):
             _warn(
                 f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "

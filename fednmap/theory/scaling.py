@@ -95,7 +95,7 @@ def speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int],
     slopes = np.polyfit(np.log(ordered), np.log(reached), 1)[0]
     half = math.inf
     if trials > 1:
-        from scipy import stats  # type: ignore[import-untyped]  # slow to import, and needed only here
+        from scipy import stats  # slow to import, and needed only here
 
         half = float(stats.t.ppf(0.975, trials - 1) * slopes.std(ddof=1) / math.sqrt(trials))
     mean = float(slopes.mean())

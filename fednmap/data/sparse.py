@@ -1,0 +1,127 @@
+"""Tables of which most entries are zero, kept as torch's sparse_csr tensors: only what is not zero takes memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednmap.names import InputError
+
+
+def is_sparse(values: Tensor) -> bool:
+    """Whether it is a table in rows of nonzero entries."""
+    return values.layout is torch.sparse_csr
+
+
+def csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
+    """The table with these rows: row i holds the entries crow[i] .. crow[i + 1]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the layout beta; only the container is used here
+        return torch.sparse_csr_tensor(
+            crow, col, values, (len(crow) - 1, columns), check_invariants=False, device=values.device
+        )
+
+
+def from_scipy(name: str, values: Any) -> Tensor:
+    """A matrix or array of scipy.sparse, in any format, with indices of 32 bits where these suffice."""
+    if values.ndim != 2:
+        raise InputError(f"{name} is sparse with {values.ndim} axes; give a table, one row per sample")
+    table = values.tocsr()
+    if not table.has_canonical_format:
+        table = table.copy()
+        table.sum_duplicates()
+    if table.dtype.kind not in "fiub":
+        raise InputError(f"{name} is sparse with entries of type {table.dtype}; give real numbers")
+    entries = table.data if table.dtype.kind == "f" else table.data.astype(np.float64)
+    index = np.int32 if max(table.nnz, *table.shape) < 2**31 else np.int64
+    crow, col = (torch.from_numpy(v.astype(index, copy=False)) for v in (table.indptr, table.indices))
+    return csr(crow, col, torch.from_numpy(np.ascontiguousarray(entries)), table.shape[1])
+
+
+def to_scipy(values: Tensor) -> Any:
+    """The same numbers as an array of scipy.sparse, not copied."""
+    from scipy.sparse import csr_array
+
+    parts = (v.numpy() for v in (values.values(), values.col_indices(), values.crow_indices()))
+    return csr_array(tuple(parts), shape=tuple(values.shape), copy=False)
+
+
+def is_scipy(values: object) -> bool:
+    """Whether it comes from scipy.sparse; without loading scipy."""
+    return type(values).__module__.startswith("scipy.sparse")
+
+
+def take(values: Tensor, rows: Tensor | slice) -> Tensor:
+    """values[rows]: a slice, numbers of rows or a mask; of a sparse table a sparse one."""
+    if not is_sparse(values):
+        return values[rows]
+    crow, col, entries, columns = values.crow_indices(), values.col_indices(), values.values(), values.shape[1]
+    if isinstance(rows, slice):
+        first, last, step = rows.indices(len(values))
+        if step != 1:
+            raise InputError("a sparse table is cut in steps of 1")
+        kept = crow[first : max(first, last) + 1]
+        inside = slice(int(kept[0]), int(kept[-1]))
+        return csr(kept - kept[0], col[inside], entries[inside], columns)
+    rows = rows.nonzero().squeeze(-1) if rows.dtype == torch.bool else rows
+    crow, where = gathered(crow, rows)
+    return csr(crow, col[where], entries[where], columns)
+
+
+def gathered(crow: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The row bounds of a table made of these rows, and which entries of the old one it holds."""
+    first = crow[rows].to(torch.int64)
+    counts = crow[rows + 1] - first
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    where = torch.arange(total, device=crow.device) + torch.repeat_interleave(first - (ends - counts), counts)
+    return torch.cat([ends.new_zeros(1), ends]).to(crow.dtype), where
+
+
+def joined(tables: Sequence[Tensor]) -> Tensor:
+    """Tables one below the other."""
+    if not is_sparse(tables[0]):
+        return torch.cat(list(tables))
+    if len(tables) == 1:
+        return tables[0]
+    bounds, count = [tables[0].crow_indices()[:1].to(torch.int64)], 0
+    for table in tables:
+        bounds.append(table.crow_indices()[1:].to(torch.int64) + count)
+        count += len(table.values())
+    crow, col = torch.cat(bounds), torch.cat([table.col_indices() for table in tables])
+    return csr(
+        crow.to(col.dtype) if count < 2**31 else crow,
+        col if count < 2**31 else col.to(torch.int64),
+        torch.cat([table.values() for table in tables]),
+        tables[0].shape[1],
+    )
+
+
+def numbers(values: Tensor) -> Tensor:
+    """The entries that are stored: all of a dense tensor, those that are not zero of a sparse one."""
+    return values.values() if is_sparse(values) else values
+
+
+def stored(values: Tensor) -> Iterator[Tensor]:
+    """The dense tensors that make up a tensor."""
+    if is_sparse(values):
+        yield from (values.crow_indices(), values.col_indices(), values.values())
+    else:
+        yield values
+
+
+def deviations(values: Tensor) -> Tensor:
+    """The standard deviation of each column of a table, in float64."""
+    if not is_sparse(values):
+        return values.double().std(0, correction=0)
+    col, entries, count = values.col_indices().long(), values.values().double(), len(values)
+    zeros = torch.zeros(values.shape[1], dtype=torch.float64, device=entries.device)
+    mean = zeros.index_add(0, col, entries) / count
+    filled = zeros.index_add(0, col, torch.ones_like(entries))
+    around = zeros.index_add(0, col, (entries - mean[col]).square()) + (count - filled) * mean.square()
+    return (around / count).sqrt()

@@ -1,0 +1,116 @@
+"""The features of a batch of rows as a linear map, dense or sparse: what a linear model computes with them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from fednmap.data.sparse import csr, gathered, is_sparse, to_scipy
+from fednmap.names import InputError
+
+
+class Design(ABC):
+    """Rows A (..., B, d): one client's, or with a leading axis those of k clients side by side."""
+
+    @abstractmethod
+    def times(self, w: Tensor) -> Tensor:
+        """A w for w (..., d): (..., B)."""
+
+    @abstractmethod
+    def transposed(self, r: Tensor) -> Tensor:
+        """A^T r for r (..., B): (..., d)."""
+
+    @abstractmethod
+    def times_each(self, w: Tensor) -> Tensor:
+        """A w for S vectors w (..., S, d): (..., B, S)."""
+
+    @abstractmethod
+    def transposed_each(self, r: Tensor) -> Tensor:
+        """A^T r for S columns r (..., B, S): (..., S, d)."""
+
+    @abstractmethod
+    def gram(self, c: Tensor) -> Tensor:
+        """A^T diag(c) A, (d, d), for one batch A (B, d)."""
+
+    @classmethod
+    def of(cls, a: Tensor, batch: Size, dtype: torch.dtype) -> Design:
+        """The rows a, whose targets have the shape `batch`, computed in this dtype."""
+        return Sparse(a, batch, dtype) if is_sparse(a) else Dense(a.flatten(len(batch)).to(dtype))
+
+
+class Dense(Design):
+    def __init__(self, a: Tensor) -> None:
+        self.a = a
+
+    def times(self, w: Tensor) -> Tensor:
+        return torch.matmul(self.a, w.unsqueeze(-1)).squeeze(-1)
+
+    def transposed(self, r: Tensor) -> Tensor:
+        return torch.matmul(r.unsqueeze(-2), self.a).squeeze(-2)
+
+    def times_each(self, w: Tensor) -> Tensor:
+        return torch.matmul(self.a, w.mT)
+
+    def transposed_each(self, r: Tensor) -> Tensor:
+        return torch.matmul(r.mT, self.a)
+
+    def gram(self, c: Tensor) -> Tensor:
+        return self.a.mT @ (c.unsqueeze(-1) * self.a)
+
+
+class Sparse(Design):
+    """k clients' rows are the blocks on the diagonal of one matrix, as `stacked` makes it.
+
+    By scipy's products: torch's own take as long for A x, and sixty times as long for A^T r.
+    """
+
+    def __init__(self, a: Tensor, batch: Size, dtype: torch.dtype) -> None:
+        if a.device.type != "cpu":
+            raise InputError(f"sparse data is on {a.device}; it is computed on the CPU only, use device cpu")
+        self._matrix, self._batch = to_scipy(a.to(dtype)), batch
+
+    @cached_property
+    def _transpose(self) -> Any:
+        return self._matrix.T
+
+    def times(self, w: Tensor) -> Tensor:
+        return self._product(self._matrix, self._each(w).reshape(-1)).view(self._batch)
+
+    def transposed(self, r: Tensor) -> Tensor:
+        return self._product(self._transpose, r.reshape(-1)).view(*self._batch[:-1], -1)
+
+    def times_each(self, w: Tensor) -> Tensor:
+        columns = self._each(w, 2).mT.reshape(-1, w.shape[-2])
+        return self._product(self._matrix, columns).view(*self._batch, -1)
+
+    def transposed_each(self, r: Tensor) -> Tensor:
+        rows = self._product(self._transpose, r.reshape(-1, r.shape[-1]))
+        return rows.view(*self._batch[:-1], -1, r.shape[-1]).mT
+
+    def gram(self, c: Tensor) -> Tensor:
+        scaled = self._matrix.multiply(c.reshape(-1, 1).numpy())
+        return torch.from_numpy((self._transpose @ scaled).toarray())
+
+    def _each(self, w: Tensor, axes: int = 1) -> Tensor:
+        """A common point once for each client."""
+        return w.expand(*self._batch[:-1], *w.shape[-axes:])
+
+    @staticmethod
+    def _product(matrix: Any, values: Tensor) -> Tensor:
+        return torch.from_numpy(matrix @ values.detach().numpy())
+
+
+def stacked(a: Tensor, rows: Tensor) -> Tensor:
+    """The rows (..., B) of a sparse table; those of k clients, (k, B), in k blocks on the diagonal."""
+    crow, where = gathered(a.crow_indices(), rows.reshape(-1))
+    col, columns = a.col_indices()[where], a.shape[1]
+    if rows.ndim > 1:
+        counts = crow.diff().to(torch.int64)
+        client = torch.arange(rows.shape[0], device=col.device).repeat_interleave(rows.shape[1])
+        col = col + torch.repeat_interleave(client * columns, counts).to(col.dtype)
+        columns *= rows.shape[0]
+    return csr(crow, col, a.values()[where], columns)
