@@ -203,3 +203,12 @@ def test_a_time_limit_stays_reached(tmp_path):
     assert first.final["round"] == 1
     assert kept(tmp_path / "run", stop=TimeLimit(1e-9), rounds=50).final == first.final
     assert kept(tmp_path / "run", stop=TimeLimit(1e9), rounds=5).final["round"] == 5
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"every": 0}, {"participation": 2}, {"metrics": [len]}, {"eta_a": Cosine}], ids=str
+)
+def test_what_is_refused_leaves_no_folder(tmp_path, mistake):
+    with pytest.raises(InputError):
+        kept(tmp_path / "run", **mistake)
+    assert kept(tmp_path / "run").final["round"] == 4

@@ -1,12 +1,15 @@
 """Losses and gradients: against finite differences and autograd, in every shape the protocol allows."""
 
+import numpy as np
 import pytest
 import torch
 from stochastic import KINDS, SIZES, binary, least_squares, network
+from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fednmap import problems
 from fednmap.models import mlp
+from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic, Network, Pooled, finite_sum
 
 EXACT = {name: (lambda make=make, **options: make(batch_size=None, **options)) for name, make in KINDS.items()}
@@ -215,3 +218,36 @@ def test_pooled_is_the_mean_of_the_same_minibatches(kind, weights):
     assert torch.equal(pooled.loss(x), problem.loss(x))
     assert torch.equal(pooled.gradient(x), problem.gradient(x))
     assert torch.equal(pooled.start, problem.start)
+
+
+def test_predictions_are_made_in_the_precision_of_the_model():
+    inputs, labels = torch.randn(6, 3), torch.arange(6) % 3
+    for problem in (
+        Network(nn.Linear(3, 3), nn.functional.cross_entropy, [(inputs, labels)]),
+        Logistic([(inputs, labels)]),
+        LeastSquares([(inputs, labels.float())]),
+    ):
+        wide = problem.predict(problem.start.double(), inputs)
+        assert torch.allclose(wide.double(), problem.predict(problem.start, inputs).double(), atol=1e-6)
+
+
+def test_data_that_carry_gradients_are_only_data():
+    inputs = torch.randn(6, 3, requires_grad=True)
+    assert not LeastSquares([(inputs, torch.randn(6))]).data.x.requires_grad
+
+
+def test_a_batch_is_a_whole_number_of_samples():
+    with pytest.raises(InputError, match=r"batch_size is 2\.5"):
+        LeastSquares([(torch.eye(3), torch.ones(3))], batch_size=2.5)
+
+
+class Noisy(nn.Linear):
+    """Randomness that torch knows nothing about."""
+
+    def forward(self, inputs):
+        return super().forward(inputs) + float(np.random.default_rng().standard_normal())
+
+
+def test_a_module_that_differs_from_call_to_call_is_refused():
+    with pytest.raises(InputError, match="random"):
+        Network(Noisy(3, 2), nn.functional.cross_entropy, [(torch.randn(6, 3), torch.arange(6) % 2)])

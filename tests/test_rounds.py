@@ -407,3 +407,100 @@ def test_every_method_heeds_a_schedule_or_refuses_it(name):
     plain = run(algorithm, problem, rounds=6)
     if algorithm.traits.steps_may_change:
         assert not torch.equal(run(algorithm, problem, rounds=6, eta_a=lambda t: algorithm.eta_a / (t + 1)).x, plain.x)
+
+
+def test_one_client_s_states_do_not_change_either():
+    running = simulate(method(), SIX, rounds=4)
+    first = next(running)
+    (h,) = first.clients[torch.tensor(3)]
+    before = h.clone()
+    list(running)
+    assert torch.equal(h, before)
+    assert torch.equal(first.clients[torch.tensor(3)].h, before)
+
+
+OTHERS = {
+    "method": lambda last: simulate(A.Zhang(PHI, eta_a=0.01), SIX, rounds=9, after=last),
+    "number of clients": lambda last: simulate(method(), heterogeneous(n=5), rounds=9, after=last),
+    "more clients": lambda last: simulate(method(), heterogeneous(n=7), rounds=9, after=last),
+    "precision": lambda last: simulate(method(), SIX, rounds=9, start=SIX.start.float(), after=last),
+    "kind": lambda last: simulate(method(), SIX, rounds=9, after=4),
+    "result": lambda last: simulate(method(), SIX, rounds=9, after=run(method(), SIX, rounds=1)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_round_of_another_run_is_refused(other):
+    with pytest.raises(InputError, match=r"of another run|a Round is due"):
+        OTHERS[other](last(method(), SIX, rounds=3))
+
+
+def test_a_result_without_a_last_round_is_not_begun_anew(tmp_path):
+    """It would begin at round 0 again and put its records behind the others."""
+    finished = run(method(), SIX, rounds=20, folder=tmp_path / "run")
+    with pytest.raises(InputError, match="no last round to go on from"):
+        run(method(), SIX, rounds=40, after=finished)
+    nothing = run(method(), SIX, rounds=0)
+    assert torch.equal(run(method(), SIX, rounds=5, after=nothing).x, run(method(), SIX, rounds=5).x)
+
+
+@pytest.mark.parametrize("answer", [np.True_, torch.tensor(True), True, "enough"], ids=repr)
+def test_what_ends_a_run(answer):
+    assert run(method(), SIX, rounds=9, every=2, callbacks=lambda record: answer).final["round"] == 0
+
+    class Own(Callback):
+        def on_round(self, round, totals):
+            return answer
+
+    assert run(method(), SIX, rounds=9, every=2, callbacks=Own()).final["round"] == 1
+
+
+@pytest.mark.parametrize("answer", [1, 0.5, "", {"a": 1}, torch.ones(2), np.False_], ids=repr)
+def test_what_does_not_end_a_run(answer):
+    class Own(Callback):
+        def on_record(self, record):
+            return answer
+
+    assert run(method(), SIX, rounds=4, every=2, callbacks=[Own(), lambda record: answer]).final["round"] == 4
+
+
+@pytest.mark.parametrize("named", [[0.9, 1.7], [True, False], np.array([False, True]), 2, [[0, 1]]], ids=repr)
+def test_a_sampler_names_whole_numbers(named):
+    """[True, False] is not the clients 1 and 0."""
+    with pytest.raises(InputError, match="different whole numbers"):
+        next(simulate(method(), heterogeneous(n=2), rounds=1, sampler=lambda n, t, rng: named))
+
+
+def test_a_sampler_may_name_a_set_or_a_tensor():
+    for named in ({4, 1}, torch.tensor([4, 1]), (4, 1)):
+        (round_,) = simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng, named=named: named)
+        assert round_.participants.tolist() == [1, 4]
+
+
+EVERYDAY = {
+    "sampler": {"sampler": "poisson"},
+    "sampler, class": {"sampler": Poisson},
+    "eta_a, class": {"eta_a": Cosine},
+    "rounds": {"rounds": 3.0},
+    "seed": {"seed": -1},
+    "no seed": {"seed": None},
+    "participation": {"participation": "0.5"},
+    "drop": {"drop": "0.1"},
+    "every": {"every": 2.5},
+    "metrics": {"metrics": [len]},
+    "metric": {"metrics": {"a": 1}},
+    "gamma": {"measure_gamma": 0},
+    "patience": {"stop": Patience(3, "accuracy")},
+}
+
+
+@pytest.mark.parametrize("mistake", EVERYDAY)
+def test_everyday_mistakes_are_one_line(mistake):
+    with pytest.raises(InputError) as caught:
+        run(method(), SIX, **{"rounds": 3, **EVERYDAY[mistake]})
+    assert "\n" not in str(caught.value)
+
+
+def test_states_may_be_kept_in_a_folder_given_by_name(tmp_path):
+    *_, on_disk = simulate(method(), SIX, rounds=3, store=str(tmp_path / "states"))
+    assert same(on_disk.server, last(method(), SIX, rounds=3).server)

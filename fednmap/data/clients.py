@@ -36,6 +36,8 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", self.sizes.cpu())  # with the offsets: indices are computed on the CPU
+        for name in ("x", "y"):
+            object.__setattr__(self, name, getattr(self, name).detach())  # data are not trained
         if self.x.device != self.y.device:
             raise InputError(f"x is on {self.x.device} and y on {self.y.device}; move them to one device")
         if len(self.x) != len(self.y) or len(self.x) != int(self.sizes.sum()):
@@ -93,7 +95,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
     @classmethod
     def split(cls, x: Any, y: Any, parts: Sequence[Tensor]) -> ClientData:
         """From pooled data and, for each client, the indices of its rows (see `fednmap.data.partition`)."""
-        x, y, order = tensor("x", x), tensor("y", y), torch.cat(list(parts))
+        x, y, order = tensor("x", x), tensor("y", y), torch.cat([tensor("parts", part) for part in parts])
         sizes = torch.tensor([len(part) for part in parts], device="cpu")
         return cls(take(x, order.to(x.device)), y[order.to(y.device)], sizes)
 

@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -52,7 +53,7 @@ class FiniteSum(ABC):
         weights: Weights,
         sample_weights: RowWeights = None,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
+        if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
             raise InputError(f"batch_size is {batch_size}; it must be at least 1, or None for exact gradients")
         self.data = ClientData.of(data)
         self.n = len(self.data)

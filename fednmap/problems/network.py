@@ -175,7 +175,7 @@ class Network(FiniteSum):
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
-        out = torch.cat([self.outputs(x, part) for part in inputs.split(self._rows_at_once())])
+        out = torch.cat([self.outputs(x, like(part, x)) for part in inputs.split(self._rows_at_once())])
         return out.squeeze(-1) if self.data.y.is_floating_point() else out.argmax(-1)
 
     @torch.no_grad()

@@ -66,13 +66,15 @@ def outputs(module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
         warnings.simplefilter("ignore")
         before, version = _random_state(inputs), inputs._version
         try:
-            out = module(inputs)
+            out, again = module(inputs), module(inputs)
         except Exception as error:
             raise InputError(
                 f"the module cannot take samples of shape {tuple(inputs.shape)}: {_line(error)}"
             ) from error
         random = not torch.equal(before, _random_state(inputs))
-    if random:
+    if random or (
+        isinstance(out, Tensor) and isinstance(again, Tensor) and not torch.equal(out.nan_to_num(), again.nan_to_num())
+    ):
         raise InputError(
             "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; "
             "call module.eval() before, or take the layer out"

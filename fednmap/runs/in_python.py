@@ -17,11 +17,14 @@ from fednmap.runs.files import locked
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
 from fednmap.runs.keeping import Interrupted, Task, interrupts, keep
-from fednmap.simulation import Callback, Diverged, Record, Result, trajectory
+from fednmap.simulation import Callback, Diverged, Record, Result, simulate, trajectory
 from fednmap.simulation.callbacks import heard, listeners
 from fednmap.simulation.loop import check_kinds, first_point
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
+
+MEASURED = ("every", "closing", "phi", "measure_gamma", "metrics", "callbacks", "stop", "history")
+"""Options that `simulate` does not have."""
 
 UNTOLD = ("callbacks", "stop", "chunk", "compile", "threads", "history")
 """Options on which no state depends."""
@@ -80,6 +83,7 @@ def run(
         options["measure_gamma"] = problem_gamma(whole, phi, first_point(problem))
     options["metrics"] = options.get("metrics") or None
     options["stop"] = listeners(options.get("stop"))
+    _check(algorithm, problem, rounds, start, options)
     job, callbacks = Job(type(algorithm).__name__.lower(), 0), listeners(options.pop("callbacks", ()))
     facts = _settings(algorithm, problem, start, options)
     task = Task(job, algorithm, problem, start, rounds, checkpoint_every, facts, options, _saved(problem), 1, facts)
@@ -93,6 +97,13 @@ def run(
             except Interrupted:
                 raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
     return _result(task, kept, found)
+
+
+def _check(algorithm: Algorithm, problem: Problem, rounds: int, start: Tensor, options: dict[str, Any]) -> None:
+    """What can be refused is refused before there is a folder that says so."""
+    given = {name: (DEFAULTS | options)[name] for name in ("every", "closing", "measure_gamma", "metrics")}
+    trajectory.check_measuring(**given | {"metrics": given["metrics"] or {}})
+    simulate(algorithm, problem, rounds=rounds, start=start, **{k: v for k, v in options.items() if k not in MEASURED})
 
 
 def _settings(algorithm: Algorithm, problem: Problem, start: Tensor, options: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from fednmap.names import InputError
 from fednmap.simulation.loop import Round
@@ -61,6 +66,10 @@ class Patience(Callback):
         self._best, self._waited = math.inf, 0
 
     def on_record(self, record: Record) -> Answer:
+        if self.quantity not in record:
+            raise InputError(
+                f"Patience waits for {self.quantity!r}, which is not measured; there is {', '.join(record)}"
+            )
         value = record[self.quantity]
         if value < self._best - self.least * abs(self._best) or self._best == math.inf:
             self._best, self._waited = min(value, self._best), 0
@@ -89,8 +98,8 @@ class _Function(Callback):
         self._function = function
 
     def on_record(self, record: Record) -> Answer:
-        answer = self._function(record)
-        return answer if isinstance(answer, (bool, str)) else None
+        answer: Answer = self._function(record)
+        return answer
 
 
 Listener = Callback | Callable[[Record], Any]
@@ -121,9 +130,17 @@ def heard(callbacks: Iterable[Callback], tell: Callable[[Callback], Answer]) -> 
             answer = tell(callback)
         except StopIteration:
             answer = True
-        if answer and reason is None:
-            reason = answer if isinstance(answer, str) else f"ended by {_name(callback)}"
+        if reason is None and isinstance(answer, str):
+            reason = answer or None
+        elif reason is None and _is_true(answer):
+            reason = f"ended by {_name(callback)}"
     return reason
+
+
+def _is_true(answer: object) -> bool:
+    """True, also as a comparison of arrays or tensors gives it; no other value ends a run."""
+    is_word = isinstance(answer, bool | np.bool_) or (isinstance(answer, Tensor) and answer.dtype == torch.bool)
+    return is_word and bool(answer)
 
 
 def _name(callback: Callback) -> str:
@@ -132,6 +149,6 @@ def _name(callback: Callback) -> str:
 
 
 def _positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise InputError(f"{name} is {value}; it must be a finite number above 0")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+        raise InputError(f"{name} is {value!r}; it must be a finite number above 0")
     return value

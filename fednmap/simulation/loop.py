@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +18,14 @@ from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.participation import Sampler, Uniform, take_part
 from fednmap.simulation.schedules import Schedule
-from fednmap.simulation.states import Clients, Snapshot
+from fednmap.simulation.states import Clients, Snapshot, alike
 from fednmap.simulation.threads import Crew
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
 FAIR = 4  # groups of clients come in multiples of this, so that threads share them well
+
+
+HOMES = {"sampler": "participation", "eta_a": "schedules"}
 
 
 class Round(NamedTuple):
@@ -58,7 +62,7 @@ def simulate(
     eta_a: float | Schedule | None = None,
     chunk: int | None = None,
     threads: int | None = None,
-    store: Path | None = None,
+    store: str | Path | None = None,
     after: Round | None = None,
     compile: bool = False,
 ) -> Iterator[Round]:
@@ -84,9 +88,13 @@ def simulate(
     i mod size, the server's state is the same everywhere.
     """
     check_kinds(algorithm, problem)
-    _check_numbers(algorithm, problem, rounds, drop, chunk)
+    _check_numbers(algorithm, problem, drop)
+    integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
     everybody = participation == 1 and drop == 0 and sampler is None
     who = Uniform(participation) if sampler is None else sampler
+    for name, value in (("sampler", who), ("eta_a", eta_a)):
+        if isinstance(value, type) or (name == "sampler" and not callable(value)):
+            raise InputError(f"{name} is {_kind(value)}; see fednmap.simulation.{HOMES[name]} for what can be given")
     if algorithm.traits.full_participation and not everybody:
         name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
@@ -99,9 +107,12 @@ def simulate(
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
     up, down = nbytes(algorithm.pack(message)), nbytes(algorithm.broadcast(server))
-    release = _hold(store)
+    if after is not None:
+        _check_after(after, problem.n, server, initial)
+    release = _hold(None if store is None else Path(store))
     try:
-        clients = Clients(problem.n, initial, store) if after is None else after.clients.thaw(initial, store)
+        folder = None if store is None else Path(store)
+        clients = Clients(problem.n, initial, folder) if after is None else after.clients.thaw(initial, folder)
     except InputError:
         release()
         raise
@@ -155,13 +166,33 @@ def _kind(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
-def _check_numbers(algorithm: Algorithm, problem: Problem, rounds: int, drop: float, chunk: int | None) -> None:
-    if rounds < 0:
-        raise InputError(f"rounds is {rounds}; it must be at least 0")
-    if not 0 <= drop < 1:
-        raise InputError(f"drop is {drop}; the probability of a lost reply must be in [0, 1)")
-    if chunk is not None and chunk < 1:
-        raise InputError(f"chunk is {chunk}; it must be at least 1")
+def integers(**given: tuple[int, int]) -> None:
+    """Each is a whole number, not below its bound."""
+    for name, (value, least) in given.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise InputError(f"{name} is {value!r}; it must be an integer, at least {least}")
+
+
+def _check_after(after: Round, n: int, server: State, initial: State) -> None:
+    """The round to go on from is one of this method on this problem."""
+    if not isinstance(after, Round):
+        raise InputError(f"after is {_kind(after)}; a Round is due, such as `last` of a Result")
+    if not alike(after.server, server) or not after.clients.fits(n, initial):
+        raise InputError(
+            f"the round to go on from is of another run, with {after.clients.n} clients and a "
+            f"{type(after.server).__qualname__} of {_tensors(after.server)}; this one has {n} and "
+            f"{type(server).__qualname__} of {_tensors(server)}: give the same method, problem and start"
+        )
+
+
+def _tensors(state: State) -> str:
+    first = next(iter(state))
+    return f"{str(first.dtype).removeprefix('torch.')} {tuple(first.shape)}"
+
+
+def _check_numbers(algorithm: Algorithm, problem: Problem, drop: float) -> None:
+    if not isinstance(drop, Real) or not 0 <= drop < 1:
+        raise InputError(f"drop is {drop!r}; the probability of a lost reply must be in [0, 1)")
     if algorithm.traits.central and problem.n != 1:
         name = type(algorithm).__name__
         raise InputError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,10 +134,15 @@ class Participation(NamedTuple):
 def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Participation:
     """The clients that `sampler` names for round t; each reply is lost with probability `drop`."""
     rng = np.random.default_rng([seed, t])
-    chosen = np.sort(np.asarray(sampler(n, t, rng), dtype=np.int64))
-    if chosen.ndim != 1 or (len(chosen) and (chosen[0] < 0 or chosen[-1] >= n or bool((np.diff(chosen) == 0).any()))):
+    named = sampler(n, t, rng)
+    chosen = np.asarray(sorted(named) if isinstance(named, set | frozenset) else named)
+    # a mask of who takes part is not taken for client numbers 0 and 1
+    whole = chosen.ndim == 1 and (not len(chosen) or np.issubdtype(chosen.dtype, np.integer))
+    chosen = np.sort(chosen.astype(np.int64)) if whole else chosen
+    if not whole or (len(chosen) and (chosen[0] < 0 or chosen[-1] >= n or bool((np.diff(chosen) == 0).any()))):
         raise InputError(
-            f"the sampler names {chosen.tolist()[:8]} for round {t}; different numbers from 0 to {n - 1} are due"
+            f"the sampler names {str(named)[:60]} for round {t}; different whole numbers from 0 to {n - 1} are due, "
+            "of a mask its np.flatnonzero"
         )
     participants = torch.from_numpy(chosen)
     if drop == 0:
@@ -145,5 +151,5 @@ def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Pa
 
 
 def _check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        raise InputError(f"participation is {share}; it must be in (0, 1]")
+    if not isinstance(share, Real) or not 0 < share <= 1:
+        raise InputError(f"participation is {share!r}; it must be in (0, 1]")

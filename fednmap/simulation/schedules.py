@@ -47,6 +47,10 @@ class StepDown:
     factor: float
     every: int
 
+    def __post_init__(self) -> None:
+        if not self.every >= 1:
+            raise InputError(f"StepDown: every is {self.every}; the step falls every 1 round or more")
+
     def __call__(self, t: int) -> float:
         return float(self.first * self.factor ** (t // self.every))
 

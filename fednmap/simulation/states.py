@@ -44,7 +44,10 @@ class Clients:
 
     def __getitem__(self, ids: Tensor) -> State:
         rows = self._row[ids]
-        return self._make(*(table[rows].to(self._device) for table in self._tables))
+        flat = rows.reshape(-1)  # a copy, also of one row alone, which torch would give as a view
+        return self._make(
+            *(table[flat].reshape(*rows.shape, *table.shape[1:]).to(self._device) for table in self._tables)
+        )
 
     def view(self, ids: Tensor) -> State:
         """As `clients[ids]`, but without a copy where rows are neighbours: good until these states are replaced."""
@@ -147,6 +150,11 @@ class Snapshot:
         """How many clients have a state of their own."""
         return self._used - 1
 
+    def fits(self, n: int, initial: State) -> bool:
+        """Whether these are states of n clients, like `initial`."""
+        mine = self._clients._make(*(table[0] for table in self._clients._tables))
+        return self.n == n and alike(mine, initial)
+
     def __getitem__(self, ids: Tensor) -> State:
         self._check()
         now = self._clients[ids]
@@ -213,6 +221,13 @@ class Snapshot:
                 f"the clients' states in {clients._folder} have moved on since this round; states on disk keep "
                 "the newest round only: go on from the last one, or leave store= out"
             )
+
+
+def alike(state: State, like: State) -> bool:
+    """Whether two states are of one kind, with tensors of the same shapes and types."""
+    return type(state) is type(like) and all(
+        v.shape == due.shape and v.dtype == due.dtype for v, due in zip(state, like, strict=True)
+    )
 
 
 def _range(rows: Tensor) -> Tensor | slice:

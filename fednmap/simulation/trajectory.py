@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from fednmap.measure import EVALUATED, evaluate, problem_gamma
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.callbacks import Listener, Record, heard, listeners
-from fednmap.simulation.loop import Diverged, Round, check_kinds, first_point, simulate
+from fednmap.simulation.loop import Diverged, Round, check_kinds, first_point, integers, simulate
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
 
@@ -93,9 +94,7 @@ def run(
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
     """
     check_kinds(algorithm, problem)
-    if every < 1 or closing < 1:
-        raise InputError(f"every is {every}, closing {closing}; measure every 1 round or more, and the last 1 or more")
-    _check_metrics(metrics or {})
+    check_measuring(every, closing, measure_gamma, metrics or {})
     phi = algorithm.phi if phi is None else phi
     start, stops = first_point(problem, start), listeners(stop)
     crew = Crew(threads)
@@ -159,8 +158,16 @@ def run(
         crew.end()
 
 
-def _check_metrics(metrics: Mapping[str, Metric]) -> None:
-    for name in metrics:
+def check_measuring(every: int, closing: int, measure_gamma: float | None, metrics: Mapping[str, Metric]) -> None:
+    """What is measured, and when."""
+    integers(every=(every, 1), closing=(closing, 1))
+    if measure_gamma is not None and not 0 < measure_gamma < math.inf:
+        raise InputError(f"measure_gamma is {measure_gamma}; it must be a finite number above 0")
+    if not isinstance(metrics, Mapping):
+        raise InputError(f"metrics is a {type(metrics).__name__}; give a dict of names and functions of the model x")
+    for name, function in metrics.items():
+        if not callable(function):
+            raise InputError(f"the metric {name!r} is {function!r:.60}; give a function of the model x")
         if name in ("round", *EVALUATED, *TOTALS):
             raise InputError(f"a metric is called {name!r}, which is measured anyway; give it another name")
 
@@ -176,6 +183,11 @@ def _continued(
     """The result to go on with: fresh, or what an earlier call or a checkpoint left."""
     result = Result(problem, start, gamma)
     if isinstance(after, Result):
+        if after.last is None and after.records and after.final["round"] > 0:
+            raise InputError(
+                f"the Result after {after.final['round']:g} rounds has no last round to go on from: it diverged, or it "
+                "was read from a folder, where run(..., folder=) with more rounds goes on"
+            )
         result.records, result.totals, result.last = list(after.records), dict(after.totals), after.last
     elif after is not None:
         result.last = after
