@@ -131,6 +131,14 @@ class Algorithm(ABC):
     def model(self, server: State) -> Tensor:
         """x_t: what is measured and returned."""
 
+    def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
+        """(x, grad f(x)) that a round from `before` to `after` has told the server; None where it has not.
+
+        Asked only of rounds in which every client was counted, with exact gradients: the model can then be judged
+        without another pass over the data.
+        """
+        return None
+
     def pack(self, up: State) -> State:
         """The uplink as it travels; a method with a compressed uplink says how, `unpack` is the way back."""
         return up
@@ -183,6 +191,8 @@ class Declared(NamedTuple):
     """Oracles of different clients, and parts, may be called in several threads at once. Else one after another."""
     exact: Callable[[], Problem] | None
     """The same problem with exact client gradients. Else its gradients are taken as they are."""
+    exact_gradients: bool | None
+    """Whether the clients' gradients are exact already. Else they may be noisy."""
     module: Callable[[Tensor], torch.nn.Module] | None
     """The torch module that a model x stands for. Else there is none."""
     digest: Callable[[], str] | None

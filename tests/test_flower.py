@@ -187,6 +187,63 @@ def test_a_run_without_gradients_is_shown_listed_and_reported(tmp_path, command)
         assert code == 0, err
 
 
+ONE_STEP = {"local_steps": 1, "eta_a": 0.5, "gamma": 1.0, "rounds": 200, "eval_every": 150}
+
+
+def test_a_run_ends_when_the_tolerance_is_met_without_asking_before(tmp_path):
+    """With exact gradients and one step the mean uplink is the normal map: the clients measure at both ends only."""
+    from fednmap import Tolerance, run
+
+    federation = Federation(tmp_path, tol=1e-6, **ONE_STEP)
+    closing = federation.start()
+    plan = federation.plan()
+    due = run(
+        plan.algorithm,
+        federation.problem,
+        rounds=200,
+        every=150,
+        start=plan.start,
+        measure_gamma=1.0,
+        stop=Tolerance(1e-6),
+    )
+    assert (closing["rounds"], closing["ended"]) == (due.final["round"], due.ended)
+    assert closing["ended"].startswith("converged")
+    assert [r["round"] for r in federation.coordinator.folder.records("fednmap", 0)] == [0, closing["rounds"]]
+    x = RunFolder.open(tmp_path / "run").model(federation.coordinator.job).parameters["x"]
+    assert torch.allclose(x, due.x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("noisy", [{"batch_size": 4}, {"local_steps": 2, "eta_a": 0.25}], ids=["minibatches", "steps"])
+def test_without_that_knowledge_it_ends_at_a_measurement(tmp_path, noisy):
+    settings = ONE_STEP | {"tol": 0.5, "eval_every": 4} | noisy
+    closing = Federation(tmp_path, make_problem(batch_size=noisy.get("batch_size")), **settings).start()
+    assert closing["ended"].startswith("converged")
+    assert closing["rounds"] % 4 == 0
+
+
+def test_an_ended_run_is_finished_until_asked_for_more(tmp_path):
+    federation = Federation(tmp_path, tol=1e-2, **ONE_STEP)
+    first = federation.start()
+    assert federation.start(resume=True)["rounds"] == first["rounds"]
+    assert not [m for _, m in federation.grid.asked if "round" in m.content]
+    finer = federation.start(resume=True, tol=1e-6)
+    (tmp_path / "b").mkdir()
+    plain = Federation(tmp_path / "b", tol=1e-6, **ONE_STEP)
+    assert plain.start()["rounds"] == finer["rounds"] > first["rounds"]
+    assert all(torch.equal(a, b) for a, b in zip(federation.server()[0], plain.server()[0], strict=True))
+
+
+def test_patience_and_time_end_a_federation_too(tmp_path):
+    settings = ONE_STEP | {"eval_every": 2, "measure_stationarity": False}
+    assert "no progress" in Federation(tmp_path, patience=2, **settings).start()["ended"]
+    (tmp_path / "b").mkdir()
+    closing = Federation(tmp_path / "b", time_limit=1e-6, **settings).start()
+    assert closing["ended"] == "time limit of 1e-06 s reached"
+    with pytest.raises(ValueError, match="set measure-stationarity = true, or use patience") as caught:
+        Federation(tmp_path, tol=1e-3, **settings)
+    assert "\n" not in str(caught.value)
+
+
 def residual(federation):
     """Distance to the optimum, and of the server's h to the mean of the clients'."""
     (z, h), _ = federation.server()

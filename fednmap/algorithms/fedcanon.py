@@ -87,3 +87,6 @@ class FedCanon(Algorithm):
 
     def model(self, server: Server) -> Tensor:
         return server.x
+
+    def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
+        return (before.x, after.h) if self.Q == 1 else None

@@ -100,6 +100,10 @@ class FedNMap(Algorithm):
     def model(self, server: Server) -> Tensor:
         return self._prox(server.z)
 
+    def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
+        """With Q = 1 the mean uplink is the normal map at z, and h, which is it without (z - x)/gamma, grad f(x)."""
+        return (self.model(before), after.h) if self.Q == 1 else None
+
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)
 

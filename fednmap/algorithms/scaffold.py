@@ -79,3 +79,6 @@ class SCAFFOLD(Algorithm):
 
     def model(self, server: Server) -> Tensor:
         return server.x
+
+    def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
+        return (before.x, after.c) if self.Q == 1 else None

@@ -85,3 +85,6 @@ class Zhang(Algorithm):
 
     def model(self, server: Server) -> Tensor:
         return server.x
+
+    def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
+        return (before.x, after.h) if self.Q == 1 else None

@@ -16,7 +16,7 @@ from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Threa
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
-from fednmap.runs.configuration import Config
+from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.keeping import Reporter
@@ -29,7 +29,7 @@ from fednmap.theory.scaling import speedup as fit
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
 
 
-@with_config(**DEFAULTS)
+@with_config(hidden=STOPPING, **DEFAULTS)
 def speedup(
     values: dict[str, Any],
     over: Annotated[str | None, typer.Option(help="n for clients, q for local steps. (default n)")] = None,
@@ -87,6 +87,8 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
     base = Config.read(file, trust=trust).model_dump(exclude_unset=True) if file else {}
     given = {k: v for k, v in given.items() if k not in base or DEFAULTS.get(k) != v}
     given, auto = take_auto(base | given)
+    if early := [name for name in STOPPING if given.get(name) is not None]:
+        raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
     kind, numbers = checked(over, _numbers(values))
     config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell

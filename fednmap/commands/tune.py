@@ -9,10 +9,10 @@ import typer
 
 from fednmap.commands.auto import search, take_auto
 from fednmap.commands.options import AUTO, ConfigFile, Json, Threads, TrustCode, take_threads, with_config
-from fednmap.runs.configuration import Config
+from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import json_text
 
-HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk")
+HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk", *STOPPING)
 
 
 @with_config(hidden=HIDDEN)

@@ -59,7 +59,7 @@ def client_app(load: Load) -> ClientApp:
             {
                 "up": wire.pack(up),
                 "round": ConfigRecord({"ticket": order["ticket"]}),
-                "about": MetricRecord({"samples": local.samples}),
+                "about": MetricRecord({"samples": local.samples, "exact": int(local.exact_gradients)}),
             }
         )
         return Message(content, reply_to=message)

@@ -41,6 +41,10 @@ class LocalProblem:
     def start(self) -> Tensor:
         return self.problem.start
 
+    @property
+    def exact_gradients(self) -> bool:
+        return self.problem.exact_gradients
+
     def oracle(self, client: int, t: int) -> Oracle:
         """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
         self.problem.first = client

@@ -28,15 +28,16 @@ from fednmap.flower import wire
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.settings import Federation, read
-from fednmap.measure import numbers
+from fednmap.measure import numbers, residual
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import scheduled_step, settings
+from fednmap.runs.execution import scheduled_step, settings, stops_of
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.keeping import summary
-from fednmap.simulation import Diverged, schedules
+from fednmap.runs.keeping import DONE, summary
+from fednmap.simulation import Diverged, Record, schedules
+from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import sampler_of, take_part
 from fednmap.simulation.trajectory import TOTALS
@@ -86,6 +87,9 @@ class Coordinator:
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
         self.counted = dict.fromkeys(federation.names, "")
         self.refused = dict.fromkeys(federation.names, "")
+        self.exact = False
+        """Whether the last round has counted everybody, with exact gradients."""
+        self.stops = stops_of(config)
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder.
@@ -115,16 +119,23 @@ class Coordinator:
         self.packed_like = plan.algorithm.pack(self.up_like)
         self.bytes = nbytes(self.packed_like), nbytes(plan.algorithm.broadcast(server))
         done, server = self._restore(server)
-        self._measure_if_due(done, server)
-        for t in range(done, self.config.rounds):
-            server = self._round(t, server)
-            self._measure_if_due(t + 1, server)
-            self._status(done=t + 1)
-        return self._finish(server)
+        reason, measured = None, 0.0
+        for record in self.folder.records(*self.job):
+            reason, measured = self._heard(record), record["round"]
+        if reason and measured < done:  # by a tolerance that has been loosened since
+            reason = self._heard(self._measure(done, server))
+        reason = self._measure_if_due(done, server) or reason
+        while done < self.config.rounds and not reason:
+            before, server = server, self._round(done, server)
+            done += 1
+            reason = self._measure_if_due(done, server, before)
+            self._status(done=done)
+        return self._finish(done, server, reason)
 
     def _round(self, t: int, server: State) -> State:
         """Round t, repeated until enough replies are good: the server's new state, on disk."""
         began, algorithm = time.monotonic(), schedules.at(self.plan.algorithm, self.eta_a, t)
+        self.exact = False
         if not self._drawn(t):  # a sampler may name nobody
             self._save(t, server)
             return server
@@ -148,6 +159,7 @@ class Coordinator:
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
         self.counted |= dict.fromkeys(order, ticket)
+        self.exact = len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
         self.totals["train_seconds"] += time.monotonic() - began
         self._save(t, server)
         seconds = time.monotonic() - began
@@ -213,14 +225,29 @@ class Coordinator:
             raise InputError("it unpacks to other shapes than due")
         return up
 
-    def _measure_if_due(self, done: int, server: State) -> None:
-        """Unless it was measured before the run was continued."""
-        if done % self.config.eval_every == 0 or done == self.config.rounds:
+    def _measure_if_due(self, done: int, server: State, before: State | None = None) -> str | None:
+        """Unless it was measured before the run was continued; a reason to end here."""
+        due = done % self.config.eval_every == 0 or done == self.config.rounds
+        spent = heard(self.stops, lambda stop: stop.on_spent(self.totals)) if before is not None else None
+        if due or spent or (before is not None and self._passes(before, server)):
             records = self.folder.records(*self.job)
             if not records or records[-1]["round"] < done:
-                self._measure(done, server)
+                return self._heard(self._measure(done, server)) or spent
+        return spent
 
-    def _measure(self, done: int, server: State) -> None:
+    def _passes(self, before: State, server: State) -> bool:
+        """Whether the round has told that the model before it is good enough for a reason to stop."""
+        judges = [stop for stop in self.stops if stop.wants_residual]
+        known = self.plan.algorithm.known_gradient(before, server) if judges and self.exact else None
+        if known is None:
+            return False
+        size = float(residual(*known, self.plan.phi, self.plan.measure_gamma).norm())
+        return any([stop.on_residual(size) for stop in judges])
+
+    def _heard(self, record: Record) -> str | None:
+        return heard(self.stops, lambda stop: stop.on_record(record))
+
+    def _measure(self, done: int, server: State) -> Record:
         """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
         plan, began = self.plan, time.monotonic()
         x = plan.algorithm.model(server)
@@ -248,7 +275,9 @@ class Coordinator:
         self.totals["eval_seconds"] += time.monotonic() - began
         with (self.folder.path / CLIENTS).open("a") as file:
             file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
-        self.folder.append(self.job, record | self.totals)  # last: what is not there was not measured
+        record |= self.totals
+        self.folder.append(self.job, record)  # last: what is not there was not measured
+        return record
 
     def _count_bytes(self, asked: int, found: Exchange) -> None:
         up, down = self.bytes
@@ -313,13 +342,13 @@ class Coordinator:
         """Where the run is, for whoever watches the folder."""
         write_atomically(self.folder.path / "status.json", to_json({"pid": os.getpid(), **facts}))
 
-    def _finish(self, server: State) -> dict[str, Any]:
+    def _finish(self, done: int, server: State, reason: str | None) -> dict[str, Any]:
         last = self.folder.records(*self.job)[-1]
-        closing = summary(last) | {name: int(last[name]) for name in WIRE}
+        closing = summary(last) | {name: int(last[name]) for name in WIRE} | {"ended": reason or DONE}
         if "stationarity" in last:
             closing["measure_gamma"] = self.plan.measure_gamma
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
-        self._status(done=self.config.rounds, finished=True)
+        self._status(done=done, finished=True)
         return closing
 
 
@@ -334,6 +363,12 @@ def _log_to(path: Path) -> Iterator[None]:
     finally:
         log.removeHandler(file)
         file.close()
+
+
+def _is_exact(content: RecordDict) -> bool:
+    """Whether a client says that its gradients have no noise; if not so, the measurement that follows tells."""
+    about = content.get("about")
+    return isinstance(about, MetricRecord) and about.get("exact") == 1
 
 
 def _numbers(record: Any) -> dict[str, float]:

@@ -97,5 +97,10 @@ def _agree(config: Config, federation: Federation) -> None:
         raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
     if len(config.algorithms) != 1:
         raise InputError(f"a federation runs one method, given {', '.join(config.algorithms)}")
+    if (config.tol or config.tol_absolute) and not federation.measure_stationarity:
+        raise InputError(
+            "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "
+            "measure-stationarity = true, or use patience or time-limit"
+        )
     if config.drop:
         raise InputError(f"drop is {config.drop}; between machines replies get lost by themselves, leave it out")

@@ -41,6 +41,7 @@ class Cox:
     """
 
     concurrent = True
+    exact_gradients = True
 
     def __init__(self, data: Pairs, *, ties: str = "efron", weights: Weights = "samples") -> None:
         if ties not in TIES:

@@ -75,6 +75,11 @@ class FiniteSum(ABC):
         """Parts that the sums over all data are cut into: a rule, so that they add up to the same bits everywhere."""
         return min(MOST_PIECES, sum(1 for _ in self._chunks()))
 
+    @property
+    def exact_gradients(self) -> bool:
+        """Whether a client's gradient is that of f_i, without noise."""
+        return self.batch_size is None
+
     def digest(self) -> str:
         """SHA-256 of the data."""
         return self.data.digest

@@ -8,13 +8,13 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from fednmap.measure import Quantity, quantities
-from fednmap.report.lines import gamma_line
+from fednmap.report.lines import ended_lines, gamma_line
 from fednmap.report.terminal import Grid
 
 Trials = Sequence[dict[str, Any]]
 """The closing numbers of one method's trials."""
 
-NAMES = ("method", "trial", "error")
+NAMES = ("method", "trial", "error", "ended")
 """What a closing record says besides numbers that were measured."""
 
 
@@ -55,7 +55,7 @@ def rows(results: Mapping[str, Trials]) -> list[Row]:
 
 
 def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None) -> Grid:
-    """One row per method, mean and spread over the trials, the best of each column in bold.
+    """One row per method, mean and spread over the trials, the best of each column in bold; below it, what ended early.
 
     gamma: that of |F_nat|^2, said below the table, where the results do not hold it themselves as `measure_gamma`.
     """
@@ -63,7 +63,8 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     by_method = {method: [r for r in results if r["method"] == method] for method in methods}
     table = rows(by_method)
     columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
-    return Grid("method", [row.title for row in table], columns_, right=True, below=gamma_line(results, gamma))
+    below = [line for line in (gamma_line(results, gamma), *ended_lines(results)) if line]
+    return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(below))
 
 
 def _styled(cell: Cell) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fednmap.runs.folder import About
+from fednmap.runs.keeping import DONE
 
 
 def about_line(said: About) -> str:
@@ -13,6 +14,16 @@ def about_line(said: About) -> str:
     words = [str(word) for word in (said.data, said.model, said.reg) if word is not None]
     words += [f"{n} {what}" for n, what in ((said.clients, "clients"), (said.rounds, "rounds")) if n is not None]
     return ", ".join(words)
+
+
+def ended_lines(results: Iterable[dict[str, Any]]) -> list[str]:
+    """How each method has ended, in words; nothing of those that have run all their rounds."""
+    early = [r for r in results if r.get("ended") not in (None, DONE)]
+    return [f"{_called(r)}: {r['rounds']} rounds, {r['ended']}" for r in early]
+
+
+def _called(result: dict[str, Any]) -> str:
+    return str(result["method"]) + (f" #{result['trial'] + 1}" if result["trial"] else "")
 
 
 def gamma_line(results: Iterable[dict[str, Any]], gamma: float | None) -> str:

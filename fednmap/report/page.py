@@ -12,7 +12,7 @@ from typing import Any
 from fednmap.names import InputError
 from fednmap.report import figures
 from fednmap.report.closing import Row, columns, rows
-from fednmap.report.lines import about_line, gamma_line
+from fednmap.report.lines import about_line, ended_lines, gamma_line
 from fednmap.report.series import Series, collect, expected
 from fednmap.runs.files import clear_errors, from_toml, write_atomically
 from fednmap.runs.folder import Model, RunFolder
@@ -37,6 +37,7 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
         table=_table(series),
         curves=_figure(curves, "curves"),
         gamma=escape(_gammas(folders)),
+        ended=_ended(folders),
         weights=_weights(models),
         runs="".join(_run(folder) for folder in folders),
         sort=_SORT,
@@ -99,6 +100,13 @@ def _row(row: Row) -> str:
 def _gammas(folders: Sequence[RunFolder]) -> str:
     lines = (gamma_line(folder.results(), folder.about().measure_gamma) for folder in folders)
     return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+def _ended(folders: Sequence[RunFolder]) -> str:
+    """Which methods have ended before their rounds were done, and why."""
+    names = [f"{folder.path.resolve().name}, " if len(folders) > 1 else "" for folder in folders]
+    lines = [name + line for name, f in zip(names, folders, strict=True) for line in ended_lines(f.results())]
+    return f"<p>{'<br>'.join(map(escape, lines))}</p>" if lines else ""
 
 
 def _weights(models: Mapping[str, Model]) -> str:
@@ -165,6 +173,7 @@ $notes
 <h2>Closing numbers</h2>
 <div class=wide>$table</div>
 <p>The best of each column is bold. A click on a heading sorts. $gamma</p>
+$ended
 <h2>Curves</h2>
 <p>A click on a name hides or shows a method, a double click shows it alone; drag to zoom, double click to go back.</p>
 $curves

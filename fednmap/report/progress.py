@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fednmap.measure import quantities
-from fednmap.runs.keeping import Beginning, Reporter
+from fednmap.runs.keeping import DONE, Beginning, Reporter
 from fednmap.simulation import Record, Round
 
 PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar
@@ -72,6 +73,10 @@ class Lines(Warnings):
         if now >= self.next or record["round"] == self.rounds:
             self.next = now + PLAIN_SECONDS
             self.tell(f"{self.name}  round {int(record['round'])}/{self.rounds}  {describe(record)}")
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        if result is not None and result.get("ended", DONE) != DONE:
+            self.tell(f"{self.name}  {result['rounds']} rounds, {result['ended']}")
 
 
 def _named(what: Beginning) -> str:

@@ -22,6 +22,9 @@ Value = bool | int | float | str
 NOT_NETWORKS = ("logistic", "least-squares", "auto")
 """Models that are not made of a torch module, and the word for a choice by the data."""
 
+STOPPING = ("tol", "tol_absolute", "time_limit", "patience")
+"""Settings that end a run before its rounds are done."""
+
 LARGEST = 2**53  # whole numbers up to here are exact in torch, numpy and JSON
 
 
@@ -46,6 +49,12 @@ class Config(BaseModel):
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
     local_steps: int = Field(10, ge=1, description="Local steps Q of a round.")
     rounds: int = Field(300, ge=0, description="Communication rounds T.")
+    tol: float | None = Field(None, gt=0, lt=1, description="Stop when |F_nat| is at most this times its first value.")
+    tol_absolute: float | None = Field(None, gt=0, description="Stop when |F_nat| is at most this.")
+    time_limit: float | None = Field(None, gt=0, description="Stop after so many seconds of computing and measuring.")
+    patience: int | None = Field(
+        None, ge=1, description="Stop when psi has not fallen by 0.01 % in so many measurements."
+    )
     batch_size: int = Field(32, ge=0, description="Samples of a local step; 0 for exact gradients.")
     participation: float = Field(1.0, gt=0, le=1, description="Share of the clients drawn in a round.")
     sampler: str = Field("uniform", description="Who takes part: uniform, poisson, cyclic, or trace:FILE.")

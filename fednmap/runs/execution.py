@@ -15,7 +15,8 @@ from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
 from fednmap.runs.keeping import Companion, Interrupted, Reporter, Task, interrupts, keep
-from fednmap.simulation import Callback, distributed, schedules, threads
+from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, distributed, schedules, threads
+from fednmap.simulation.callbacks import stays_ended
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
 
@@ -38,7 +39,7 @@ def execute(
     with locked(folder.path), interrupts() as asked:
         for line in folder.check(config):
             reporter.tell(line)
-        finished = {Job(r["method"], r["trial"]): r for r in folder.results() if _is_finished(r, config)}
+        finished = {Job(r["method"], r["trial"]): r for r in folder.results() if is_finished(r, config, folder)}
         if all(job in finished for job in jobs):
             return [finished[job] for job in jobs]
         folder.repair()
@@ -63,13 +64,28 @@ def execute(
     return [finished[job] for job in jobs]
 
 
-def _is_finished(result: dict[str, Any], config: Config) -> bool:
+def stops_of(config: Config) -> list[Callback]:
+    """When a configuration asks a run to end early."""
+    found: list[Callback] = []
+    if config.tol is not None or config.tol_absolute is not None:
+        found.append(Tolerance(config.tol, absolute=config.tol_absolute))
+    if config.patience is not None:
+        found.append(Patience(config.patience))
+    if config.time_limit is not None:
+        found.append(TimeLimit(config.time_limit))
+    return found
+
+
+def is_finished(result: dict[str, Any], config: Config, folder: RunFolder) -> bool:
+    """Whether the rounds are done, or what the configuration says of stopping has ended them."""
     if "error" not in result and result["rounds"] > config.rounds:
         raise InputError(
             f"run.toml asks for {config.rounds} rounds and {result['method']} has run {result['rounds']}; "
             "ask for as many or more, or start a new run with --config"
         )
-    return "error" in result or result["rounds"] == config.rounds
+    if "error" in result or result["rounds"] == config.rounds:
+        return True
+    return stays_ended(stops_of(config), folder.records(result["method"], result["trial"]))
 
 
 def task_of(job: Job, experiment: Experiment) -> Task:
@@ -81,6 +97,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         "phi": experiment.phi,
         "measure_gamma": experiment.measure_gamma,
         "metrics": experiment.metrics(),
+        "stop": stops_of(config),
         "participation": config.participation,
         "sampler": None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
         "eta_a": scheduled_step(algorithm, config),
@@ -140,11 +157,14 @@ def follow() -> None:
         threads.limit(order.threads)
         if experiment is None or experiment.config != order.config:
             experiment = prepare(order.config)
-        task = task_of(order.job, experiment)
-        after, before, _ = task.found(RunFolder(order.folder))
+        task, folder = task_of(order.job, experiment), RunFolder(order.folder)
+        after, before, _ = task.found(folder)
         if order.done != (0 if after is None else after.t + 1):
             raise InputError(f"{order.folder} is not what process 0 sees; give all machines the same folder")
-        task.go(after, before, (Companion(task),))
+        earlier = [record for record in folder.records(*order.job) if 0 < order.done >= record["round"]]
+        result, _ = task.go(after, before, (Companion(task),), earlier)
+        if result.ended and result.last is not None:
+            result.last.clients.tensors()  # process 0 writes a checkpoint
 
 
 def _nothing() -> _Order | None:

@@ -33,7 +33,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fednmap.names import InputError
-from fednmap.runs.configuration import Config
+from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import (
     LOCK,
     clear_errors,
@@ -56,7 +56,7 @@ OLD_HEADING = b"method,trial,round,metric,value"
 COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
 """What every measurement ends with: one that lacks them is half written."""
 VERSIONS = ("fednmap", "torch", "numpy")
-EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every"})
+EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
 
 SECRET = re.compile(r"token|password|passphrase|secret", re.IGNORECASE)

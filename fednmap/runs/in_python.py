@@ -16,9 +16,9 @@ from fednmap.problems import Network
 from fednmap.runs.files import locked
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
-from fednmap.runs.keeping import Interrupted, Task, interrupts, keep
+from fednmap.runs.keeping import DONE, Interrupted, Task, interrupts, keep
 from fednmap.simulation import Callback, Diverged, Record, Result, simulate, trajectory
-from fednmap.simulation.callbacks import heard, listeners
+from fednmap.simulation.callbacks import heard, listeners, stays_ended
 from fednmap.simulation.loop import check_kinds, first_point
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
@@ -160,7 +160,7 @@ def _finished(folder: RunFolder, task: Task) -> dict[str, Any] | None:
         return found
     if found["rounds"] > task.rounds:
         raise InputError(f"{task.rounds} rounds are asked for and {folder.path} holds {found['rounds']}; ask for more")
-    done = found["rounds"] == task.rounds or ("ended" in found and _still_ends(folder, task))
+    done = found["rounds"] == task.rounds or _still_ends(folder, task)
     return found if done else None
 
 
@@ -168,14 +168,17 @@ def _still_ends(folder: RunFolder, task: Task) -> bool:
     """Whether the reasons to stop that are given now end the run where it ended."""
     stops: list[Callback] = task.options["stop"]
     last, totals, _ = task.found(folder)
-    reason = None
-    for callback in stops:
-        callback.on_begin()
-    for record in folder.records(*task.job):
-        reason = heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
-    if reason is None and last is not None and totals is not None:
-        reason = heard(stops, lambda callback: callback.on_round(last, totals))
-    return reason is not None
+    if stays_ended(stops, folder.records(*task.job)):
+        return True
+    if last is None or totals is None:
+        return False
+    return heard(stops, lambda callback: callback.on_round(last, totals)) is not None
+
+
+def _early(closing: dict[str, Any]) -> str:
+    """Why the run ended before its rounds were done."""
+    ended = str(closing.get("ended", ""))
+    return "" if ended == DONE else ended
 
 
 def _saved(problem: Problem) -> Any:
@@ -186,7 +189,7 @@ def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
     """What the folder holds, as a Result."""
     after, *_ = task.found(folder)
     records: list[Record] = folder.records(*task.job)
-    result = Result(task.problem, task.start, task.options["measure_gamma"], records, ended=closing.get("ended", ""))
+    result = Result(task.problem, task.start, task.options["measure_gamma"], records, ended=_early(closing))
     if records:
         result.totals |= {name: records[-1][name] for name in result.totals}
     if "error" in closing:

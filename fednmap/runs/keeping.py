@@ -23,6 +23,9 @@ from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed, run
 
+DONE = "all rounds done"
+"""How a run ends that nothing ends earlier."""
+
 
 class Interrupted(Exception):
     """The user asked to stop; the state is saved."""
@@ -137,7 +140,7 @@ def keep(
         records = result.records or folder.records(*job)
         facts = summary(records[-1]) if records else {"rounds": done}
         facts |= {"measure_gamma": result.measure_gamma}
-        facts |= {"error": error} if error else {"ended": result.ended} if result.ended else {}
+        facts |= {"error": error} if error else {"ended": result.ended or DONE}
         closing = folder.finish(job, facts, None if error else task.saved(result.x))
     finally:
         for reporter in reporters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ Answer = bool | str | None
 class Callback:
     """Hears about a run while it goes on; override what you need. Returning True, or a reason, ends the run."""
 
+    wants_residual: ClassVar[bool] = False
+    """Whether `on_residual` is to be called."""
+
     def on_begin(self) -> None:
         """Before the first round, or before the first of those that are still to do."""
 
@@ -31,27 +34,67 @@ class Callback:
         """After every round, with the bytes and seconds spent so far."""
         return None
 
+    def on_spent(self, totals: Record) -> Answer:
+        """The same of a reason to stop that needs no Round, and so serves between machines too."""
+        return None
+
+    def on_residual(self, residual: float) -> bool:
+        """After a round that has told |F_nat| of the model before it, without a measurement. True: measure now."""
+        return False
+
     def on_record(self, record: Record) -> Answer:
         """After every measurement. A reason to `stop` also hears those of the earlier part of a run that goes on."""
         return None
 
 
 class Tolerance(Callback):
-    """Ends a run when |F_nat| has fallen to `tol` times its first value, or to `tol` where that was below 1."""
+    """Ends a run when its model is stationary up to a tolerance.
 
-    def __init__(self, tol: float) -> None:
-        self.tol = _positive("tol", tol)
+    tol:      relative: |F_nat(x_t)| <= tol |F_nat(x_0)|, where x_0 is the model before the first round.
+    absolute: |F_nat(x_t)| <= absolute.
+
+    If both are given, either suffices. F_nat has the gamma with which the run is measured. What a run ends with was
+    measured. A method that knows grad f(x_t) from its round (FedNMap with Q = 1, exact gradients and every client
+    counted; see `Algorithm.known_gradient`) is judged after each round and measured when x_t has passed, and so ends
+    one round late at most; any other when the next measurement is due.
+
+    >>> Tolerance(1e-6).on_record({"stationarity": 4.0})
+    >>> Tolerance(absolute=1e-6).on_record({"stationarity": 1e-14})
+    'converged: |F_nat| 1.0e-07, absolute tolerance 1e-06'
+    """
+
+    wants_residual = True
+
+    def __init__(self, tol: float | None = None, *, absolute: float | None = None) -> None:
+        if tol is None and absolute is None:
+            raise InputError("a tolerance needs a number: Tolerance(1e-6), or Tolerance(absolute=1e-6)")
+        if tol is not None and _positive("tol", tol) >= 1:
+            raise InputError(f"tol is {tol}; relative to the first |F_nat| it must be below 1")
+        self.tol, self.absolute = tol, None if absolute is None else _positive("absolute", absolute)
         self.on_begin()
 
     def on_begin(self) -> None:
         self._first: float | None = None
 
+    def on_residual(self, residual: float) -> bool:
+        return residual <= self._limit
+
     def on_record(self, record: Record) -> Answer:
+        if "stationarity" not in record:
+            raise InputError("a tolerance needs |F_nat|, which is not measured here; use Patience or TimeLimit")
         residual = math.sqrt(record["stationarity"])
         self._first = residual if self._first is None else self._first
-        if residual <= self.tol * max(1.0, self._first):
-            return f"converged: |F_nat| = {residual:.1e}, tolerance {self.tol:g}"
-        return None
+        if not residual <= self._limit:
+            return None
+        words = f"converged: |F_nat| {residual:.1e}"
+        if self.absolute is not None and residual <= self.absolute:
+            return f"{words}, absolute tolerance {self.absolute:g}"
+        return f"{words}, first {self._first:.1e}, tolerance {self.tol:g}"
+
+    @property
+    def _limit(self) -> float:
+        relative = 0.0 if self.tol is None or self._first is None else self.tol * self._first
+        return max(relative, self.absolute or 0.0)
 
 
 class Patience(Callback):
@@ -81,13 +124,16 @@ class Patience(Callback):
 
 
 class TimeLimit(Callback):
-    """Ends a run after so many seconds of computing and measuring."""
+    """Ends a run after so many seconds of computing and measuring, those of its earlier parts included."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = _positive("seconds", seconds)
 
-    def on_round(self, round: Round, totals: Record) -> Answer:
-        spent = totals["train_seconds"] + totals["eval_seconds"]
+    def on_spent(self, totals: Record) -> Answer:
+        return self.on_record(totals)
+
+    def on_record(self, record: Record) -> Answer:
+        spent = record["train_seconds"] + record["eval_seconds"]
         return f"time limit of {self.seconds:g} s reached" if spent >= self.seconds else None
 
 
@@ -141,6 +187,16 @@ def _is_true(answer: object) -> bool:
     """True, also as a comparison of arrays or tensors gives it; no other value ends a run."""
     is_word = isinstance(answer, bool | np.bool_) or (isinstance(answer, Tensor) and answer.dtype == torch.bool)
     return is_word and bool(answer)
+
+
+def stays_ended(stops: Iterable[Callback], records: Iterable[Record]) -> bool:
+    """Whether one of the reasons to stop is met by the last record of a run."""
+    stops, reason = list(stops), None
+    for callback in stops:
+        callback.on_begin()
+    for record in records:
+        reason = heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
+    return reason is not None
 
 
 def _name(callback: Callback) -> str:

@@ -46,6 +46,15 @@ def anywhere(flag: bool) -> bool:
     return bool(all_sum([torch.tensor(float(flag), device="cpu")])[0] > 0)
 
 
+def first(text: str | None) -> str | None:
+    """The text of the first process that has one, in every process."""
+    if size() == 1 or not anywhere(bool(text)):
+        return text
+    found: list[str | None] = [None] * size()
+    _talk(lambda: dist.all_gather_object(found, text))
+    return next(filter(None, found))
+
+
 def broadcast(make: Callable[[], T]) -> T:
     """What process 0 makes, in every process."""
     box = [make() if rank() == 0 else None]

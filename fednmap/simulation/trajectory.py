@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fednmap.core import Algorithm, Problem, Regularizer, declared
-from fednmap.measure import EVALUATED, evaluate, problem_gamma
+from fednmap.core import Algorithm, Problem, Regularizer, State, declared
+from fednmap.measure import EVALUATED, evaluate, problem_gamma, residual
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.callbacks import Listener, Record, heard, listeners
@@ -84,7 +84,8 @@ def run(
     metrics:       more to measure: name -> function of the model x.
     callbacks:     hear every round and every record: Callbacks, or functions of a record. One that returns True, or a
                    reason, ends the run.
-    stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record.
+    stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record; several
+                   of them end it together, the first that has a reason. `Result.ended` says which.
     after:         to go on from the Result of an earlier call with the same arguments, or from a Round of it;
                    `before` are then the totals of bytes and seconds so far, `earlier` the records, for `stop`.
     history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
@@ -125,14 +126,29 @@ def run(
         clock["bytes_up"] += last.bytes_up
         clock["bytes_down"] += last.bytes_down
 
-    def close(last: Round) -> str | None:
-        """Measure if it is time, tell everybody; a reason to end here."""
+    judges = [callback for callback in stops if callback.wants_residual]
+
+    def passes(before: State, last: Round) -> bool:
+        """Whether the round has told that the model before it is good enough for somebody: then it is measured."""
+        if not judges or len(last.counted) < problem.n or not declared(problem).exact_gradients:
+            return False
+        began, known = time.perf_counter(), algorithm.known_gradient(before, last.server)
+        if known is None:
+            return False
+        size = float(residual(*known, phi, gamma).norm())
+        clock["eval_seconds"] += time.perf_counter() - began
+        return distributed.anywhere(any([callback.on_residual(size) for callback in judges]))
+
+    def close(before: State, last: Round) -> str | None:
+        """Measure if it is time, tell everybody; a reason to end here, the same in all processes."""
         done = last.t + 1
-        due = done % every == 0 or done > rounds - closing
+        due = passes(before, last) or done % every == 0 or done > rounds - closing
         reason = measure(done, algorithm.model(last.server)) if due else None
         totals = dict(clock)
-        reason = heard(hearers, lambda callback: callback.on_round(last, totals)) or reason
-        if _anywhere(reason) and not due:
+        told = heard(hearers, lambda callback: callback.on_round(last, totals))
+        told = heard(stops, lambda callback: callback.on_spent(totals)) or told
+        reason = distributed.first(reason or told)
+        if reason and not due:
             measure(done, algorithm.model(last.server))
         return reason
 
@@ -141,14 +157,16 @@ def run(
         rounds_to_go = simulate(
             algorithm, problem, rounds=rounds, start=start, after=result.last, threads=threads, **options
         )
-        reason = None if result.last or result.records else measure(0, algorithm.model(algorithm.init(start)[0]))
+        server = algorithm.init(start)[0] if result.last is None else result.last.server
+        reason = None if result.last or result.records else measure(0, algorithm.model(server))
+        reason = distributed.first(reason)
         for _ in range(first, rounds):
-            if _anywhere(reason):
+            if reason:
                 break
             began, result.last = time.perf_counter(), None  # nobody holds the round before: its states need no copy
             result.last = next(rounds_to_go)
             account(result.last, time.perf_counter() - began)
-            reason = close(result.last)
+            reason, server = close(server, result.last), result.last.server
         result.ended = reason or ""
         return result
     except Diverged as error:
@@ -197,6 +215,3 @@ def _continued(
     return result
 
 
-def _anywhere(reason: str | None) -> bool:
-    """Whether any process of the group has a reason to stop; all of them stop then."""
-    return bool(reason) if distributed.size() == 1 else distributed.anywhere(bool(reason))

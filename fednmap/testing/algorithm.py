@@ -80,6 +80,7 @@ def _check(make: Make, rounds: int, tolerance: float) -> Report:
     _check_stacking(algorithm, problem, name)
     _check_permutation(algorithm, problem, name)
     _check_identical(algorithm, problem, name)
+    _check_knowledge(make(phi, smoothness(problem), 1), problem, name)
     full = _reached(algorithm, problem, problem, phi, rounds, tolerance, name)
     if algorithm.traits.full_participation:
         _check_refusal(algorithm, problem, name)
@@ -163,6 +164,18 @@ def _check_identical(algorithm: Algorithm, problem: LeastSquares, name: str) -> 
     """Clients with the same data act as one."""
     one, many = LeastSquares([problem.data[0]]), LeastSquares([problem.data[0]] * 3)
     assert _close(_warm(algorithm, one)[0], _warm(algorithm, many)[0]), f"{name}: three equal clients differ from one"
+
+
+def _check_knowledge(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """What a method says that a round has told it is the model before the round, and grad f there."""
+    server, _ = algorithm.init(torch.ones_like(problem.start))
+    for last in simulate(algorithm, problem, rounds=3, start=torch.ones_like(problem.start)):
+        known = algorithm.known_gradient(server, last.server)
+        if known is not None:
+            x = algorithm.model(server)
+            assert torch.equal(known[0], x), f"{name}: known_gradient names another model than the one before the round"
+            assert _close(known[1:], [problem.gradient(x)]), f"{name}: known_gradient is not the gradient of f"
+        server = last.server
 
 
 def _check_refusal(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
