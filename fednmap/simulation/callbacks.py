@@ -124,17 +124,17 @@ class Patience(Callback):
 
 
 class TimeLimit(Callback):
-    """Ends a run after so many seconds of computing and measuring, those of its earlier parts included."""
+    """Ends a run after a round, when so many seconds went into computing and measuring, earlier parts included."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = _positive("seconds", seconds)
 
     def on_spent(self, totals: Record) -> Answer:
-        return self.on_record(totals)
+        spent = totals["train_seconds"] + totals["eval_seconds"]
+        return f"time limit of {self.seconds:g} s reached" if spent >= self.seconds else None
 
     def on_record(self, record: Record) -> Answer:
-        spent = record["train_seconds"] + record["eval_seconds"]
-        return f"time limit of {self.seconds:g} s reached" if spent >= self.seconds else None
+        return self.on_spent(record) if record["round"] else None
 
 
 class _Function(Callback):

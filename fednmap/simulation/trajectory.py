@@ -213,5 +213,3 @@ def _continued(
     if result.last is not None:
         result.x = algorithm.model(result.last.server)
     return result
-
-
