@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,18 @@ def is_sparse(values: Tensor) -> bool:
 
 def csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
     """The table with these rows: row i holds the entries crow[i] .. crow[i + 1]."""
+    _hear_out()
+    size = (len(crow) - 1, columns)
+    return torch.sparse_csr_tensor(crow, col, values, size, check_invariants=False, device=values.device)
+
+
+@cache
+def _hear_out() -> None:
+    """torch warns once per process that the layout is beta; only the container is used here."""
+    none = torch.zeros(1, dtype=torch.int32, device="cpu")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the layout beta; only the container is used here
-        return torch.sparse_csr_tensor(
-            crow, col, values, (len(crow) - 1, columns), check_invariants=False, device=values.device
-        )
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(none, none[:0], torch.zeros(0, device="cpu"), (0, 1), check_invariants=False)
 
 
 def from_scipy(name: str, values: Any) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, one_hot, softplus
+from torch.nn.functional import log_softmax, softplus
 
 from fednmap.names import InputError
 
@@ -139,7 +139,7 @@ class Multinomial(Family):
         return -log_softmax(eta, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        return torch.softmax(eta, -1) - one_hot(y, self.classes)
+        return _less_one(torch.softmax(eta, -1), y)
 
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         share = torch.softmax(eta, -1)
@@ -148,7 +148,7 @@ class Multinomial(Family):
     def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logarithm = log_softmax(eta, -1)
         loss = -logarithm.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        return loss, logarithm.exp() - one_hot(y, self.classes)
+        return loss, _less_one(logarithm.exp_(), y)
 
     def mean(self, eta: Tensor) -> Tensor:
         return torch.softmax(eta, -1)
@@ -283,6 +283,12 @@ FAMILIES: dict[str, Callable[..., Family]] = {
     "scaled-huber": ScaledHuber,
 }
 """Families by name; `multinomial` needs the number of classes."""
+
+
+def _less_one(share: Tensor, y: Tensor) -> Tensor:
+    """1 less at the label of each row, in place."""
+    minus = torch.full((), -1.0, dtype=share.dtype, device=share.device)
+    return share.scatter_add_(-1, y.unsqueeze(-1), minus.expand(*y.shape, 1))
 
 
 def labels(y: Tensor, classes: int | None = None) -> Tensor:

@@ -209,7 +209,7 @@ class GLM(FiniteSum):
             rows = slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
             b = self.data.y[rows]
             design = Design.of(take(self.data.x, rows), b.shape, dtype)
-            kept = design, _real(b, dtype), self._shares[rows].to(b.device, dtype)
+            kept = design, self._targets(b, dtype), self._shares[rows].to(b.device, dtype)
             if dtype == self.data.x.dtype:
                 self._large[self.first + i, dtype] = kept
         return kept
@@ -225,11 +225,16 @@ class GLM(FiniteSum):
             rows = first + torch.minimum(j, sizes - 1)
             a, b = self._gather(rows, self.start)
             weight = ((j < sizes) * self._shares[rows]).to(b.device, dtype)
-            kept = Design.of(a, b.shape, dtype), _real(b, dtype), weight
+            kept = Design.of(a, b.shape, dtype), self._targets(b, dtype), weight
             if (len(self._small) + 1) * rows.numel() * self._row_bytes() > KEPT_BYTES:
                 self._small.clear()
             self._small[names, dtype] = kept
         return kept
+
+    def _targets(self, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """Labels that name one of several outputs as they are, all else as real numbers: these need not be converted
+        in every step."""
+        return b.to(dtype) if self.family.outputs == 1 or b.is_floating_point() else b
 
     def _gather(self, rows: Tensor, x: Tensor, space: Sequence[Tensor | None] = (None, None)) -> tuple[Tensor, Tensor]:
         if not is_sparse(self.data.x):
@@ -255,11 +260,6 @@ class _Ends(NamedTuple):
 def _family(name: str, y: Tensor) -> Family:
     kind = choose("family", name, FAMILIES)
     return Multinomial(int(labels(y).max()) + 1) if kind is Multinomial else kind()
-
-
-def _real(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Real values in this dtype, labels as they are."""
-    return values.to(dtype) if values.is_floating_point() else values
 
 
 def _times(curve: Tensor | None, bound: float | None, eta: Tensor) -> Tensor:
