@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Problem, Regularizer, nbytes
+from fednmap.core import Problem, Regularizer, declared, nbytes
 
 __all__ = [
     "QUANTITIES",
@@ -232,7 +232,9 @@ EVALUATED = ("objective", "loss", "stationarity", "zeros", "hoyer")
 @torch.no_grad()
 def evaluate(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> dict[str, float]:
     """The numbers a run reports of a model."""
-    return numbers(x, float(problem.loss(x)), problem.gradient(x), phi, gamma)
+    together = declared(problem).value_and_gradient
+    loss, gradient = (problem.loss(x), problem.gradient(x)) if together is None else together(x)
+    return numbers(x, float(loss), gradient, phi, gamma)
 
 
 def numbers(x: Tensor, loss: float, gradient: Tensor | None, phi: Regularizer, gamma: float) -> dict[str, float]:

@@ -8,9 +8,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fednmap import problems
+from fednmap.core import declared
+from fednmap.measure import evaluate
 from fednmap.models import mlp
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic, Network, Pooled, finite_sum
+from fednmap.regularizers import L1
+from fednmap.simulation.sums import divided
+from fednmap.simulation.threads import Crew
 
 EXACT = {name: (lambda make=make, **options: make(batch_size=None, **options)) for name, make in KINDS.items()}
 EVERYBODY = torch.arange(len(SIZES))
@@ -251,3 +256,35 @@ class Noisy(nn.Linear):
 def test_a_module_that_differs_from_call_to_call_is_refused():
     with pytest.raises(InputError, match="random"):
         Network(Noisy(3, 2), nn.functional.cross_entropy, [(torch.randn(6, 3), torch.arange(6) % 2)])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "autograd", "regression"])
+def test_loss_and_gradient_in_one_pass_are_the_same_two(kind):
+    if kind == "autograd":
+        module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Softplus(), torch.nn.Linear(4, 3)).double()
+        problem = Network(module, cross_entropy, list(network().data), weights=WEIGHTS)
+    elif kind == "regression":
+        data = [(a, b.unsqueeze(1)) for a, b in least_squares().data]
+        problem = Network(torch.nn.Linear(6, 1).double(), mse_loss, data, weights=WEIGHTS)
+    else:
+        problem = KINDS[kind](weights=WEIGHTS)
+    x = point(problem)
+    for one in (problem, problem.part(0, 1), Pooled(problem)):
+        loss, gradient = declared(one).value_and_gradient(x)
+        assert torch.allclose(loss, problem.loss(x), rtol=1e-13)
+        assert torch.allclose(gradient, problem.gradient(x), rtol=1e-12, atol=1e-14)
+    assert not loss.requires_grad
+
+
+def test_measurements_go_through_the_data_once(monkeypatch):
+    problem, phi = network(), L1(0.1)
+    x = point(problem)
+    expected = evaluate(problem, phi, x, 0.5)
+    crew = Crew(1)
+    monkeypatch.setattr(finite_sum, "CHUNK_BYTES", 400)
+    pieces = divided(problem, crew)
+    assert pieces is not problem
+    for twice in ("loss", "gradient"):
+        monkeypatch.setattr(Network, twice, None)
+    for one in (problem, pieces):
+        assert evaluate(one, phi, x, 0.5) == pytest.approx(expected, rel=1e-12)

@@ -196,14 +196,32 @@ class Network(FiniteSum):
         each = [self._gradient(*one) for one in zip(x, a, b, weights, strict=True)]
         return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
 
-    @torch.enable_grad()
+    def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        x = x.detach()
+        if not self._dense:
+            return self._value_and_gradient(x, a, b, weight)
+        value = x.new_zeros(())
+
+        def slope(out: Tensor) -> Tensor:
+            nonlocal value
+            value, found = self._value_and_slope(out, b, weight)
+            return found
+
+        gradient = self._dense.gradient(x, a.flatten(1), slope)
+        return value, gradient
+
     def _gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        return self._value_and_gradient(x, a, b, weight)[1]
+
+    @torch.enable_grad()
+    def _value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
         """One client: the module's own parameters become views of x, which costs nothing."""
         here = self._here
         for name, value in self._values(x).items():
             here.own[name].data = _channels_last(value)
         total = self._weighted(here.module(_channels_last(a)), b, weight)
-        return torch.cat([v.reshape(-1) for v in torch.autograd.grad(total, here.leaves, materialize_grads=True)])
+        slopes = torch.autograd.grad(total, here.leaves, materialize_grads=True)
+        return total.detach(), torch.cat([v.reshape(-1) for v in slopes])
 
     @torch.enable_grad()
     def _stacked(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -220,6 +238,19 @@ class Network(FiniteSum):
             minus = torch.full((), -1.0, dtype=out.dtype, device=out.device).expand(*b.shape[:-1], 1, b.shape[-1])
             return share.scatter_add_(-2, b.unsqueeze(-2), minus).mul_(weight).mT
         return self._differentiated(out, b, weight)
+
+    @torch.enable_grad()
+    def _value_and_slope(self, out: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        """The loss of one batch, and its gradient with respect to the outputs."""
+        if self._classifies and isinstance(weight, Tensor):
+            with torch.no_grad():
+                share = nn.functional.log_softmax(out, -1)
+                value = -(weight * share.gather(-1, b.unsqueeze(-1)).squeeze(-1)).sum()
+                minus = torch.full((), -1.0, dtype=out.dtype, device=out.device).expand(len(b), 1)
+                return value, share.exp_().scatter_add_(-1, b.unsqueeze(-1), minus).mul_(weight.unsqueeze(-1))
+        out = out.detach().requires_grad_()
+        total = self._weighted(out, b, weight)
+        return total.detach(), torch.autograd.grad(total, out)[0]
 
     @torch.enable_grad()
     def _differentiated(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:

@@ -33,6 +33,9 @@ class _Divided:
         self._crew, self._total = crew, distributed.all_sum if size > 1 else list[Tensor]
         rank = distributed.rank() if size > 1 else 0
         self._parts = [part(rank + k * size, pieces * size) for k in range(pieces)]
+        said = [declared(part).value_and_gradient for part in self._parts]
+        self._together = [both for both in said if both is not None]
+        self.value_and_gradient = self._both if len(self._together) == len(self._parts) else None
 
     def loss(self, x: Tensor) -> Tensor:
         return self._sum(x.new_zeros(()), lambda part: part.loss(x))
@@ -43,3 +46,15 @@ class _Divided:
     def _sum(self, total: Tensor, term: Callable[[Problem], Tensor]) -> Tensor:
         self._crew.share(self._parts, term, total.add_)
         return self._total([total])[0]
+
+    def _both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f and its gradient, each part in one pass over its data."""
+        totals = [x.new_zeros(()), torch.zeros_like(x)]
+
+        def add(found: tuple[Tensor, Tensor]) -> None:
+            for total, value in zip(totals, found, strict=True):
+                total.add_(value)
+
+        self._crew.share(self._together, lambda both: both(x), add)
+        loss, gradient = self._total(totals)
+        return loss, gradient
