@@ -14,7 +14,10 @@ from fednmap import algorithms as A
 from fednmap.core import Algorithm, FixedPoint, Traits
 from fednmap.problems import LeastSquares, Network
 from fednmap.regularizers import L1
+from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import RunFolder
+from fednmap.simulation.participation import Cyclic, Poisson, Trace
+from fednmap.simulation.schedules import Cosine, InverseSqrt, StepDown
 from fednmap.testing import heterogeneous
 
 SIX = heterogeneous()
@@ -174,3 +177,57 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 def test_the_lasso_is_solved_in_a_folder(tmp_path):
     result = run(A.FedNMap(PHI, eta_a=0.5 / (3 * L), Q=3), LeastSquares(SIX.data), rounds=1500, folder=tmp_path / "i")
     assert result.final["stationarity"] < 1e-18
+
+
+SMALL = [
+    "--data",
+    "digits",
+    "--model",
+    "mlp:4",
+    "--clients",
+    "6",
+    "--local-steps",
+    "2",
+    "--eta-a",
+    "0.1",
+    "--eval-every",
+    "3",
+    "--seed",
+    "2",
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("--schedule sqrt", {"eta_a": InverseSqrt(0.1)}),
+        ("--schedule steps:0.5,2", {"eta_a": StepDown(0.1, 0.5, 2)}),
+        ("--schedule cosine:0.01", {"eta_a": Cosine(0.1, 6, 0.01)}),
+        ("--sampler cyclic --participation 0.34", {"sampler": Cyclic(0.34)}),
+        ("--sampler poisson --participation 0.5 --schedule sqrt", {"sampler": Poisson(0.5), "eta_a": InverseSqrt(0.1)}),
+        ("--sampler trace:who.txt", {"sampler": Trace([[0, 3], [], [5]])}),
+    ],
+)
+def test_samplers_and_schedules_of_the_command_are_those_of_python(command, tmp_path, words, options):
+    (tmp_path / "who.txt").write_text("0 3\n\n5\n")
+    code, *_ = command("train", *SMALL, *words.split(), "--rounds", 6, "--out", "run")
+    assert code == 0
+    experiment = prepare(RunFolder.open(tmp_path / "run").config())
+    algorithm = experiment.algorithm("fednmap")
+    start = experiment.start(algorithm)
+    found = run(algorithm, experiment.problem, rounds=6, every=3, start=start, seed=2, **options)
+    kept_records = RunFolder.open(tmp_path / "run").records("fednmap", 0)
+    assert [r["loss"] for r in kept_records] == found.column("loss")
+    assert found.column("loss") != run(algorithm, experiment.problem, rounds=6, every=3, start=start, seed=2).column(
+        "loss"
+    )
+
+
+def test_a_schedule_that_a_method_cannot_follow_is_refused_before_anything_runs(command, tmp_path):
+    code, _, err = command(
+        "compare", *SMALL, "--rounds", 3, "--algorithms", "fednmap,fast-fedda", "--schedule", "sqrt", "--out", "run"
+    )
+    assert code == 2
+    assert "FastFedDA" in err
+    assert "cannot follow a schedule" in err
+    assert not (tmp_path / "run").exists()

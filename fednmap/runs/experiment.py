@@ -24,6 +24,7 @@ from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
 from fednmap.runs.configuration import Config
+from fednmap.simulation.schedules import step_of
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
 
@@ -54,7 +55,9 @@ class Methods:
         if config.compile:
             check_compiler()
         for name in config.algorithms:
-            methods.algorithm(name)
+            algorithm = methods.algorithm(name)
+            if config.schedule != "constant":
+                step_of(algorithm)
         return methods
 
     def algorithm(self, name: str) -> Algorithm:
