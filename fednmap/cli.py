@@ -14,7 +14,7 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fednmap.names import InputError
+from fednmap.names import FOREIGN, InputError
 
 COMMANDS = {
     "train": ("fednmap.commands.train", "train", "Train one model across clients."),
@@ -94,7 +94,8 @@ app = TyperGroup(
 
 def main() -> NoReturn:
     """Run the command. What the user did wrong is one line and exit code 2; a run that ended badly, by diverging or for
-    want of memory, disk or a connection, is one line and 1; a fault of ours keeps its traceback, and is 70."""
+    want of memory, disk or a connection, is one line and 1; a fault of ours keeps its traceback, and is 70. So does
+    one of code of the user's own, package.module:Name, which is 2."""
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -112,7 +113,7 @@ def main() -> NoReturn:
             if known := outcome(error):
                 fail(known, 1)
             traceback.print_exc()
-            fail("this is a fault in fednmap, not in your input; please report it with the lines above", 70)
+            fail(*_blame(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -125,6 +126,20 @@ def outcome(error: Exception) -> str | None:
     if isinstance(error, ArithmeticError):  # the iterates are not finite; Python's own kinds are mistakes in a formula
         return None if isinstance(error, ZeroDivisionError | OverflowError | FloatingPointError) else str(error)
     return None
+
+
+def _blame(error: Exception) -> tuple[str, int]:
+    """Whose fault an unexpected error is, and the exit code: that of the last line that is ours or the user's own."""
+    ours = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = next((file for file in reversed(files) if file in FOREIGN or file.startswith(ours)), "")
+    if last in FOREIGN and not last.startswith(ours):
+        return f"the error is in {FOREIGN[last]}, which is code of your own; see the lines above", 2
+    own = [name for file, name in FOREIGN.items() if not file.startswith(ours)]
+    if own:
+        names = ", ".join(own)
+        return f"this is a fault in fednmap, or in what {names} gave it; if the latter is right, please report it", 70
+    return "this is a fault in fednmap, not in your input; please report it with the lines above", 70
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -167,8 +167,15 @@ def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int
 
 
 def residual(x: Tensor, gradient: Tensor, phi: Regularizer, gamma: float) -> Tensor:
-    """(x - prox(x - gamma gradient, gamma)) / gamma, where the gradient of f at x is known already."""
-    return (x - phi.prox(x - gamma * gradient, gamma)) / gamma
+    """(x - prox(x - gamma gradient, gamma)) / gamma, where the gradient of f at x is known already.
+
+    In float64: the difference of two float32 numbers is off by 1e-7 |x|, which 1 / gamma magnifies, or 0 where
+    gamma |gradient| is less than that.
+    """
+    if x.device.type == "mps":  # which has no float64
+        return (x - phi.prox(x - gamma * gradient, gamma)) / gamma
+    wide = x.double()
+    return ((wide - phi.prox(wide - gamma * gradient.double(), gamma)) / gamma).to(x.dtype)
 
 
 def natural_residual(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:

@@ -37,6 +37,10 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
 CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(:.*)?", re.DOTALL)
 
 
+FOREIGN: dict[str, str] = {}
+"""The modules that were loaded because a name stood for code of the user's own: file -> name."""
+
+
 def is_code(spec: str, known: Container[str]) -> bool:
     """Whether `spec` is package.module:Name, with or without arguments, rather than a known name.
 
@@ -76,6 +80,7 @@ def imported(kind: str, spec: str, known: Iterable[str], base: type | None = Non
     except Exception as error:  # whatever the user's own lines provoke
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(f"{kind} {spec!r}: {module_name} cannot be imported, {said}") from error
+    FOREIGN[str(vars(module).get("__file__"))] = module_name
     if name not in dir(module):
         raise InputError(f"{kind} {spec!r}: {module_name} has no {name!r}")
     found = getattr(module, name)

@@ -12,7 +12,7 @@ from small import SMALL
 import fednmap
 from fednmap import cli
 from fednmap.cli import COMMANDS, Later
-from fednmap.names import InputError
+from fednmap.names import FOREIGN, InputError
 from fednmap.report.progress import Bar, Lines
 from fednmap.runs.files import FolderError
 from fednmap.runs.folder import Job
@@ -79,8 +79,9 @@ BAD = {
     ),
     "step beyond float32": (
         ["--eta-a", "1e200", "--dtype", "float32"],
-        "fednmap: eta_a is 1e+200; float32 holds numbers up to 3.4e+38",
+        "fednmap: eta_a is 1e+200; float32 holds numbers from 1.18e-38 up to 3.4e+38",
     ),
+    "step below float32": (["--eta-a", "1e-50", "--dtype", "float32"], "fednmap: eta_a is 1e-50; float32 holds"),
     "unknown data": (["--data", "digit"], "data: unknown data set 'digit'; did you mean 'digits'?"),
     "unknown regularizer": (["--reg", "l11:1"], "reg: unknown regularizer 'l11'; did you mean 'l1'?"),
     "unknown partition": (["--partition", "iidd"], "partition: unknown partition 'iidd'; did you mean 'iid'?"),
@@ -371,6 +372,8 @@ class Step(Algorithm):
 def net(shape, outputs, units): return nn.Sequential(nn.Flatten(), nn.Linear(64, units), nn.Linear(units, outputs))
 def digits(): return load("digits")
 def nothing(): return 3
+def fails(shape, outputs): return nn.Linear("8", outputs)
+def odd(shape, outputs): return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs, dtype=torch.complex64))
 number = 3
 """
 
@@ -383,6 +386,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     yield tmp_path
     sys.modules.pop("mine", None)
+    FOREIGN.clear()
 
 
 MINE = ["--data", "mine:digits", "--model", "mine:net:5", "--reg", "mine:Ridge:0.01", "--algorithm", "mine:Step"]
@@ -418,6 +422,24 @@ def test_a_file_that_names_code_loads_it_only_if_trusted(command, mine):
     for words in (["train", "--resume", "run"], ["train", "--config", "run/run.toml", "--out", "b"], ["export", "run"]):
         assert command(*words, "--trust-code")[0] == 0
     assert (mine / "loaded").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "last"),
+    [
+        ("mine:fails", 2, "the error is in mine, which is code of your own; see the lines above"),
+        ("mine:odd", 70, "this is a fault in fednmap, or in what mine gave it; if the latter is right"),
+    ],
+)
+def test_a_fault_of_code_of_ones_own_is_told_as_that(mine, monkeypatch, capsys, model, code, last):
+    monkeypatch.chdir(mine)
+    monkeypatch.setattr(sys, "argv", ["fednmap", "train", "--model", model, *FEW])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    err = capsys.readouterr().err
+    assert end.value.code == code
+    assert err.startswith("Traceback")
+    assert last in err.splitlines()[-1]
 
 
 WRONG = {

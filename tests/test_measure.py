@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednmap.measure import hoyer
+from fednmap.measure import hoyer, residual
+from fednmap.regularizers import L1
 
 ENTRIES = st.lists(st.floats(-1, 1, width=32).map(lambda u: 0.0 if abs(u) < 1e-3 else u), min_size=1, max_size=30)
 
@@ -38,3 +39,12 @@ def test_hoyer_by_hand():
 def test_hoyer_of_what_is_not_finite_is_not_a_number():
     assert math.isnan(float(hoyer(torch.tensor([1.0, math.nan, 0.0]))))
     assert math.isnan(float(hoyer(torch.tensor([1.0, math.inf, 0.0]))))
+
+
+@pytest.mark.parametrize(("size", "gamma"), [(1e4, 1e-8), (1e9, 1.0), (1.0, 1e-9)])
+def test_the_residual_of_float32_is_not_lost_in_the_difference(size, gamma):
+    """Far from 0 the residual of |.|_1 is gradient + sign(x), whatever gamma."""
+    x, gradient = size * torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.3, 0.7, -5.0])
+    found = residual(x, gradient, L1(0.1), gamma)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, gradient + 0.1 * x.sign(), rtol=1e-3, atol=0)

@@ -77,10 +77,11 @@ class Methods:
         algorithm: Algorithm = kind(phi, **given)  # type: ignore[call-arg]
         if "seed" not in own:
             algorithm = algorithm.seeded(config.seed)
-        largest = torch.finfo(getattr(torch, config.dtype)).max
+        held = torch.finfo(getattr(torch, config.dtype))
         for parameter, value in vars(algorithm).items():
-            if isinstance(value, float) and value > largest:
-                raise InputError(f"{name}: {parameter} is {value:g}; {config.dtype} holds numbers up to {largest:.3g}")
+            if isinstance(value, float) and value and not held.tiny <= abs(value) <= held.max:
+                kind = f"{config.dtype} holds numbers from {held.tiny:.3g} up to {held.max:.3g}"
+                raise InputError(f"{name}: {parameter} is {value:g}; {kind}")
         return algorithm
 
     def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
