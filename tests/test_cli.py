@@ -442,6 +442,24 @@ def test_a_fault_of_code_of_ones_own_is_told_as_that(mine, monkeypatch, capsys, 
     assert last in err.splitlines()[-1]
 
 
+def test_the_command_that_goes_on_with_code_of_ones_own_works(command, mine, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "on_record", lambda self, record: signal.raise_signal(signal.SIGINT))
+        few = ["--clients", "4", "--rounds", "3", "--checkpoint-every", "1", "--json"]
+        err = command("train", "--reg", "mine:Ridge:0.01", *few, "--out", "run")[2]
+    again = err.splitlines()[-1].split()
+    assert again == ["fednmap", "train", "--resume", "run", "--trust-code"]
+    assert command(*again[1:])[0] == 0
+
+
+def test_a_trial_of_a_federation_loads_no_code_from_a_file(command, mine):
+    (mine / "a.toml").write_text('data = "mine:digits"\n')
+    code, _, err = command("flower", "up", "--config", "a.toml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "a.toml names code, mine:digits, which a federation's settings cannot; write an app of your own" in err
+    assert not (mine / "loaded").exists()
+
+
 WRONG = {
     "no module": (["--reg", "mime:Ridge:1"], "reg: unknown regularizer 'mime'; choose from"),
     "nor a name": (["--model", "mpl:relu"], "did you mean 'mlp'?"),

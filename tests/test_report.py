@@ -19,7 +19,7 @@ from fednmap.report.closing import closing_table, columns, rows
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.report.series import collect
-from fednmap.runs.folder import Job, Model, RunFolder
+from fednmap.runs.folder import OLD_HEADING, Job, Model, RunFolder
 from fednmap.runs.keeping import summary
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
@@ -36,6 +36,7 @@ def made_up(path, methods=METHODS, rounds=1000, trials=1, more=None, without=(No
     toml = (path / "run.toml").read_text().replace('"fednmap",', ", ".join(f'"{m}"' for m in methods) + ",")
     (path / "run.toml").write_text(toml)
     torch.manual_seed(0)
+    (path / "metrics.csv").write_bytes(OLD_HEADING + b"\n")
     for k, job in ((k, Job(method, trial)) for k, method in enumerate(methods) for trial in range(trials)):
         lines = []
         for t in range(rounds + 1):
@@ -253,10 +254,17 @@ def test_a_cut_table_of_measurements_can_be_looked_at(tmp_path, command, share):
     cuts = [int(share * len(whole)), *(start + 60 for start in starts)]
     for cut in cuts:
         metrics.write_bytes(whole[:cut])
-        assert command("show", "run")[0] == 0
-        code, _, err = command("report", "run")
-        assert code == (0 if folder.curves() else 2)
-        assert not err or "nothing was measured yet" in err
+        code, out, _ = command("show", "run")
+        assert code == 0
+        assert command("report", "run")[::2] == (0, "")
+        page = (tmp_path / "report.html").read_text()
+        for job in (Job(method, trial) for method in METHODS[:2] for trial in range(2)):
+            measured = len(folder.records(*job))
+            line = f"metrics.csv was cut short: the measurements of {job} " + (
+                f"end at round {measured - 1} of 5" if measured else "are missing"
+            )
+            assert (line in out, line in page) == (measured < 6, measured < 6)
+        assert page.count("<tr><td>") == 2  # the closing numbers are all there
         comparison(folder, tmp_path / "plot.png")
 
 

@@ -271,10 +271,12 @@ def test_a_damaged_outcome_or_part_is_named(command, tmp_path):
     assert "speedup.json was changed since it was written; delete it, and --resume makes it anew" in err
     path.unlink()
     metrics = tmp_path / "sweep" / "n=4" / "metrics.csv"
-    metrics.write_text(metrics.read_text()[:900])
-    code, _, err = command("speedup", "--resume", "sweep", "--quiet")
-    assert code == 2
-    assert "metrics.csv was cut short: trial 0 has no closing rounds; delete sweep/n=4" in err
+    whole = metrics.read_text()
+    for cut, found in ((900, 0), (whole.index(",".join(["fednmap", "0", "12", "objective"])), 4)):
+        metrics.write_text(whole[:cut])
+        code, _, err = command("speedup", "--resume", "sweep", "--quiet")
+        assert code == 2
+        assert f"metrics.csv was cut short: trial 0 has {found} of 5 closing rounds; delete sweep/n=4" in err
     shutil.rmtree(metrics.parent)
     code, out, _ = command("speedup", "--resume", "sweep", "--json", "--quiet")
     assert (code, json.loads(out)) == (0, json.loads(text.rsplit(',\n "check"')[0] + "}"))

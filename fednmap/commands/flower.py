@@ -20,7 +20,7 @@ from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
-from fednmap.runs.configuration import Config, parse_set
+from fednmap.runs.configuration import Config, code_in, parse_set
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, from_json, json_text
 from fednmap.runs.folder import RunFolder
@@ -101,7 +101,7 @@ def up(
     else:
         if algorithm:
             values["algorithms"] = (algorithm,)
-        base = Config.read(config).model_dump(exclude_unset=True) if config else {}
+        base = _base(config) if config else {}
         values = {k: v for k, v in values.items() if TRIAL.get(k) != v or k not in base}
         values, auto = take_auto(base | values | {"set": base.get("set", {}) | parse_set(set)})
         settings = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
@@ -126,6 +126,15 @@ def up(
         out_console.print(closing_table([result]))
         out_console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     comparison(folder, folder.path / "plot.png")
+
+
+def _base(file: Path) -> dict[str, Any]:
+    """The settings of a TOML file; code that it names is never loaded."""
+    if code := code_in(Config.read(file, look_up=False).model_dump()):
+        raise InputError(
+            f"{file} names code, {code[0]}, which a federation's settings cannot; write an app of your own"
+        )
+    return Config.read(file).model_dump(exclude_unset=True)
 
 
 def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:

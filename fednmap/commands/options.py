@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from fednmap.runs.configuration import Config
+from fednmap.runs.configuration import Config, code_in
 from fednmap.simulation import threads
 
 Command = Callable[..., None]
@@ -66,6 +66,11 @@ def _plain(annotation: Any) -> Any:
     """The type a command-line option has: numbers as numbers, everything else as text."""
     kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind in (int, float, str)]
     return kinds[0] if len(kinds) == 1 else str
+
+
+def trusting(config: Config) -> str:
+    """What the command that goes on with such a run needs besides its folder."""
+    return " --trust-code" if code_in(config.model_dump()) else ""
 
 
 Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/TIME-COMMAND.")]

@@ -69,8 +69,10 @@ def _show(folder: RunFolder) -> None:
     parts = sweep.parts() if sweep else []
     if results := folder.results() + [{**r, "method": part.path.name} for part in parts for r in part.results()]:
         console.print(closing_table(results, said.measure_gamma))
-    if measured := collect(parts or [folder]):
+    if measured := [one for one in collect(parts or [folder]) if one.trials]:
         console.print(_sparks(measured))
+    for line in (line for part in parts or [folder] for line in part.cut()):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if sweep and (found := sweep.outcome()):
         console.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
 
@@ -115,7 +117,7 @@ def _list(path: Path) -> None:
             sweep = is_sweep(folder.path)
             methods = f"speedup over {Sweep.open(folder.path).over}" if sweep else _few(said.algorithms)
             table.add_row(folder.path.name, said.data or "-", methods, state(folder), psi)
-        except (ValueError, KeyError) as error:
+        except InputError as error:
             table.add_row(folder.path.name, "", "", f"damaged: {str(error).splitlines()[0]}", "")
     Console().print(table)
 

@@ -12,7 +12,18 @@ from typing import Annotated, Any
 import typer
 
 from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Resume, Threads, TrustCode, take_threads, with_config
+from fednmap.commands.options import (
+    ConfigFile,
+    Json,
+    Out,
+    Quiet,
+    Resume,
+    Threads,
+    TrustCode,
+    take_threads,
+    trusting,
+    with_config,
+)
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
@@ -60,6 +71,7 @@ def speedup(
     else:
         sweep = _begin(values, config, trust_code, over or "n", sweep_values or "5,10,20,40", out)
     again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}"
+    again += trusting(sweep.folder.config(look_up=False))
     with watched(again, quiet) as reporter:
         stored = sweep.outcome()
         outcome = stored or _run(sweep, reporter)

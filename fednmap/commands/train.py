@@ -23,6 +23,7 @@ from fednmap.commands.options import (
     TrustCode,
     Workers,
     take_threads,
+    trusting,
     with_config,
 )
 from fednmap.commands.watch import watched
@@ -125,7 +126,7 @@ def _run(
         check_workers(workers, config.clients)
         folder = RunFolder.create(out, config, command)
     callbacks = trackers(track, folder)
-    again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}"
+    again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}{trusting(config)}"
     try:
         with group(workers), watched(again, quiet) as reporter:
             results = execute(config, folder, reporter, callbacks, experiment)

@@ -52,20 +52,21 @@ def _at(rounds: Values, curves: Curves, name: str) -> Values:
 
 
 def collect(folders: Sequence[RunFolder]) -> list[Series]:
-    """Every method of every run that has measured something, labelled with its run where there are several.
+    """Every method of every run that has measured something or ended, labelled with its run where there are several.
 
     Methods come in the order of run.toml, then those it does not name.
     """
     found = []
     for folder, name in zip(folders, _names(folders), strict=True):
         curves, results = folder.curves(), folder.results()
-        measured = dict.fromkeys(job.method for job in curves)
-        named = [method for method in folder.about().algorithms if method in measured]
-        for method in dict.fromkeys([*named, *measured]):
-            jobs = sorted(job for job in curves if job.method == method)
+        known = sorted({*curves, *(Job(r["method"], r["trial"]) for r in results)})
+        there = dict.fromkeys(job.method for job in (*curves, *known))
+        named = [method for method in folder.about().algorithms if method in there]
+        for method in dict.fromkeys([*named, *there]):
+            jobs = [job for job in known if job.method == method]
             label = method if len(folders) == 1 else f"{name}: {method}"
             own = [r for r in results if r["method"] == method]
-            found.append(Series(label, [curves[job] for job in jobs], own, folder, jobs[0]))
+            found.append(Series(label, [curves[job] for job in jobs if job in curves], own, folder, jobs[0]))
     return found
 
 

@@ -102,6 +102,14 @@ class About(NamedTuple):
     measure_gamma: float | None = None
 
 
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("data", "model", "reg"), str),
+    **dict.fromkeys(("clients", "rounds", "trials"), int),
+    "algorithms": list,
+    "measure_gamma": (int, float),
+}
+
+
 class Model(NamedTuple):
     """What a method has trained."""
 
@@ -169,6 +177,9 @@ class RunFolder:
     def about(self) -> About:
         """What the run was, readable also where names in it have changed since or belong to others."""
         found = from_toml(self.path / "run.toml")
+        for name, kind in _KINDS.items():
+            if name in found and not (isinstance(found[name], kind) and not isinstance(found[name], bool)):
+                raise InputError(f"{self.path / 'run.toml'} was changed: {name} is {found[name]!r:.40}")
         known = {name: found[name] for name in About._fields if name in found}
         return About(**known | {"algorithms": tuple(map(str, known.get("algorithms", ())))})
 
@@ -228,8 +239,8 @@ class RunFolder:
             with metrics.open("r+b") as file:
                 file.truncate(_whole_lines(file))
             damaged = [number for number, row in self._lines() if row is None]
-            if damaged or not self._is_checked():
-                self._rewrite(_undamaged(row for _, row in self._lines()) if damaged else self._rows())
+            if damaged or self._first_line() != HEADING + b"\n":
+                self._rewrite(_undamaged(row for _, row in self._lines()))
         if damaged:
             lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}{' ...' * (len(damaged) > 5)}"
             warnings.warn(
@@ -260,6 +271,17 @@ class RunFolder:
                 for name, values in curves.items():
                     values.append(record[name])
         return found
+
+    def cut(self) -> list[str]:
+        """A line for each finished method whose measurements end before it did: rows of metrics.csv are missing."""
+        curves, lines = self.curves(), []
+        for result in self.results():
+            job = Job(result["method"], result["trial"])
+            last = int(max(curves[job]["round"])) if job in curves else None
+            if last is None or last < result["rounds"]:
+                there = "are missing" if last is None else f"end at round {last} of {result['rounds']}"
+                lines.append(f"metrics.csv was cut short: the measurements of {job} {there}")
+        return lines
 
     def records(self, method: str, trial: int) -> list[Record]:
         """What was measured of one method, a record for each measurement."""
@@ -292,7 +314,7 @@ class RunFolder:
 
     def _lines(self) -> Iterator[tuple[int, Row | None]]:
         """Each whole line with its number, counted from 1; None where it is not what was written."""
-        checked = self._is_checked()
+        checked = self._first_line() != OLD_HEADING + b"\n"  # rows of earlier versions do not end with a check
         try:
             file = (self.path / "metrics.csv").open("rb")
         except FileNotFoundError:
@@ -304,13 +326,12 @@ class RunFolder:
                 if line.endswith(b"\n") and not (number == 1 and line[:-1] in (HEADING, OLD_HEADING)):
                     yield number, _row(line[:-1], checked)
 
-    def _is_checked(self) -> bool:
-        """Whether the rows of metrics.csv end with a check: those of earlier versions do not."""
+    def _first_line(self) -> bytes:
         try:
             with (self.path / "metrics.csv").open("rb") as file:
-                return file.readline().count(b",") == HEADING.count(b",")
+                return file.readline()
         except OSError:
-            return True
+            return b""
 
     def results(self) -> list[dict[str, Any]]:
         """The closing numbers of what is finished."""

@@ -119,9 +119,10 @@ class Sweep:
 def _reached(folder: RunFolder, config: Config, trial: int) -> float:
     curves, first = folder.curves().get(Job("fednmap", trial), {}), config.rounds - config.eval_last
     closing = [s for t, s in zip(curves.get("round", ()), curves.get("stationarity", ()), strict=True) if t > first]
-    if not closing:
+    due = min(config.eval_last, config.rounds + 1)
+    if len(closing) < due:
         raise InputError(
-            f"{folder.path / 'metrics.csv'} was cut short: trial {trial} has no closing rounds; "
+            f"{folder.path / 'metrics.csv'} was cut short: trial {trial} has {len(closing)} of {due} closing rounds; "
             f"delete {folder.path}, and --resume runs it again"
         )
     return fmean(closing)
