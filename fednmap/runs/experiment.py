@@ -80,8 +80,8 @@ class Methods:
         held = torch.finfo(getattr(torch, config.dtype))
         for parameter, value in vars(algorithm).items():
             if isinstance(value, float) and value and not held.tiny <= abs(value) <= held.max:
-                kind = f"{config.dtype} holds numbers from {held.tiny:.3g} up to {held.max:.3g}"
-                raise InputError(f"{name}: {parameter} is {value:g}; {kind}")
+                allowed = f"{config.dtype} holds numbers from {held.tiny:.3g} up to {held.max:.3g}"
+                raise InputError(f"{name}: {parameter} is {value:g}; {allowed}")
         return algorithm
 
     def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
