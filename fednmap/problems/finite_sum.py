@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from numbers import Integral
 from typing import Any, Self
@@ -17,6 +17,7 @@ from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import stored, take
 from fednmap.names import InputError
 from fednmap.problems.minibatch import minibatches
+from fednmap.problems.space import Space
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
 Weight = float | Tensor
@@ -62,7 +63,7 @@ class FiniteSum(ABC):
         self._counts = row_weights(sample_weights, self.data)
         self._shares = row_shares(self._sizes, self._counts)
         self.weights = client_weights(weights, self._sizes, self._counts)
-        self._part = (0, 1)
+        self._part, self._space = (0, 1), Space()
 
     @property
     def chunk(self) -> int:
@@ -135,16 +136,12 @@ class FiniteSum(ABC):
         if self.batch_size is None:
             return self._exact(clients)
         rows = minibatches(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
-        equal, space = (
-            1.0 / self.batch_size,
-            [torch.empty(0, dtype=v.dtype, device=v.device) for v in (self.data.x, self.data.y)],
-        )
-        held = self._sizes[clients.cpu()].unsqueeze(-1)
+        equal, held = 1.0 / self.batch_size, self._sizes[clients.cpu()].unsqueeze(-1)
 
         def g(x: Tensor, q: int) -> Tensor:
             drawn = rows(q)
             weight = equal if self._counts is None else (equal * held * self._shares[drawn]).to(x)
-            return self.batch_gradient(x, *self._gather(drawn, x, space), weight)
+            return self.batch_gradient(x, *self._gather(drawn, x, self._space), weight)
 
         return g
 
@@ -199,14 +196,18 @@ class FiniteSum(ABC):
         step = self._rows_at_once()
         return (slice(c, c + step) for c in range(0, len(self.data.x), step))
 
-    def _gather(self, rows: Tensor, x: Tensor, space: Sequence[Tensor | None] = (None, None)) -> tuple[Tensor, Tensor]:
+    def _gather(self, rows: Tensor, x: Tensor, space: Space | None = None) -> tuple[Tensor, Tensor]:
         """The samples in these rows, written into `space` if there is any."""
         flat = rows.reshape(-1).to(self.data.x.device)
-        a, b = (
-            torch.index_select(v, 0, flat, out=into).reshape(*rows.shape, *v.shape[1:])
-            for v, into in zip((self.data.x, self.data.y), space, strict=True)
-        )
+        a, b = (self._taken(k, v, rows, flat, space) for k, v in enumerate((self.data.x, self.data.y)))
         return like(a, x), like(b, x)
+
+    def _taken(self, name: int, values: Tensor, rows: Tensor, flat: Tensor, space: Space | None) -> Tensor:
+        rest = values.shape[1:]
+        if space is None:
+            return torch.index_select(values, 0, flat).reshape(*rows.shape, *rest)
+        torch.index_select(values, 0, flat, out=space(name, (len(flat), *rest), values))
+        return space(name, (*rows.shape, *rest), values)
 
     def _rows_at_once(self) -> int:
         return max(1, CHUNK_BYTES // self._row_bytes())

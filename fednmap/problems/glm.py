@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from fednmap.names import choose
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
+from fednmap.problems.space import Space
 from fednmap.problems.spectrum import largest_eigenvalue
 from fednmap.problems.table import table
 from fednmap.problems.weighting import RowWeights, Weights
@@ -236,7 +236,7 @@ class GLM(FiniteSum):
         in every step."""
         return b.to(dtype) if self.family.outputs == 1 or b.is_floating_point() else b
 
-    def _gather(self, rows: Tensor, x: Tensor, space: Sequence[Tensor | None] = (None, None)) -> tuple[Tensor, Tensor]:
+    def _gather(self, rows: Tensor, x: Tensor, space: Space | None = None) -> tuple[Tensor, Tensor]:
         if not is_sparse(self.data.x):
             return super()._gather(rows, x, space)
         return stacked(self.data.x, rows), like(self.data.y[rows], x)

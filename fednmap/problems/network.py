@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, pairwise
 from typing import Any, Self
 
@@ -235,8 +236,8 @@ class Network(FiniteSum):
         """Gradient with respect to the outputs."""
         if self._classifies and not isinstance(weight, Tensor):  # written out: autograd would cost more than this
             share = torch.softmax(out.mT.contiguous(), -2)  # over the last axis it takes five times as long
-            minus = torch.full((), -1.0, dtype=out.dtype, device=out.device).expand(*b.shape[:-1], 1, b.shape[-1])
-            return share.scatter_add_(-2, b.unsqueeze(-2), minus).mul_(weight).mT
+            labels = b.unsqueeze(-2)
+            return share.scatter_add_(-2, labels, minus_one(out.dtype, out.device).expand(labels.shape)).mul_(weight).mT
         return self._differentiated(out, b, weight)
 
     @torch.enable_grad()
@@ -268,6 +269,11 @@ class Network(FiniteSum):
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
             return self._loss(out, b)
         return (weight * probe.by_sample(self._loss, out, b)).sum()
+
+
+@cache
+def minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), -1.0, dtype=dtype, device=device)
 
 
 class _Here(threading.local):
