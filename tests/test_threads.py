@@ -250,6 +250,21 @@ def test_how_many_threads(monkeypatch):
             refused()
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_gradient_that_was_handed_out_stays(name):
+    """Memory is used again inside a gradient, never the gradient itself: a method may keep it."""
+    problem = PROBLEMS[name]()
+    stack = torch.arange(4)
+    x = problem.start + torch.randn(4, problem.dim)
+    kept = [problem.oracle(stack, 0)(x, 0), problem.oracle(stack, 0)(x[0], 0), problem.gradient(x[0])]
+    copies = [v.clone() for v in kept]
+    for t in range(2):
+        problem.oracle(stack, t)(x + 1, 1), problem.oracle(stack[:2], t)(x[:2] + 1, 1), problem.gradient(x[1])
+    assert same(kept, copies)
+    assert len({v.untyped_storage().data_ptr() for v in kept}) == len(kept)
+    assert same([problem.oracle(stack, 0)(x, 0)], kept[:1])
+
+
 def test_copies_of_a_network_work_in_threads():
     """Each thread has a module of its own, also of a problem that was copied."""
     data = ClientData.of(pictures((1, 8, 8)))
