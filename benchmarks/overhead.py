@@ -3,9 +3,12 @@
     python benchmarks/overhead.py [--threads 2] [--json FILE]
 
 The bare gradients are those of a round (n clients, Q steps, the same minibatches) at points that do not move: for the
-fully connected network in the best of several groupings, for MobileNet from the module's own parameters in
-channels-last, one client at a time. Wall time, two threads, in turn, the fastest of the repeats: leave the machine
+fully connected network in the best of several groupings, shared by as many threads, for MobileNet from the module's own
+parameters in channels-last, one client at a time. Wall time, in turn, the fastest of the repeats: leave the machine
 alone meanwhile. The exit code says whether the limits hold.
+
+On a machine that others use, whole rounds are never left alone, single local steps are: `--steps` compares the fastest
+local steps, those between two calls of the gradients, on one thread.
 """
 
 from __future__ import annotations
@@ -18,15 +21,18 @@ from collections.abc import Callable
 import torch
 from jobs import mobilenet, network
 from measuring import arguments, in_turn, table, write
+from torch import Tensor
 
 from fednmap import algorithms as A
 from fednmap import simulate
-from fednmap.core import Algorithm
+from fednmap.core import Algorithm, Oracle
 from fednmap.problems import Network
 from fednmap.regularizers import L1
+from fednmap.simulation.loop import cut
+from fednmap.simulation.threads import Crew
 
 GROUPINGS = (5, 10, 25, 50)
-LIMITS = {"network": 1.9, "network, compiled": 1.6, "mobilenet": 1.15}
+LIMITS = {"network": 1.25, "network, compiled": 1.25, "mobilenet": 1.15, "steps": 1.25}
 
 
 def methods(Q: int) -> dict[str, Algorithm]:
@@ -41,26 +47,65 @@ def methods(Q: int) -> dict[str, Algorithm]:
 
 
 def rounds(
-    algorithm: Algorithm, problem: Network, chunk: int | None = None, compile: bool = False
+    algorithm: Algorithm, problem: Network, threads: int, chunk: int | None = None, compile: bool = False
 ) -> Callable[[], object]:
     """Each call runs one round more."""
-    running = simulate(algorithm, problem, rounds=10**6, chunk=chunk, compile=compile)
+    running = simulate(algorithm, problem, rounds=10**6, chunk=chunk, compile=compile, threads=threads)
     return lambda: next(running)
 
 
-def gradients(problem: Network, Q: int, chunk: int) -> Callable[[], object]:
+def gradients(problem: Network, Q: int, chunk: int, threads: int = 1) -> Callable[[], object]:
     """Each call computes the gradients of one round more."""
-    everybody, clock = torch.arange(problem.n).split(chunk), itertools.count()
-    points = [problem.start.expand(len(ids), -1).contiguous() for ids in everybody]
+    groups, clock, crew = cut(torch.arange(problem.n), chunk), itertools.count(), Crew(threads)
+    points = {len(ids): problem.start.expand(len(ids), -1).contiguous() for ids in groups}
 
     def run() -> None:
         t = next(clock)
-        for ids, x in zip(everybody, points, strict=True):
-            g = problem.oracle(ids, t)
+
+        def work(ids: Tensor) -> None:
+            g, x = problem.oracle(ids, t), points[len(ids)]
             for q in range(Q):
                 g(x, q)
 
+        crew.share(groups, work, lambda done: None)
+
     return run
+
+
+def fastest_steps(problem: Network, Q: int, seconds: float) -> list[dict[str, object]]:
+    """The least time between two calls of the gradients, of each method and of nothing but the gradients."""
+    least: dict[str, float] = {}
+    ids = cut(torch.arange(problem.n), problem.chunk)[0]
+    point, ends, t = problem.start.expand(len(ids), -1).contiguous(), time.monotonic() + seconds, 0
+    states = {}
+    for name, algorithm in methods(Q).items():
+        server, client = algorithm.init(problem.start)
+        stacked = type(client)(*(v.expand(len(ids), -1).clone() for v in client))
+        states[name] = algorithm, algorithm.broadcast(server), stacked
+
+    def note(name: str, called: list[float]) -> None:
+        least[name] = min([least.get(name, float("inf")), *(b - a for a, b in itertools.pairwise(called[1:]))])
+
+    while time.monotonic() < ends:
+        t += 1
+        g, called = problem.oracle(ids, t), []
+        for q in range(Q):
+            called.append(time.perf_counter())
+            g(point, q)
+        note("bare gradients", called)
+        for name, (algorithm, down, client) in states.items():
+            g, called = problem.oracle(ids, t), []
+
+            def timed(x: Tensor, q: int, g: Oracle = g, called: list[float] = called) -> Tensor:
+                called.append(time.perf_counter())
+                return g(x, q)
+
+            algorithm.local(down, client, timed)
+            note(name, called)
+    return [
+        {"step": name, "us per client": 1e6 * s / len(ids), "over the bare gradients": s / least["bare gradients"]}
+        for name, s in least.items()
+    ]
 
 
 def module_gradients(problem: Network, Q: int) -> Callable[[], object]:
@@ -92,8 +137,16 @@ def compare(
 
 
 def main() -> int:
-    given = arguments(__doc__, threads=2, repeats=15, Q=10)
+    given = arguments(__doc__, threads=2, repeats=15, Q=10, steps=False, seconds=20.0)
     figures, failed = {}, []
+    if given.steps:
+        torch.set_num_threads(1)
+        torch.empty(31 << 20, dtype=torch.uint8)  # as `simulate` does
+        rows = fastest_steps(network(), given.Q, given.seconds)
+        ratio = next(row["over the bare gradients"] for row in rows if row["step"] == "FedNMap")
+        table(f"local steps: FedNMap {ratio:.2f}, limit {LIMITS['steps']}", rows)
+        write(given.json, steps=rows)
+        return 1 if ratio > LIMITS["steps"] else 0
 
     def judge(name: str, rows: list[dict[str, object]], judged: str) -> None:
         ratio = next(row["over the bare gradients"] for row in rows if row["run"] == judged)
@@ -102,19 +155,22 @@ def main() -> int:
         failed.extend([name] if ratio > LIMITS[name] else [])
 
     problem, chosen = network(), network().chunk
-    bare = {f"bare gradients, {k} at once": gradients(problem, given.Q, k) for k in GROUPINGS}
-    runs = {name: rounds(algorithm, problem) for name, algorithm in methods(given.Q).items()}
+    bare = {f"bare gradients, {k} at once": gradients(problem, given.Q, k, given.threads) for k in GROUPINGS}
+    runs = {name: rounds(algorithm, problem, given.threads) for name, algorithm in methods(given.Q).items()}
     judge("network", compare(bare, runs, given.repeats), "FedNMap")
-    grouped = {f"FedNMap, {k} at once": rounds(methods(given.Q)["FedNMap"], problem, k) for k in (1, *GROUPINGS)}
+    grouped = {
+        f"FedNMap, {k} at once": rounds(methods(given.Q)["FedNMap"], problem, given.threads, k) for k in (1, *GROUPINGS)
+    }
     seconds = in_turn(grouped, max(3, given.repeats // 2), time.perf_counter)
     figures["groupings"] = [{"run": name, "ms": 1e3 * s} for name, s in seconds.items()]
     table(f"the rule's choice: {chosen} at once", figures["groupings"])
-    began, compiled = time.perf_counter(), rounds(methods(given.Q)["FedNMap"], problem, compile=True)
+    began, compiled = time.perf_counter(), rounds(methods(given.Q)["FedNMap"], problem, given.threads, compile=True)
     compiled(), compiled()
     print(f"\n--compile took {time.perf_counter() - began:.1f} s")
     judge("network, compiled", compare(bare, {"FedNMap": compiled}, given.repeats), "FedNMap")
     problem = mobilenet()
-    runs = {name: rounds(algorithm, problem) for name, algorithm in methods(given.Q).items()}
+    runs = {name: rounds(algorithm, problem, 1) for name, algorithm in methods(given.Q).items()}
+    torch.set_num_threads(1)  # as in a round, where threads share clients and not the work of one
     bare = {"bare gradients": module_gradients(problem, given.Q)}
     judge("mobilenet", compare(bare, runs, max(3, given.repeats // 3)), "FedNMap")
     write(given.json, **figures)
