@@ -9,7 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fednmap import algorithms, core, data, measure, models, problems, regularizers, simulation, testing, theory
+    from fednmap import (
+        algorithms,
+        core,
+        data,
+        estimators,
+        measure,
+        models,
+        problems,
+        regularizers,
+        simulation,
+        tables,
+        testing,
+        theory,
+    )
     from fednmap.names import InputError
     from fednmap.runs.in_python import run
     from fednmap.simulation import Callback, Diverged, Patience, Result, Round, TimeLimit, Tolerance, simulate
@@ -28,6 +41,7 @@ __all__ = [
     "algorithms",
     "core",
     "data",
+    "estimators",
     "measure",
     "models",
     "problems",
@@ -35,6 +49,7 @@ __all__ = [
     "run",
     "simulate",
     "simulation",
+    "tables",
     "testing",
     "theory",
 ]

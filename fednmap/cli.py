@@ -23,6 +23,12 @@ COMMANDS = {
         "compare",
         "Run several methods from the same start with the same minibatches, and compare them.",
     ),
+    "fit": (
+        "fednmap.commands.fit",
+        "fit",
+        "Fit a linear model to tables, one file per site: one model for all, and no row leaves its site.",
+    ),
+    "predict": ("fednmap.commands.fit", "predict", "Predict the rows of a new file with a fitted model."),
     "tune": (
         "fednmap.commands.tune",
         "tune",

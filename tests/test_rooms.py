@@ -12,7 +12,7 @@ CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
 FLOORS = [  # the highest first; rooms of one floor may use each other, but not in a circle
     ("__main__", "cli"),
     ("commands",),
-    ("paper", "flower"),
+    ("paper", "flower", "estimators", "tables"),
     ("report",),
     ("runs",),
     ("theory", "testing"),

@@ -1,0 +1,293 @@
+"""`fednmap fit` and `fednmap predict`: a linear model of tables, one file per site."""
+
+from __future__ import annotations
+
+import sys
+import time as clock
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table as Shown
+
+from fednmap import tables
+from fednmap.commands.options import Json, Out, Quiet
+from fednmap.estimators import folder as kept
+from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
+from fednmap.estimators.families import FAMILIES
+from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.path import path as walk_path
+from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name
+from fednmap.estimators.plots import plot_cv, plot_path
+from fednmap.estimators.survival import FederatedCoxRegression
+from fednmap.names import InputError, choose
+from fednmap.runs.files import clear_errors, json_text, write_atomically
+from fednmap.tables.table import is_words, missing
+
+RATIOS = {"logistic": "odds ratio", "cox": "hazard ratio", "poisson": "rate ratio"}
+
+
+def fit(
+    data: Annotated[str, typer.Option(help="csv:FOLDER or csv:a.csv,b.parquet: one file per site.")],
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict; for a Cox model --time and --event.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="gaussian, logistic, poisson, huber or cox. Default: from the target.")
+    ] = None,
+    penalty: Annotated[
+        str, typer.Option(help="none, l1, ridge, elastic-net, mcp, scad, group-lasso, nonnegative, box:lo,hi, ...")
+    ] = "l1",
+    lam: Annotated[float | None, typer.Option(help="Weight of the penalty. (default 0.01)")] = None,
+    path: Annotated[bool, typer.Option("--path", help="Also fit 50 models from lambda_max down.")] = False,
+    cv: Annotated[
+        str | None, typer.Option(help="Choose lam: a number of folds within sites, or leave-one-site-out.")
+    ] = None,
+    select: Annotated[str, typer.Option(help="The rule of the choice: min, 1se, bic, ebic.")] = "min",
+    time: Annotated[str | None, typer.Option(help="Cox: the column of times.")] = None,
+    event: Annotated[str | None, typer.Option(help="Cox: the column of events, 1 or 0.")] = None,
+    drop_columns: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
+    l1_ratio: Annotated[float, typer.Option(help="The share of l1 in elastic-net and sparse-group-lasso.")] = 0.5,
+    impute: Annotated[str, typer.Option(help="What fills a gap in a number: mean or median.")] = "mean",
+    standardize: Annotated[bool, typer.Option(help="Penalise coefficients of standardised columns.")] = True,
+    weights: Annotated[str, typer.Option(help="samples counts every row once, sites every site alike.")] = "samples",
+    ties: Annotated[str, typer.Option(help="Cox: efron or breslow.")] = "efron",
+    tol: Annotated[float, typer.Option(help="|F_nat| at which a fit ends.")] = 1e-6,
+    max_rounds: Annotated[int, typer.Option(help="Rounds of one fit, at most.")] = 1000,
+    out: Out = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit a linear model to tables, one file per site: one model for all, and no row leaves its site."""
+    began, place = clock.perf_counter(), _place(out)
+    dropped = [name.strip() for name in (drop_columns or "").split(",") if name.strip()]
+    sites = tables.read_sites(data)
+    for name in dropped:
+        if not any(name in t.columns for t in sites.values()):
+            raise InputError(f"--drop-columns names {name!r}, which no site has")
+    choice = _choice(cv, select, lam, penalty)
+    y, family, goals = _targets(sites, target, family, time, event)
+    features = {name: t.without([*dropped, *goals]) for name, t in sites.items()}
+    preprocessor = tables.FederatedPreprocessor(impute).fit(features)
+    columns = [str(name) for name in preprocessor.get_feature_names_out()]
+    X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+    where = np.concatenate([np.full(t.rows, name, object) for name, t in features.items()])
+    _say(quiet, f"{len(sites)} sites, {len(X)} rows, {len(columns)} columns; family {family}, penalty {penalty}")
+    common: dict[str, Any] = {
+        "penalty": penalty,
+        "l1_ratio": l1_ratio,
+        "groups": preprocessor.groups() if penalty_name(penalty) in GROUPED else None,
+        "standardize": standardize,
+        "tol": tol,
+        "max_rounds": max_rounds,
+        "weights": weights,
+    }
+    if choice and family == "cox":
+        estimator: Any = FederatedCoxRegressionCV(ties=ties, **choice, **common)
+    elif choice:
+        estimator = FederatedGLMCV(family, **choice, **common)
+    elif family == "cox":
+        estimator = FederatedCoxRegression(lam=lam, ties=ties, **common)
+    else:
+        estimator = FederatedGLM(family, lam=lam, **common)
+    frame = _frame(X, columns)
+    if choice:
+        _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
+    estimator.fit(frame, y, where)
+    found = None
+    if choice:
+        found = estimator.path_
+    elif path:
+        _say(quiet, "the path")
+        found = walk_path(estimator, frame, y, where)
+    _say(
+        quiet, f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB, {clock.perf_counter() - began:.1f} s"
+    )
+    errors = estimator.inference(frame, y, where) if penalty == "none" and _has_errors(estimator, family) else None
+    _write(place, locals())
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a `fednmap fit`.")],
+    table: Annotated[Path, typer.Argument(help="A .csv or .parquet file with the same columns.")],
+    out: Annotated[Path | None, typer.Option(help="Write the predictions here; default: print them.")] = None,
+) -> None:
+    """Predict the rows of a new file with a fitted model."""
+    found = kept.load(run).predict(tables.read(table))
+    text = kept.as_csv(list(found), [list(row) for row in zip(*found.values(), strict=True)])
+    if out is None:
+        print(text, end="")
+    else:
+        with clear_errors(out.parent):
+            write_atomically(out, text.encode())
+
+
+def _targets(
+    sites: dict[str, tables.Table], target: str | None, family: str | None, time: str | None, event: str | None
+) -> tuple[Any, str, list[str]]:
+    """y of all rows, the family, and the columns that y is made of."""
+    if (time is None) != (event is None):
+        raise InputError("a Cox model needs both --time and --event")
+    if time is not None and event is not None:
+        if target is not None or family not in (None, "cox"):
+            raise InputError("--time and --event are for --family cox, without --target")
+        pairs = [np.stack([_numbers(t, name) for name in (time, event)], 1) for t in sites.values()]
+        return np.concatenate(pairs), "cox", [time, event]
+    if target is None:
+        raise InputError("say what to predict: --target COLUMN, or --time and --event for a Cox model")
+    if family == "cox":
+        raise InputError("--family cox needs --time and --event instead of --target")
+    parts = [t[target] for t in sites.values()]
+    for t, values in zip(sites.values(), parts, strict=True):
+        if bool(missing(values).any()):
+            row = int(missing(values).argmax())
+            raise InputError(f"{t.where}the target {target!r} has no value in row {row}; leave the row out")
+    words = [is_words(values) for values in parts]
+    if len(set(words)) > 1:
+        raise InputError(f"the target {target!r} holds words at one site and numbers at another; use one kind")
+    y = np.concatenate(parts)
+    if family is None:
+        family = "logistic" if words[0] or len(np.unique(y)) == 2 else "gaussian"
+    choose("family", family, FAMILIES)
+    if words[0] and family != "logistic":
+        raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
+    if family == "logistic":
+        y = np.array([v if isinstance(v, str) else f"{v:g}" for v in y], object).astype(str)
+    return y, family, [target]
+
+
+def _numbers(t: tables.Table, name: str) -> Any:
+    values = t[name]
+    if is_words(values):
+        raise InputError(f"{t.where}column {name!r} holds words; times and events are numbers")
+    if bool(np.isnan(values).any()):
+        raise InputError(f"{t.where}column {name!r} has no value in row {int(np.isnan(values).argmax())}")
+    return values
+
+
+def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
+    """The options of an estimator that chooses lam; empty where lam is given."""
+    if cv is None and select not in ("bic", "ebic"):
+        return {}
+    if lam is not None:
+        raise InputError("--cv and --select choose lam; leave --lam out")
+    if penalty_name(penalty) in WITHOUT_WEIGHT:
+        raise InputError(f"penalty {penalty!r} has no weight to choose; leave --cv and --select out")
+    return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
+
+
+def _has_errors(estimator: Any, family: str) -> bool:
+    return family in ("gaussian", "logistic", "poisson", "cox") and np.atleast_2d(estimator.coef_).shape[0] == 1
+
+
+def _frame(X: Any, columns: list[str]) -> Any:
+    """The matrix with names, so that messages can say them."""
+    import polars
+
+    return polars.DataFrame({name: X[:, j] for j, name in enumerate(columns)})
+
+
+def _place(out: Path | None) -> Path:
+    place = out or Path("runs") / clock.strftime("%Y%m%d-%H%M%S-fit")
+    if place.exists() and any(place.iterdir()):
+        raise InputError(f"{place} exists already; choose another folder with --out")
+    return place
+
+
+def _say(quiet: bool, line: str) -> None:
+    if not quiet:
+        print(line, file=sys.stderr)
+
+
+def _write(place: Path, made: dict[str, Any]) -> None:
+    """The model, the tables, the pictures and the page of a fit; what a person sees of it."""
+    estimator, family, found, errors = (made[name] for name in ("estimator", "family", "found", "errors"))
+    coef = np.atleast_2d(estimator.coef_)
+    intercept = np.atleast_1d(np.asarray(estimator.intercept_, float))
+    classes = tuple(map(str, estimator.classes_)) if family == "logistic" else ()
+    lam = estimator.lam_ if made["choice"] else made["lam"]
+    target = " and ".join(made["goals"])
+    model = kept.FittedModel(family, target, tuple(made["columns"]), coef, intercept, classes, made["preprocessor"])
+    about = {
+        "data": made["data"],
+        "penalty": made["penalty"],
+        "lam": lam,
+        "standardize": made["standardize"],
+        "weights": made["weights"],
+        "rounds": estimator.n_iter_,
+        "bytes_sent": estimator.bytes_sent_,
+        "objective": estimator.objective_,
+        "converged": bool(estimator.converged_),
+        "sites": estimator.site_report_,
+    }
+    if made["choice"] and estimator.select in ("min", "1se"):
+        about |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
+    kept.save(place, about, model)
+    head, rows = coefficient_rows(model, found, errors)
+    pictures = []
+    with clear_errors(place):
+        write_atomically(place / "coefficients.csv", kept.as_csv(head, rows).encode())
+        if found is not None:
+            spread = np.asarray(made["X"]).std(0)
+            plot_path(found, place / "path.png", lam, spread)
+            pictures.append(place / "path.png")
+            names = [f"{c}: {n}" for c in found.classes for n in found.names] if found.classes else list(found.names)
+            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(found.lambdas, found.coefs, strict=True)]
+            write_atomically(place / "path.csv", kept.as_csv(["lam", *names], walked).encode())
+        if made["choice"]:
+            plot_cv(estimator, place / "cv.png")
+            pictures.append(place / "cv.png")
+        sites = [[s["site"], s["rows"], s["weight"], s["loss"]] for s in estimator.site_report_]
+        sent = [[s.column, s.kind, s.sent, s.missing] for s in made["preprocessor"].statistics_]
+        summary = (
+            f"{family}, penalty {made['penalty']}, lam {lam if lam is not None else '-'}, {estimator.n_iter_} rounds, "
+            f"{estimator.bytes_sent_} bytes, objective {estimator.objective_:.6g}"
+        )
+        lines = [summary, *([f"Coefficients are for {target} = {classes[1]}."] if len(classes) == 2 else [])]
+        text = kept.page(
+            f"{target}: {len(sites)} sites",
+            lines,
+            {
+                "Coefficients": (head, rows),
+                "Sites": (["site", "rows", "weight", "loss"], sites),
+                "What the sites sent about the columns": (["column", "kind", "sent", "gaps"], sent),
+            },
+            pictures,
+        )
+        write_atomically(place / "report.html", text.encode())
+    if made["json"]:
+        print(
+            json_text(about | {"folder": str(place), "coefficients": [dict(zip(head, r, strict=True)) for r in rows]})
+        )
+        return
+    shown = Shown(*head)
+    for row in rows:
+        shown.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+    console = Console()
+    console.print(shown)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"folder: {place}", highlight=False, soft_wrap=True)
+
+
+def coefficient_rows(model: kept.FittedModel, path: Any, errors: Any) -> tuple[list[str], list[list[Any]]]:
+    """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters."""
+    head = [*(["class"] if len(model.coef) > 1 else []), "name", "coefficient"]
+    head += [RATIOS[model.family]] if model.family in RATIOS else []
+    head += ["standard error", "low", "high", "p"] if errors is not None else []
+    head += ["enters at lam"] if path is not None else []
+    rows = []
+    for k, coefs in enumerate(model.coef):
+        constant = [] if model.family == "cox" else [("(intercept)", float(model.intercept[k]))]
+        for j, (name, value) in enumerate([*zip(model.columns, map(float, coefs), strict=True), *constant]):
+            row: list[Any] = [*([model.classes[k]] if len(model.coef) > 1 else []), name, value]
+            row += [float(np.exp(value))] if model.family in RATIOS else []
+            if errors is not None:
+                row += [float(v[j]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
+            if path is not None:
+                enters = path.enters[j] if j < len(model.columns) else np.nan
+                row.append(None if np.isnan(enters) else float(enters))
+            rows.append(row)
+    return head, rows

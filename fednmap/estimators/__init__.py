@@ -1,0 +1,39 @@
+"""Estimators as scikit-learn has them, for rows that lie at several sites: exact joint fits, no row leaves its site."""
+
+from fednmap.estimators.chosen import (
+    FederatedCoxRegressionCV,
+    FederatedElasticNetCV,
+    FederatedGLMCV,
+    FederatedLassoCV,
+    FederatedLogisticRegressionCV,
+    FederatedPoissonRegressorCV,
+)
+from fednmap.estimators.classifiers import FederatedLogisticRegression
+from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.path import Path
+from fednmap.estimators.regressors import (
+    FederatedElasticNet,
+    FederatedHuberRegressor,
+    FederatedLasso,
+    FederatedLinearRegression,
+    FederatedPoissonRegressor,
+)
+from fednmap.estimators.survival import FederatedCoxRegression
+
+__all__ = [
+    "FederatedCoxRegression",
+    "FederatedCoxRegressionCV",
+    "FederatedElasticNet",
+    "FederatedElasticNetCV",
+    "FederatedGLM",
+    "FederatedGLMCV",
+    "FederatedHuberRegressor",
+    "FederatedLasso",
+    "FederatedLassoCV",
+    "FederatedLinearRegression",
+    "FederatedLogisticRegression",
+    "FederatedLogisticRegressionCV",
+    "FederatedPoissonRegressor",
+    "FederatedPoissonRegressorCV",
+    "Path",
+]

@@ -1,0 +1,127 @@
+"""The choice of lam: cross-validation over folds or sites, or an information criterion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import gammaln
+
+from fednmap.data.clients import ClientData
+from fednmap.estimators.base import Federated, Rows
+from fednmap.estimators.folds import folds
+from fednmap.estimators.path import Path, Walk, lambda_max, lambdas_down, walk
+from fednmap.estimators.prepare import Prepared, dense, tensor
+from fednmap.estimators.sites import Floats, row_weights
+from fednmap.names import InputError
+
+SELECT = {
+    "min": "the least held-out loss",
+    "1se": "the largest lam whose held-out loss is within one standard error of the least",
+    "bic": "the least BIC, without folds",
+    "ebic": "the least extended BIC, for many columns, without folds",
+}
+EBIC = 0.5
+"""gamma of Chen and Chen, Extended Bayesian information criteria, Biometrika 2008."""
+
+
+class CrossValidated(Federated):
+    """An estimator that chooses its lam on a path; fitted: lam_, lambdas_, path_, and by folds cv_losses_ (folds,
+    lambdas), cv_mean_, cv_se_, lam_min_, lam_1se_, folds_; by a criterion criterion_."""
+
+    lambdas: int | Sequence[float]
+    cv: int | str
+    select: str
+    random_state: int
+
+    def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
+        """Choose lam, and fit the model there to all rows."""
+        if self.select not in SELECT:
+            raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
+        rows = self._read(X, y, sites, sample_weight)
+        fold = self._folds(rows) if self.select in ("min", "1se") else None
+        prepared = self._prepare(rows)
+        null = Walk(self, prepared).null()
+        first = lambda_max(self, prepared, null.x) if isinstance(self.lambdas, int | np.integer) else 0.0
+        self.lambdas_ = lambdas_down(first, self.lambdas, *rows.X.shape)
+        self.path_ = walk(self, prepared, self.lambdas_, null)
+        chosen = self._by_criterion(rows) if fold is None else self._by_folds(rows, fold)
+        self.lam_ = float(self.lambdas_[chosen])
+        self._keep(prepared, self.path_.fits[chosen])
+        self.n_iter_ = max(1, int(self.path_.rounds.sum()))
+        self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes
+        self._finish(rows)
+        return self
+
+    def _folds(self, rows: Rows) -> Any:
+        """The fold of every row."""
+        kinds = {"logistic": rows.y, "cox": rows.y[..., -1]}.get(self._family().name)
+        fold, self.folds_ = folds(rows, self.cv, self.random_state, kinds)
+        return fold
+
+    def _by_folds(self, rows: Rows, fold: Any) -> int:
+        weight = row_weights(rows.sites, rows.weight, self.weights)
+        shares = np.bincount(fold, weight, len(self.folds_))
+        self.cv_losses_ = np.stack([self._held_out(rows, fold == k, name) for k, name in enumerate(self.folds_)])
+        self.cv_mean_ = shares @ self.cv_losses_
+        spread = shares @ np.square(self.cv_losses_ - self.cv_mean_)
+        self.cv_se_ = np.sqrt(spread / max(1, len(self.folds_) - 1))
+        best = int(self.cv_mean_.argmin())
+        within = int(np.flatnonzero(self.cv_mean_ <= self.cv_mean_[best] + self.cv_se_[best])[0])
+        self.lam_min_, self.lam_1se_ = float(self.lambdas_[best]), float(self.lambdas_[within])
+        return best if self.select == "min" else within
+
+    def _held_out(self, rows: Rows, test: Any, name: str) -> Floats:
+        """The mean loss of the rows of one fold under models of the others, at every lam."""
+        train = rows.some(~test)
+        try:
+            self._family().check(train.y, train.sites)
+        except InputError as error:
+            raise InputError(f"without {name}: {error}") from None
+        prepared = self._prepare(train)
+        found = walk(self, prepared, self.lambdas_)
+        if self._family().level:
+            return losses(self, prepared, found, rows.some(test))
+        whole, part = (len(r.y) * losses(self, prepared, found, r) for r in (rows, train))
+        added: Floats = (whole - part) / test.sum()
+        return added  # the partial likelihood of a fold is what it adds to that of the others
+
+    def _by_criterion(self, rows: Rows) -> int:
+        """-2 log-likelihood + log(N) (nonzero) + 2 gamma log C(p, nonzero)."""
+        if not bool((self.path_.coefs == 0).any()):
+            raise InputError(f"select is {self.select!r}, which counts zeros, and this penalty makes none; use 'min'")
+        self.criterion_ = criterion(self.path_, rows, self._family().name, EBIC if self.select == "ebic" else 0.0)
+        return int(self.criterion_.argmin())
+
+
+def criterion(path: Path, rows: Rows, family: str, gamma: float) -> Floats:
+    """(Extended) BIC at every lam; N is the number of events in a Cox model."""
+    n, p = len(rows.y), path.coefs[0].size
+    nonzero = (path.coefs != 0).sum((1, 2))
+    minus_two_log = n * np.log(np.clip(2 * path.losses, 1e-300, None)) if family == "gaussian" else 2 * n * path.losses
+    size = rows.y[:, 1].sum() if family == "cox" else n
+    choices = gammaln(p + 1) - gammaln(nonzero + 1) - gammaln(p - nonzero + 1)
+    found: Floats = minus_two_log + np.log(size) * nonzero + 2 * gamma * choices
+    return found
+
+
+def losses(estimator: Federated, prepared: Prepared, path: Path, rows: Rows) -> Floats:
+    """The mean loss of rows under every model of a path, on the scale of the given columns."""
+    order = rows.sites.order
+    if order is not None:
+        rows = rows.some(order)
+    each = row_weights(rows.sites, rows.weight, estimator.weights)
+    data = ClientData(tensor(rows.X), dense(rows.y), dense(rows.sites.sizes))
+    problem = prepared.family.problem(
+        data,
+        prepared.outputs,
+        intercept=prepared.intercept,
+        weights=dense(np.bincount(rows.sites.of_row, each, len(rows.sites))),
+        sample_weights=dense(rows.weight),
+    )
+    found = []
+    for coef, intercept, scale in zip(path.coefs, path.intercepts, path.scales, strict=True):
+        parts = [coef.flatten(), intercept if prepared.intercept else [], [] if scale is None else [scale]]
+        found.append(float(problem.loss(dense(np.concatenate(parts)))))
+    return np.array(found)

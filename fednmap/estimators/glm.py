@@ -1,0 +1,141 @@
+"""Any family with any penalty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
+from sklearn.utils import ClassifierTags, RegressorTags
+from sklearn.utils.metaestimators import available_if
+
+from fednmap.core import Regularizer
+from fednmap.estimators import inputs
+from fednmap.estimators.base import Federated
+from fednmap.estimators.families import Family, family
+from fednmap.estimators.penalties import Groups
+from fednmap.estimators.prepare import Parameters
+from fednmap.estimators.sites import Floats, Sites
+from fednmap.names import InputError
+
+
+def _classifies(estimator: FederatedGLM) -> bool:
+    return estimator._family().name == "logistic"
+
+
+class FederatedGLM(Federated):
+    """A generalised linear model of rows that lie at several sites: mean loss + lam penalty(b), fitted exactly.
+
+    family:        "gaussian", "logistic", "poisson" or "huber"; FederatedCoxRegression is for times.
+    penalty:       a name ("none", "l1", "ridge", "elastic-net", "mcp", "scad", "group-lasso", "sparse-group-lasso",
+                   "nonnegative", "box:lo,hi") or any Regularizer on the coefficients (K p of them, class by class).
+    lam:           weight of the penalty; default 0.01 for a name, 1 for a Regularizer, which has weights of its own.
+    l1_ratio:      the share of l1 in "elastic-net" and "sparse-group-lasso".
+    groups:        {name: columns} or lists of columns, by name or number; a column in none is a group by itself.
+    standardize:   columns of mean 0 and deviation 1, by sums over the sites; the penalty is then on the coefficients of
+                   the standardised columns, as in glmnet. coef_ and intercept_ are for the columns as they were given.
+    fit_intercept: an intercept, never penalised.
+    tol:           |F_nat| at which the fit ends, relative to the deviation of y in a linear regression, to the mean of
+                   y in a Poisson regression.
+    max_rounds:    rounds at most; a ConvergenceWarning says that they did not suffice.
+    weights:       "samples" counts every row once, "sites" every site as much as any other.
+
+    Fitted: coef_, intercept_, n_iter_ (rounds), n_features_in_, feature_names_in_, bytes_sent_, objective_, residual_,
+    converged_, sites_, site_report_.
+
+    >>> import numpy as np
+    >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
+    >>> FederatedGLM("gaussian", "none").fit(X, [1.0, 3.0, 5.0, 7.0], sites=hospital).coef_.round(3)
+    array([2.])
+    """
+
+    def __init__(
+        self,
+        family: str | Family = "gaussian",
+        penalty: str | Regularizer = "l1",
+        lam: float | None = None,
+        *,
+        l1_ratio: float = 0.5,
+        groups: Groups = None,
+        standardize: bool = True,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        max_rounds: int = 1000,
+        weights: str = "samples",
+    ) -> None:
+        self.family = family
+        self.penalty = penalty
+        self.lam = lam
+        self.l1_ratio = l1_ratio
+        self.groups = groups
+        self.standardize = standardize
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.weights = weights
+
+    @available_if(_classifies)  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> Floats:
+        """Scores: of the second class, or of every class where there are more than two."""
+        return self._scores(X)
+
+    @available_if(_classifies)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Floats:
+        """The probability of every class, in the order of classes_."""
+        mean = self._family().mean(self._scores(X))
+        return np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
+
+    def predict(self, X: Any) -> Any:
+        """The mean of y at each row, or the likeliest class."""
+        scores = self._scores(X)
+        if not _classifies(self):
+            return self._family().mean(scores)
+        return self.classes_[(scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(1)]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, R^2, or for counts the share of deviance explained."""
+        predicted, name = self.predict(X), self._family().name
+        if name == "logistic":
+            return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+        if name == "poisson":
+            return float(d2_tweedie_score(y, predicted, sample_weight=sample_weight, power=1))
+        return float(r2_score(y, predicted, sample_weight=sample_weight))
+
+    def _family(self) -> Family:
+        found = family(self.family)
+        if not found.level:
+            raise InputError(f"family {found.name!r} has times and strata of its own; use FederatedCoxRegression")
+        return found
+
+    def _penalty(self) -> str | Regularizer:
+        return self.penalty
+
+    def _targets(self, y: Any, sites: Sites) -> Floats:
+        if not _classifies(self):
+            return super()._targets(y, sites)
+        self.classes_, numbers = inputs.labels(y, len(sites.of_row))
+        if len(self.classes_) < 2:
+            raise InputError(f"y holds one class only, {self.classes_[0]!r}, at all sites; two are needed")
+        return numbers
+
+    def _outputs(self) -> int:
+        return len(self.classes_) if _classifies(self) and len(self.classes_) > 2 else 1
+
+    def _classes(self) -> tuple[str, ...]:
+        return tuple(map(str, self.classes_)) if self._outputs() > 1 else ()
+
+    def _set(self, model: Parameters) -> None:
+        if _classifies(self):
+            self.coef_, self.intercept_ = model.coef, model.intercept
+        else:
+            super()._set(model)
+            self.scale_ = model.scale
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        if _classifies(self):
+            tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
+        else:
+            tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+            tags.target_tags.positive_only = self._family().name == "poisson"
+        return tags

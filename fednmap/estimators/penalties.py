@@ -1,0 +1,151 @@
+"""A penalty by name: which regularizer it is at a given lam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednmap.core import Regularizer
+from fednmap.names import InputError, choose
+from fednmap.regularizers import (
+    L1,
+    MCP,
+    SCAD,
+    Box,
+    ElasticNet,
+    GroupLasso,
+    NonNegative,
+    Scaled,
+    SparseGroupLasso,
+    SquaredL2,
+    Zero,
+)
+
+PENALTIES = {
+    "none": "0",
+    "l1": "|b|_1",
+    "ridge": "|b|^2 / 2",
+    "elastic-net": "r |b|_1 + (1 - r) |b|^2 / 2; r is l1_ratio",
+    "mcp": "minimax concave; mcp:theta, theta = 3",
+    "scad": "smoothly clipped; scad:a, a = 3.7",
+    "group-lasso": "sum over groups of sqrt(size) |b_g|_2",
+    "sparse-group-lasso": "r |b|_1 + (1 - r) sum over groups of |b_g|_2; r is l1_ratio",
+    "nonnegative": "b >= 0",
+    "box": "lo <= b <= hi; box:lo,hi",
+}
+"""What lam is the weight of; b are the coefficients of the scaled columns, without intercepts."""
+
+WITHOUT_WEIGHT = ("none", "nonnegative", "box")
+GROUPED = ("group-lasso", "sparse-group-lasso")
+DEFAULT_LAM = 0.01
+
+Groups = Mapping[str, Any] | Sequence[Any] | None
+
+
+def penalty_name(penalty: str | Regularizer) -> str:
+    """The name without its numbers; empty for a regularizer."""
+    return penalty.partition(":")[0] if isinstance(penalty, str) else ""
+
+
+def weighted(penalty: str | Regularizer) -> bool:
+    """Whether lam means anything."""
+    return penalty_name(penalty) not in WITHOUT_WEIGHT
+
+
+def settled_lam(penalty: str | Regularizer, lam: float | None) -> float:
+    """lam, or its default: 0.01 for a name; 1 for a regularizer, which has weights of its own."""
+    if lam is None:
+        return DEFAULT_LAM if isinstance(penalty, str) else 1.0
+    if isinstance(lam, bool) or not isinstance(lam, int | float | np.number) or not 0 <= lam < np.inf:
+        raise InputError(f"lam is {lam!r}; it must be a finite number, at least 0")
+    return float(lam)
+
+
+def regularizer(
+    penalty: str | Regularizer, lam: float, l1_ratio: float, groups: Sequence[int] | None, outputs: int
+) -> Regularizer:
+    """lam times the penalty, on the coefficients of all outputs, one output after another.
+
+    groups: the group of every column; those of several outputs lie in one group.
+    """
+    if isinstance(penalty, Regularizer):
+        return Zero() if lam == 0 else penalty if lam == 1 else Scaled(penalty, lam)
+    if not isinstance(penalty, str):
+        raise InputError(f"penalty is {penalty!r:.60}; give a name ({', '.join(PENALTIES)}) or a regularizer")
+    name, _, rest = penalty.partition(":")
+    if name == "l2":
+        raise InputError("penalty 'l2' could be two things: 'ridge' is lam |b|^2 / 2, regularizers.L2 is lam |b|")
+    choose("penalty", name, PENALTIES)
+    numbers = _numbers(penalty, rest)
+    if not 0 <= l1_ratio <= 1:
+        raise InputError(f"l1_ratio is {l1_ratio!r}; it must lie in [0, 1]")
+    if len(numbers) not in {"mcp": (0, 1), "scad": (0, 1), "box": (2,)}.get(name, (0,)):
+        raise InputError(f"penalty {penalty!r} does not fit {name!r}: {PENALTIES[name]}")
+    if name == "box":
+        return Box(*numbers)
+    if name == "nonnegative":
+        return NonNegative()
+    if name == "none" or lam == 0:
+        return Zero()
+    if name == "l1":
+        return L1(lam)
+    if name == "ridge":
+        return SquaredL2(lam / 2)
+    if name == "elastic-net":
+        return ElasticNet(lam * l1_ratio, lam * (1 - l1_ratio) / 2)
+    if name == "mcp":
+        return MCP(lam, *(numbers or [3.0]))
+    if name == "scad":
+        return SCAD(lam, *(numbers or [3.7]))
+    if groups is None:
+        raise InputError(f"penalty {name!r} needs groups, such as groups={{'blood': ['wbc', 'rbc']}}")
+    labels = torch.tensor(np.tile(np.asarray(groups), outputs), device="cpu")
+    if name == "sparse-group-lasso":
+        return SparseGroupLasso(lam * l1_ratio, lam * (1 - l1_ratio), labels)
+    return GroupLasso(lam * labels.bincount().double().sqrt(), labels)
+
+
+def group_numbers(groups: Groups, columns: Sequence[str]) -> list[int] | None:
+    """The group of every column, from names or numbers of columns; a column that is named in none is one by itself.
+
+    >>> group_numbers({"blood": ["wbc", "rbc"]}, ["age", "wbc", "rbc"])
+    [1, 0, 0]
+    """
+    if groups is None:
+        return None
+    listed = list(groups.values()) if isinstance(groups, Mapping) else list(groups)
+    if listed and not any(isinstance(group, list | tuple | np.ndarray) for group in listed):
+        if isinstance(groups, Mapping) or len(listed) != len(columns):
+            raise InputError(
+                f"groups names {len(listed)} groups for {len(columns)} columns; give lists of columns, or one each"
+            )
+        return [int(k) for k in np.unique(np.asarray(listed), return_inverse=True)[1]]
+    found: dict[int, int] = {}
+    for k, group in enumerate(listed):
+        for column in group:
+            j = _place(column, columns)
+            if found.setdefault(j, k) != k:
+                raise InputError(f"column {columns[j]!r} is in two groups; groups must not overlap")
+    single = iter(range(len(listed), len(listed) + len(columns)))
+    numbers = [found[j] if j in found else next(single) for j in range(len(columns))]
+    return [int(k) for k in np.unique(numbers, return_inverse=True)[1]]
+
+
+def _place(column: Any, columns: Sequence[str]) -> int:
+    if isinstance(column, str):
+        if column not in columns:
+            raise InputError(f"groups names column {column!r}, which X has not; it has {', '.join(columns[:20])}")
+        return list(columns).index(column)
+    if not 0 <= column < len(columns):
+        raise InputError(f"groups names column {column}, and X has {len(columns)}, numbered from 0")
+    return int(column)
+
+
+def _numbers(penalty: str, rest: str) -> list[float]:
+    try:
+        return [float(word) for word in rest.split(",") if rest]
+    except ValueError:
+        raise InputError(f"{rest!r} in {penalty!r} is not a list of numbers") from None

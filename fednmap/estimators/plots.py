@@ -1,0 +1,77 @@
+"""Pictures of a path and of the choice on it."""
+
+from __future__ import annotations
+
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+
+from fednmap.estimators.path import Path
+
+NAMED = 12
+"""Columns whose names are written beside their curves: those with the largest coefficients."""
+
+
+def plot_path(path: Path, file: str | File, chosen: float | None = None, scale: Any = None) -> None:
+    """Coefficients against lam, the largest with their names; `chosen` marks a lam.
+
+    scale: factors for the columns, such as their deviations, so that coefficients are comparable.
+    """
+    plt = _pyplot()
+    factor = np.ones(path.coefs.shape[2]) if scale is None else np.asarray(scale, float)
+    figure, axis = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    lambdas = np.clip(path.lambdas, 1e-300, None)
+    for k in range(path.coefs.shape[1]):
+        curves = path.coefs[:, k] * factor
+        order = np.argsort(-np.abs(curves[-1]))
+        prefix = f"{path.classes[k]}: " if path.classes else ""
+        for place, j in enumerate(order):
+            if not curves[:, j].any():
+                continue
+            axis.plot(lambdas, curves[:, j], linewidth=1.2)
+            if place < max(2, NAMED // path.coefs.shape[1]):
+                axis.annotate(f"{prefix}{path.names[j]}", (lambdas[-1], curves[-1, j]), fontsize="x-small", va="center")
+    _along_lambda(axis, chosen, None)
+    axis.set_ylabel("coefficient" if scale is None else "coefficient per standard deviation")
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def plot_cv(fitted: Any, file: str | File) -> None:
+    """The held-out loss against lam with one standard error, or the criterion; the choices are marked."""
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    lambdas = np.clip(fitted.lambdas_, 1e-300, None)
+    if fitted.select in ("bic", "ebic"):
+        axis.plot(lambdas, fitted.criterion_, "o-", markersize=3)
+        axis.set_ylabel(fitted.select.upper())
+        _along_lambda(axis, fitted.lam_, None)
+    else:
+        for losses, name in zip(fitted.cv_losses_, fitted.folds_, strict=True):
+            axis.plot(lambdas, losses, linewidth=0.7, alpha=0.6, label=name)
+        axis.errorbar(lambdas, fitted.cv_mean_, fitted.cv_se_, fmt="o-", color="black", markersize=3, label="mean")
+        axis.set_ylabel("held-out loss")
+        axis.legend(fontsize="x-small")
+        _along_lambda(axis, fitted.lam_min_, fitted.lam_1se_)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def _along_lambda(axis: Any, chosen: float | None, other: float | None) -> None:
+    axis.set_xscale("log")
+    axis.invert_xaxis()
+    axis.set_xlabel("lam")
+    axis.grid(alpha=0.3)
+    for lam, style in ((chosen, "--"), (other, ":")):
+        if lam:
+            axis.axvline(lam, color="grey", linestyle=style, linewidth=1)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt

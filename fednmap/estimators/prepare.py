@@ -1,0 +1,162 @@
+"""From rows and sites to a problem: what is minimised, and what its vector means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from fednmap.core import Regularizer
+from fednmap.data.clients import ClientData
+from fednmap.data.sparse import from_scipy
+from fednmap.estimators.centred import Centred
+from fednmap.estimators.engine import Fit, minimise
+from fednmap.estimators.families import Family, Linear
+from fednmap.estimators.sites import Floats, Sites, row_weights
+from fednmap.estimators.standardise import Scaling, scaling
+from fednmap.regularizers import Box, Separable, Zero
+
+LEAST = 1e-3
+"""The least scale that a family may estimate, relative to the one it begins with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """A model on the scale of the given columns."""
+
+    coef: Floats
+    """(K, p)"""
+    intercept: Floats
+    """(K,)"""
+    scale: float | None = None
+    """sigma, where the family has one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A problem of scaled columns and the meaning of its vector: coefficients, one output after another, then the
+    intercepts, then what the family estimates once for all rows."""
+
+    family: Family
+    problem: Linear | Centred
+    scaling: Scaling
+    sites: Sites
+    site_weights: Floats
+    outputs: int
+    columns: int
+    intercept: bool
+    constants: int
+    unit: float
+    """Tolerances are relative to it."""
+    start: Tensor
+
+    def solve(self, phi: Regularizer, start: Tensor | None, tol: float, max_rounds: int) -> Fit:
+        """The minimiser of f + phi, phi on the coefficients."""
+        first = self.start if start is None else start
+        return minimise(self.problem, self._on_coefficients(phi), first, tol=tol * self.unit, max_rounds=max_rounds)
+
+    def _on_coefficients(self, phi: Regularizer) -> Regularizer:
+        """phi on the coefficients, the intercepts left alone, constants kept positive."""
+        if isinstance(phi, Zero) and not self.constants:
+            return phi
+        end = self.outputs * self.columns
+        parts: list[tuple[slice, Regularizer]] = [(slice(0, end), phi)]
+        if self.constants:
+            size = len(self.start)
+            least = LEAST * float(self.start[-self.constants :].min())
+            parts.append((slice(size - self.constants, size), Box(least, float("inf"))))
+        return Separable(parts)
+
+    def parameters(self, x: Tensor) -> Parameters:
+        """The model on the scale of the given columns."""
+        end = self.outputs * self.columns
+        intercept = x[end : end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
+        scale = float(x[-1]) if self.constants else None
+        return Parameters(*self.scaling.original(self.coefficients(x), intercept), scale)
+
+    def coefficients(self, x: Tensor) -> Floats:
+        """(K, p), of the scaled columns."""
+        found: Floats = x[: self.outputs * self.columns].reshape(self.outputs, -1).numpy()
+        return found
+
+    def gradient(self, x: Tensor) -> Floats:
+        """(K, p), of f by the coefficients."""
+        return self.coefficients(self.problem.gradient(x))
+
+    def loss(self, x: Tensor) -> float:
+        return float(self.problem.loss(x))
+
+    def report(self, x: Tensor) -> list[dict[str, Any]]:
+        """What each site holds, what it counts, and its own mean loss under the model."""
+        sizes = self.sites.sizes
+        return [
+            {
+                "site": name,
+                "rows": int(sizes[k]),
+                "weight": float(self.site_weights[k]),
+                "loss": float(self.problem.alone(k).loss(x)),
+            }
+            for k, name in enumerate(self.sites.names)
+        ]
+
+
+def prepare(
+    family: Family,
+    X: Any,
+    y: Floats,
+    sites: Sites,
+    sample_weight: Floats,
+    *,
+    weights: str,
+    standardize: bool,
+    fit_intercept: bool,
+    outputs: int,
+) -> Prepared:
+    """The sites' rows as clients of one problem."""
+    order = sites.order
+    if order is not None:
+        X, y, sample_weight, sites = X[order], y[order], sample_weight[order], sites.some(order)
+    each = row_weights(sites, sample_weight, weights)
+    intercept = fit_intercept and family.level
+    scale = scaling(X, each, standardize=standardize, free_level=intercept or not family.level)
+    site_weights = np.bincount(sites.of_row, each, len(sites)).astype(float)
+    data = ClientData(tensor(scale.apply(X)), dense(y), dense(sites.sizes))
+    problem: Any = family.problem(
+        data,
+        outputs,
+        intercept=intercept,
+        weights=dense(site_weights),
+        sample_weights=None if bool((sample_weight == sample_weight[0]).all()) else dense(sample_weight),
+    )
+    if intercept and sparse.issparse(X):
+        problem = Centred(problem, dense(scale.shift * scale.factor), outputs)
+    constants = family.constants(y, each)
+    first = family.first(y, each, outputs) if intercept else np.zeros(0)
+    start = np.concatenate([np.zeros(outputs * X.shape[1]), first, constants])
+    return Prepared(
+        family,
+        problem,
+        scale,
+        sites,
+        site_weights,
+        outputs,
+        X.shape[1],
+        intercept,
+        len(constants),
+        family.unit(y, each),
+        torch.from_numpy(start),
+    )
+
+
+def tensor(X: Any) -> Tensor:
+    """Rows as a tensor, CSR where they are sparse."""
+    return from_scipy("X", X) if sparse.issparse(X) else dense(X)
+
+
+def dense(values: Any) -> Tensor:
+    """An array as a tensor, copied where it may not be written to."""
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))

@@ -1,0 +1,74 @@
+"""Features on one scale, from sums over the sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from fednmap.estimators.sites import Floats
+
+CONSTANT = 1e-10
+"""A column whose deviation is this small beside its size does not vary."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """x -> (x - shift) / scale, column by column; a column that does not vary becomes 0 where an intercept stands in.
+
+    Two messages per site: the weighted sums of the columns, then the sums of squared deviations from the common mean.
+    """
+
+    shift: Floats
+    factor: Floats
+    """1 / scale; 0 takes a column out."""
+    nbytes: int
+    """Sent by one site and to it."""
+
+    def apply(self, X: Any) -> Any:
+        """The scaled columns; sparse ones are not shifted."""
+        if sparse.issparse(X):
+            if bool((self.factor == 1).all()):
+                return X
+            return sparse.csr_array((X.data * self.factor[X.indices], X.indices, X.indptr), shape=X.shape)
+        return (X - self.shift) * self.factor
+
+    def original(self, coef: Floats, intercept: Floats) -> tuple[Floats, Floats]:
+        """Coefficients (K, p) and intercepts (K,) for the columns as they were given."""
+        coef = coef * self.factor
+        return coef, intercept - coef @ self.shift
+
+    def standard(self, coef: Floats, intercept: Floats) -> tuple[Floats, Floats]:
+        """The way back."""
+        inner = np.divide(coef, self.factor, out=np.zeros_like(coef), where=self.factor != 0)
+        return inner, intercept + coef @ self.shift
+
+
+def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every column, weighted; both are sums over rows, so over sites."""
+    if not sparse.issparse(X):
+        mean = weight @ X
+        return mean, np.sqrt(weight @ np.square(X - mean))
+    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
+    p, each = X.shape[1], weight[rows]
+    mean = np.bincount(X.indices, each * X.data, p).astype(float)
+    inside = np.bincount(X.indices, each * np.square(X.data - mean[X.indices]), p)
+    zeros = np.clip(1 - np.bincount(X.indices, each, p), 0, None)
+    return mean, np.sqrt(inside + zeros * np.square(mean))
+
+
+def scaling(X: Any, weight: Floats, *, standardize: bool, free_level: bool) -> Scaling:
+    """The scaling of columns X by their moments.
+
+    free_level: the model has an intercept, or does not see the level of a column (Cox): then columns are centred too,
+                which changes no coefficient and makes the problem easier; sparse ones by `Centred`, to stay sparse.
+    """
+    mean, deviation = moments(X, weight)
+    constant = deviation <= CONSTANT * np.abs(mean)
+    factor = 1 / np.where(constant | (deviation == 0), 1, deviation) if standardize else np.ones_like(mean)
+    if free_level:
+        factor = np.where(constant, 0.0, factor)
+    shift = mean if free_level else np.zeros_like(mean)
+    return Scaling(shift, factor, 4 * mean.nbytes)

@@ -1,0 +1,145 @@
+"""Cox regression, each site a stratum."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from fednmap.core import Regularizer
+from fednmap.estimators import inputs
+from fednmap.estimators.base import Federated, Rows
+from fednmap.estimators.families import Cox, Family
+from fednmap.estimators.penalties import Groups
+from fednmap.estimators.prepare import Parameters
+from fednmap.estimators.sites import Floats, Sites, divide
+from fednmap.names import InputError
+
+
+class FederatedCoxRegression(Federated):
+    """Proportional hazards h(t | x) = h_site(t) exp(<b, x>), every site with a baseline hazard of its own.
+
+    The partial likelihood is then a sum over sites, so that the fit is that of the stratified model on the pooled rows:
+    - log partial likelihood / N + lam penalty. y has two columns, time and event (1, or 0 where the time is censored);
+    one column is a time that always ended in an event.
+
+    ties: "efron" or "breslow". Other parameters: see `FederatedGLM`.
+    """
+
+    fit_intercept = False
+
+    def __init__(
+        self,
+        penalty: str | Regularizer = "none",
+        lam: float | None = None,
+        *,
+        ties: str = "efron",
+        l1_ratio: float = 0.5,
+        groups: Groups = None,
+        standardize: bool = True,
+        tol: float = 1e-6,
+        max_rounds: int = 1000,
+        weights: str = "samples",
+    ) -> None:
+        self.penalty = penalty
+        self.lam = lam
+        self.ties = ties
+        self.l1_ratio = l1_ratio
+        self.groups = groups
+        self.standardize = standardize
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.weights = weights
+
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:  # type: ignore[override]
+        """Fit the model to rows X with times and events y; rows of one site are compared with each other only."""
+        return super().fit(X, y, sites)
+
+    def predict(self, X: Any) -> Floats:
+        """The logarithm of the hazard ratio to a row of zeros, <b, x>."""
+        return self._scores(X)
+
+    def predict_hazard(self, X: Any) -> Floats:
+        """The hazard ratio to a row of zeros, exp(<b, x>)."""
+        return np.exp(self._scores(X))
+
+    def predict_survival(self, X: Any, times: Any, site: str | None = None) -> Floats:
+        """P(T > t | x) for every row and time, with the baseline hazard of `site` (Breslow's estimate): (N, times)."""
+        scores = self._scores(X)
+        if site is None and len(self.sites_) > 1:
+            raise InputError(f"each site has a baseline hazard; say which: site={self.sites_[0]!r}, ...")
+        name = str(self.sites_[0]) if site is None else str(site)
+        if name not in self.baseline_:
+            raise InputError(f"unknown site {name!r}; the model knows {', '.join(self.baseline_)}")
+        moments, hazard = self.baseline_[name]
+        places = np.searchsorted(moments, np.asarray(times, float), "right")
+        cumulative = np.concatenate([[0.0], hazard])[places]
+        survival: Floats = np.exp(-np.exp(scores)[:, None] * cumulative)
+        return survival
+
+    def score(self, X: Any, y: Any, sites: Any = None) -> float:
+        """Harrell's concordance, of pairs within a site: 1 where hazards order the events perfectly, 0.5 by chance."""
+        scores = self._scores(X)
+        where = divide(sites, len(scores))
+        y = self._targets(y, where)
+        sums = np.sum([concordant(scores[r], y[r]) for r in (where.of_row == k for k in range(len(where)))], 0)
+        if not sums[1] > 0:
+            raise InputError("no two rows of one site can be compared, so that there is no concordance")
+        return float(sums[0] / sums[1])
+
+    def _family(self) -> Family:
+        return Cox(self.ties)
+
+    def _penalty(self) -> str | Regularizer:
+        return self.penalty
+
+    def _targets(self, y: Any, sites: Sites) -> Floats:
+        found = inputs.targets(y, len(sites.of_row), 2)
+        found = found.reshape(len(found), -1)
+        if found.shape[1] == 1:
+            found = np.column_stack([found, np.ones(len(found))])
+        if found.shape[1] != 2:
+            raise InputError(f"y has {found.shape[1]} columns; give two, time and event (1, or 0 where censored)")
+        inputs.finite_targets(found, sites, ("time", "event"))
+        return found
+
+    def _set(self, model: Parameters) -> None:
+        self.coef_, self.intercept_ = model.coef[0], 0.0
+
+    def _finish(self, rows: Rows) -> None:
+        """baseline_: for every site its event times and the cumulative baseline hazard there; a site keeps its own."""
+        scores = rows.X @ self.coef_
+        self.baseline_ = {
+            name: cumulative_hazard(scores[mine], rows.y[mine])
+            for name, mine in ((name, rows.sites.of_row == k) for k, name in enumerate(rows.sites.names))
+        }
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = False
+        tags.target_tags.positive_only = True
+        tags.target_tags.two_d_labels = True
+        return tags
+
+
+def cumulative_hazard(scores: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Breslow's estimate: the event times, and the sum of events / sum over those at risk of exp(score) up to each."""
+    times, event = y[:, 0], y[:, 1] == 1
+    moments, which = np.unique(times[event], return_inverse=True)
+    deaths = np.bincount(which, minlength=len(moments))
+    order = np.argsort(times)
+    risk = np.cumsum(np.exp(scores)[order][::-1])[::-1]
+    at_risk = risk[np.searchsorted(times[order], moments, "left")]
+    return moments, np.cumsum(deaths / at_risk)
+
+
+def concordant(scores: Floats, y: Floats) -> tuple[float, float]:
+    """The number of ordered pairs that the scores order too (ties count half), and of all that can be compared."""
+    right = total = 0.0
+    time, event = y[:, 0], y[:, 1] == 1
+    for i in np.flatnonzero(event):
+        later = (time > time[i]) | ((time == time[i]) & ~event)
+        difference = scores[i] - scores[later]
+        right += float(((difference > 0) + 0.5 * (difference == 0)).sum())
+        total += int(later.sum())
+    return right, total

@@ -1,0 +1,118 @@
+"""A table: named columns of numbers or words, with gaps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fednmap.names import InputError
+
+Column = npt.NDArray[Any]
+"""float64 with NaN for a gap, or words (object) with None for one."""
+
+DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
+ID = re.compile(r"(.*[_\s-])?(p?id|uuid|mrn|ssn|identifier)", re.IGNORECASE)
+MANY = 20
+"""Rows from which on a column of words that are all different is taken for an identifier."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of one length, by name."""
+
+    columns: Mapping[str, Column]
+    name: str = ""
+    """Where it is from, for messages."""
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self.columns:
+            raise InputError(f"{self.where}there is no column {name!r}; there are {', '.join(self.columns)}")
+        return self.columns[name]
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}: " if self.name else ""
+
+    def without(self, names: Iterable[str]) -> Table:
+        left_out = set(names)
+        return Table({name: column for name, column in self.columns.items() if name not in left_out}, self.name)
+
+    def some(self, rows: Any) -> Table:
+        return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
+
+
+def table(frame: Any, name: str = "") -> Table:
+    """A pandas or polars frame, or a mapping of names to values, as a Table."""
+    if isinstance(frame, Table):
+        return frame
+    if not isinstance(frame, Mapping) and "columns" not in dir(frame):
+        raise InputError(f"a {type(frame).__name__} has no named columns; give a pandas or polars frame, or a mapping")
+    names = list(frame) if isinstance(frame, Mapping) else list(frame.columns)
+    found = {str(each): column(str(each), _values(frame[each]), name) for each in names}
+    if len(found) != len(names):
+        raise InputError(f"{name or 'the table'} has two columns of one name; names must differ")
+    sizes = {len(values) for values in found.values()}
+    if len(sizes) > 1:
+        raise InputError(f"{name or 'the table'} has columns of different lengths: {sorted(sizes)}")
+    return Table(found, name)
+
+
+def column(name: str, values: Column, where: str = "") -> Column:
+    """Numbers as float64, words as words; dates are refused."""
+    at = f" at {where}" if where else ""
+    if values.dtype.kind in "Mm" or (values.dtype.kind == "O" and any(_is_date(v) for v in values[:100])):
+        raise _date(name, at)
+    if values.dtype.kind in "iufb":
+        return values.astype(np.float64)
+    gaps = np.array([v is None or v != v or (isinstance(v, str) and not v.strip()) for v in values], bool)
+    kinds = {type(v) for v, gap in zip(values, gaps, strict=True) if not gap}
+    if all(issubclass(kind, bool | int | float | np.number) for kind in kinds):
+        return np.array([np.nan if gap else float(v) for v, gap in zip(values, gaps, strict=True)])
+    words = np.array([None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)], object)
+    given = [word for word in words if word is not None]
+    if given and all(DATE.fullmatch(word) for word in given):
+        raise _date(name, at)
+    return words
+
+
+def is_words(values: Column) -> bool:
+    return values.dtype.kind == "O"
+
+
+def missing(values: Column) -> npt.NDArray[np.bool_]:
+    """Where the gaps are."""
+    return np.array([v is None for v in values], bool) if is_words(values) else np.isnan(values)
+
+
+def looks_like_id(name: str, values: Column) -> bool:
+    """Words that are all different, or whole numbers that are and are called so."""
+    given = values[~missing(values)]
+    if len(given) < 2 or len(set(given.tolist())) < len(given):
+        return False
+    if is_words(values):
+        return len(given) >= MANY or ID.fullmatch(name) is not None
+    return ID.fullmatch(name) is not None and bool((given == np.rint(given)).all())
+
+
+def _values(given: Any) -> Column:
+    found = given.to_numpy() if "to_numpy" in dir(given) else np.asarray(given)
+    return found if found.dtype.kind != "U" else found.astype(object)
+
+
+def _is_date(value: Any) -> bool:
+    return type(value).__module__ == "datetime" or type(value).__name__ == "Timestamp"
+
+
+def _date(name: str, at: str) -> InputError:
+    return InputError(
+        f"column {name!r}{at} holds dates; turn it into a number, such as days since admission, or drop the column"
+    )

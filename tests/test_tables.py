@@ -1,0 +1,137 @@
+"""Tables as they are: files, gaps, words, and what is refused by name."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from fednmap import InputError
+from fednmap.tables import FederatedPreprocessor, read_sites, table
+from fednmap.tables.preprocessor import median
+
+
+def hospitals():
+    basel = {"age": [50.0, None, 61.0], "sex": ["f", "m", None], "ecg": ["a", "a", "b"]}
+    bern = {"age": [70.0, 64.0, 55.0], "sex": ["f", "m", "m"], "ecg": ["c", "a", "a"]}
+    return basel, bern
+
+
+@pytest.mark.parametrize("frame", [dict, pd.DataFrame, pl.DataFrame])
+def test_union_of_levels_and_means_over_sites(frame):
+    basel, bern = map(frame, hospitals())
+    fitted = FederatedPreprocessor().fit({"basel": basel, "bern": bern})
+    assert list(fitted.get_feature_names_out()) == ["age", "age=missing", "sex=m", "sex=missing", "ecg=b", "ecg=c"]
+    assert fitted.transform(basel).tolist() == [[50, 0, 0, 0, 0, 0], [60, 1, 1, 0, 0, 0], [61, 0, 0, 1, 1, 0]]
+    assert fitted.transform(bern)[0].tolist() == [70, 0, 0, 0, 0, 1]
+    assert [s.missing for s in fitted.statistics_] == [1, 1, 0]
+    assert fitted.groups()["ecg"] == ["ecg=b", "ecg=c"]
+
+
+def test_one_frame_with_sites_is_the_same():
+    basel, bern = (pd.DataFrame(h) for h in hospitals())
+    pooled = pd.concat([basel, bern])
+    one = FederatedPreprocessor().fit(pooled, sites=["basel"] * 3 + ["bern"] * 3)
+    two = FederatedPreprocessor().fit({"basel": basel, "bern": bern})
+    assert one.statistics_ == two.statistics_
+
+
+def test_medians_by_counts():
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=7), rng.normal(3, 2, size=20), rng.normal(size=4)]
+    assert median(parts) == pytest.approx(np.median(np.concatenate(parts)), abs=1e-12)
+    fitted = FederatedPreprocessor("median").fit({"a": {"v": [1.0, 2.0, None]}, "b": {"v": [9.0, 2.0, 30.0]}})
+    assert fitted.transform({"v": [None]})[0, 0] == pytest.approx(2.0)
+
+
+def test_standardised_by_sums():
+    rng = np.random.default_rng(1)
+    a, b = {"v": rng.normal(5, 2, 40)}, {"v": rng.normal(9, 1, 60)}
+    fitted = FederatedPreprocessor(standardize=True).fit({"a": a, "b": b})
+    both = np.concatenate([fitted.transform(a), fitted.transform(b)])
+    assert both.mean() == pytest.approx(0, abs=1e-12)
+    assert both.std() == pytest.approx(1)
+
+
+def fitted():
+    basel, bern = hospitals()
+    return FederatedPreprocessor().fit({"basel": basel, "bern": bern})
+
+
+def sites(**changes):
+    """Two sites; `changes` are columns of bern, None to leave one out."""
+    basel, bern = hospitals()
+    bern = {name: values for name, values in (bern | changes).items() if values is not None}
+    basel |= {name: values for name, values in changes.items() if name not in basel}
+    return {"basel": basel, "bern": bern}
+
+
+REFUSED = [
+    (lambda: FederatedPreprocessor().fit(sites(age=None)), "column 'age' is missing at site 'bern', and site 'basel'"),
+    (
+        lambda: FederatedPreprocessor().fit(sites(age=["x", "y", "y"])),
+        "words at site 'bern' and numbers at site 'basel'",
+    ),
+    (lambda: FederatedPreprocessor().fit(sites(age=[None] * 3)), "column 'age' has no value at site 'bern'"),
+    (lambda: FederatedPreprocessor().fit(sites(age=[1, 2, np.inf])), "column 'age' has infinity at site 'bern', row 2"),
+    (lambda: FederatedPreprocessor().fit(sites(pid=["p1", "p2", "p3"])), "column 'pid' looks like an identifier"),
+    (
+        lambda: FederatedPreprocessor().fit(sites(patient_id=[11, 12, 13])),
+        "column 'patient_id' looks like an identifier",
+    ),
+    (
+        lambda: FederatedPreprocessor().fit(sites(seen=["2021-03-04", "2021-03-05", None])),
+        "column 'seen' at basel holds dates; turn it into a number, such as days",
+    ),
+    (
+        lambda: FederatedPreprocessor().fit(sites(seen=[datetime.date(2021, 3, k) for k in (1, 2, 2)])),
+        "column 'seen' at basel holds dates",
+    ),
+    (lambda: FederatedPreprocessor("mode").fit(sites()), "unknown way to impute 'mode'"),
+    (lambda: FederatedPreprocessor(max_levels=1).fit(sites()), "'sex' has 2 different words, more than max_levels = 1"),
+    (lambda: fitted().transform({"age": [1.0], "sex": ["f"]}), "column 'ecg' is missing; the model was fitted with it"),
+    (
+        lambda: fitted().transform({"age": [1.0], "sex": ["f"], "ecg": ["z"]}),
+        "column 'ecg' has the level 'z' in row 0, which no site had; known are a, b, c",
+    ),
+    (
+        lambda: fitted().transform({"age": ["old"], "sex": ["f"], "ecg": ["a"]}),
+        "has 'old' in row 0; the model knows num",
+    ),
+    (lambda: table(np.ones((2, 2))), "a ndarray has no named columns"),
+]
+
+
+@pytest.mark.parametrize(("attempt", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refused_in_one_line(attempt, message):
+    with pytest.raises(InputError) as refused:
+        attempt()
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_a_site_per_file(tmp_path):
+    basel, bern = hospitals()
+    pl.DataFrame(basel).write_csv(tmp_path / "basel.csv", null_value="NA")
+    pl.DataFrame(bern).write_parquet(tmp_path / "bern.parquet")
+    (tmp_path / "README.txt").write_text("not a site")
+    found = read_sites(f"csv:{tmp_path}")
+    assert list(found) == ["basel", "bern"]
+    assert np.isnan(found["basel"]["age"][1])
+    assert found["basel"]["sex"][2] is None
+    assert FederatedPreprocessor().fit(found).statistics_ == fitted().statistics_
+    both = read_sites(f"csv:{tmp_path}/basel.csv,{tmp_path}/bern.parquet")
+    assert list(both) == ["basel", "bern"]
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match="there is no file or folder"):
+        read_sites(f"csv:{tmp_path}/nowhere")
+    with pytest.raises(InputError, match=r"holds no \.csv or \.parquet file"):
+        read_sites(f"csv:{tmp_path}")
+    with pytest.raises(InputError, match="one file per site"):
+        read_sites("heart-disease")
+    (tmp_path / "empty.csv").write_text("age,sex\n")
+    with pytest.raises(InputError, match="has no rows"):
+        read_sites(f"csv:{tmp_path}/empty.csv")
