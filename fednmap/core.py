@@ -81,6 +81,8 @@ class Traits:
     """Convergence as published; '-' where none is established for f + phi."""
     full_participation: bool = False
     """Every client must reply in every round."""
+    following: int | None = None
+    """Vectors that a client receives, in place of `down`, if it was counted in the round before; see `follow`."""
     central: bool = False
     """Runs where all data is in one place, as one client."""
     steps_may_change: bool = True
@@ -130,6 +132,14 @@ class Algorithm(ABC):
     @abstractmethod
     def model(self, server: State) -> Tensor:
         """x_t: what is measured and returned."""
+
+    def follow(self, down: State, up: State, share: float) -> State | None:
+        """What is broadcast after a round, from what was before it and the round's mean uplink; None if that lacks.
+
+        The same bits as on the server. A client that was counted in a round holds what it was sent then: it need only
+        hear the mean uplink, where that is smaller than the broadcast.
+        """
+        return None
 
     def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
         """(x, grad f(x)) that a round from `before` to `after` has told the server; None where it has not.

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.flower import wire
 from fednmap.flower.ledger import Store
@@ -185,6 +186,99 @@ def test_a_run_without_gradients_is_shown_listed_and_reported(tmp_path, command)
     for words in (["show", tmp_path / "run"], ["show", "--list", tmp_path], ["report", tmp_path / "run"]):
         code, _, err = command(*words)
         assert code == 0, err
+
+
+def vectors_down(federation):
+    """For each round and client: whether it was sent the news alone."""
+    orders = [
+        (m.content["round"]["t"], name, "news" in m.content)
+        for name, m in federation.grid.asked
+        if "round" in m.content
+    ]
+    assert all(("news" in m.content) != ("down" in m.content) for _, m in federation.grid.asked if "round" in m.content)
+    return orders
+
+
+@pytest.mark.parametrize("method", ["fednmap", "zhang", "fedcanon"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("schedule", ["constant", "sqrt"])
+def test_who_was_counted_is_sent_one_vector_and_follows_to_the_bit(tmp_path, monkeypatch, method, share, schedule):
+    from fednmap.simulation.traffic import Traffic
+
+    settings = {"algorithm": method, "participation": share, "seed": 3, "schedule": schedule, "rounds": 8}
+    settings |= {"batch_size": 4}
+    federation = Federation(tmp_path, make_problem(batch_size=4), **settings)
+    closing = federation.start()
+    plan, config = federation.plan(), federation.config
+    options = {"participation": share, "seed": config.seed, "start": plan.start}
+    simulated = list(simulate(plan.algorithm, federation.problem, rounds=8, **options))
+    assert closing["bytes_down"] == sum(r.bytes_down for r in simulated)
+    sent = [news for _, _, news in vectors_down(federation)]
+    assert closing["bytes_down"] == (2 * len(sent) - sum(sent)) * 6 * 8
+    assert sum(sent) == 28 if share == 1 else 0 < sum(sent) < 14
+
+    whole = Traffic.__init__
+
+    def never(self, *arguments):
+        whole(self, *arguments)
+        self.follows = False
+
+    monkeypatch.setattr(Traffic, "__init__", never)
+    (tmp_path / "b").mkdir()
+    plain = Federation(tmp_path / "b", make_problem(batch_size=4), **settings)
+    assert plain.start()["bytes_down"] == 2 * len(sent) * 6 * 8
+    assert not any(news for _, _, news in vectors_down(plain))
+    assert all(torch.equal(a, b) for a, b in zip(federation.server()[0], plain.server()[0], strict=True))
+    assert all(torch.equal(a.h, b.h) for a, b in zip(federation.client_states(), plain.client_states(), strict=True))
+
+
+@pytest.mark.parametrize("why", ["another machine rounds otherwise", "the file is of an earlier version"])
+def test_a_client_that_cannot_follow_is_sent_everything(tmp_path, monkeypatch, why):
+    """It says so once, is left out of that round, and stays exact."""
+    from fednmap.flower import client
+
+    rounds = {}
+    if why.startswith("another"):
+        follow = client._followed
+
+        def rounding(*arguments):
+            received = follow(*arguments)
+            raise RuntimeError(f"not what the server has {received is None}")
+
+        def fault(name, message, answer):
+            with monkeypatch.context() as patch:
+                if name == "cleo":
+                    patch.setattr(client, "_followed", rounding)
+                return [answer()]
+    else:
+        keep = Store.keep
+
+        def fault(name, message, answer):
+            with monkeypatch.context() as patch:
+                if name == "cleo":
+                    patch.setattr(Store, "keep", lambda self, ticket, state, received=None: keep(self, ticket, state))
+                return [answer()]
+
+    federation = Federation(tmp_path, fault=fault, rounds=50, eval_every=50)
+    federation.start()
+    for t, name, news in vectors_down(federation):
+        rounds.setdefault(name, []).append((t, news))
+    assert rounds["cleo"] == [(0, False), (1, True), *[(t, False) for t in range(2, 50)]]
+    assert rounds["anna"] == [(0, False), *[(t, True) for t in range(1, 50)]]
+    error, drift = residual(federation)
+    assert error < 1e-9
+    assert drift < 1e-12
+
+
+def test_a_resumed_server_sends_everything_once(tmp_path):
+    federation = Federation(tmp_path, rounds=8)
+    federation.start(rounds=4)
+    federation.start(resume=True)
+    assert [(t, news) for t, name, news in vectors_down(federation) if name == "anna"] == [
+        (4, False),
+        *[(t, True) for t in (5, 6, 7)],
+    ]
+    assert_same(federation)
 
 
 ONE_STEP = {"local_steps": 1, "eta_a": 0.5, "gamma": 1.0, "rounds": 200, "eval_every": 150}

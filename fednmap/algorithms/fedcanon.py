@@ -47,6 +47,7 @@ class FedCanon(Algorithm):
         composite=True,
         up=1,
         down=2,
+        following=1,
         prox="0 + 1",
         fixed_point=FixedPoint.BIASED,
         rate="psi PL, bounded subgradients: not established",
@@ -87,6 +88,9 @@ class FedCanon(Algorithm):
 
     def model(self, server: Server) -> Tensor:
         return server.x
+
+    def follow(self, down: Server, up: Up, share: float) -> Server:
+        return self.aggregate(down, up, share)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return (before.x, after.h) if self.Q == 1 else None

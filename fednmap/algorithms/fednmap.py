@@ -54,6 +54,7 @@ class FedNMap(Algorithm):
         composite=True,
         up=1,
         down=2,
+        following=1,
         prox="Q + 1",
         fixed_point=FixedPoint.EXACT,
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T); psi PL: O~(s2/(nQT) + s2/T^2)",
@@ -99,6 +100,9 @@ class FedNMap(Algorithm):
 
     def model(self, server: Server) -> Tensor:
         return self._prox(server.z)
+
+    def follow(self, down: Server, up: Up, share: float) -> Server:
+        return self.aggregate(down, up, share)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         """With Q = 1 the mean uplink is the normal map at z, and h, which is it without (z - x)/gamma, grad f(x)."""

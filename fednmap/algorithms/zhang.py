@@ -47,6 +47,7 @@ class Zhang(Algorithm):
         composite=True,
         up=1,
         down=2,
+        following=1,
         prox="Q + 1",
         fixed_point=FixedPoint.EXACT,
         rate="f strongly convex, bounded subgradients: O~((s2 + B2)/(nT)); psi PL: not established",
@@ -85,6 +86,9 @@ class Zhang(Algorithm):
 
     def model(self, server: Server) -> Tensor:
         return server.x
+
+    def follow(self, down: Server, up: Up, share: float) -> Server:
+        return self.aggregate(down, up, share)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return (before.x, after.h) if self.Q == 1 else None

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednmap.algorithms import ALGORITHMS
+from fednmap.core import Traits
 from fednmap.data import DATASETS, PARTITIONS
 from fednmap.models.build import MODELS
 from fednmap.names import choose
@@ -24,11 +25,18 @@ def _algorithms() -> Group:
         t = kind.traits
         solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
         everybody = "required" if t.full_participation else "-"
-        needs.add_row(name, solves, str(t.up), str(t.down), t.prox, everybody, t.fixed_point.value)
+        needs.add_row(name, solves, str(t.up), _down(t), t.prox, everybody, t.fixed_point.value)
         if t.rate != "-":
             rates.add_row(name, t.rate)
-    key = "up, down: vectors a client sends and receives in a round; prox: evaluations on a client + on the server"
+    key = (
+        "up, down: vectors a client sends and receives in a round, less down if it was counted in the round before; "
+        "prox: evaluations on a client + on the server"
+    )
     return Group(needs, key, rates)
+
+
+def _down(traits: Traits) -> str:
+    return str(traits.down) if traits.following is None else f"{traits.down}, {traits.following}"
 
 
 def _regularizers() -> Table:

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fednmap.core import State
+from fednmap.core import Algorithm, State
 from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
@@ -20,6 +20,8 @@ from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture
 from fednmap.simulation import schedules
+from fednmap.simulation.loop import dry_run
+from fednmap.simulation.traffic import Traffic
 
 Load = Callable[[Context], LocalProblem]
 
@@ -54,7 +56,7 @@ def client_app(load: Load) -> ClientApp:
             log.warning("%s: the server refused the last reply: %.200s", name, order["refused"])
         store = Store(_state_dir(context), order["run"], name)
         with store.locked():
-            up = _answer(_plan(context, local), local, message.content["down"], order, store)
+            up = _answer(_plan(context, local), local, message.content, order, store)
         content = RecordDict(
             {
                 "up": wire.pack(up),
@@ -89,15 +91,30 @@ def _plan(context: Context, local: LocalProblem) -> Plan:
     return plan_from(config, local.start, architecture(local.problem))
 
 
-def _answer(plan: Plan, local: LocalProblem, down: Any, order: Any, store: Store) -> State:
+def _answer(plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store) -> State:
     """One client's half of a round: the packed uplink. The new state is pending until a later message counts it."""
     algorithm = schedules.at(plan.algorithm, order.get("eta_a"), int(order["t"]))
     server, initial = algorithm.init(plan.start)
-    received = wire.unpack(down, algorithm.broadcast(server))
+    message = dry_run(algorithm, server, initial)
+    down = algorithm.broadcast(server)
+    if "news" in content:
+        received = _followed(plan.algorithm, content["news"], order, store, down, message)
+    else:
+        received = wire.unpack(content["down"], down)
     g = local.oracle(int(order["client"]), int(order["t"]))
     up, state = algorithm.local(received, store.current(order["counted"], initial), g)
-    store.keep(order["ticket"], state)
+    store.keep(order["ticket"], state, received if Traffic(algorithm, server, message).follows else None)
     return algorithm.pack(up)
+
+
+def _followed(algorithm: Algorithm, news: Any, order: Any, store: Store, down: State, message: State) -> State:
+    """What the server would broadcast now, from what it sent in the round that was counted last and its mean uplink."""
+    then = schedules.at(algorithm, order.get("eta_a_before"), 0)
+    before = store.received(order["counted"], down)
+    received = then.follow(before, wire.unpack(news, message), float(order["share"]))
+    if received is None or wire.digest(received) != order["digest"]:
+        raise RuntimeError("what this machine makes of the news is not what the server has; send it whole")
+    return received
 
 
 def _name(context: Context) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from fednmap.core import State
 from fednmap.flower.settings import client_name
@@ -24,6 +25,9 @@ from fednmap.runs.files import write_atomically
 TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")
 RUN = re.compile(r"[0-9a-f]{16}")
 KEEP = 2  # a server whose last checkpoint is damaged falls back to the one before, and asks for an older state
+
+
+SENT = "received."  # stands before the names of what the server sent
 
 
 class Store:
@@ -50,6 +54,19 @@ class Store:
         if counted == "":
             self._clear("")
             return initial
+        path, tensors = self._read(counted)
+        self._clear(path.name)
+        return type(initial)(**{name: tensors[name].to(v) for name, v in initial._asdict().items()})
+
+    def received(self, counted: object, like: State) -> State:
+        """What the server had sent in that round, if it was kept."""
+        _, tensors = self._read(counted)
+        names = [SENT + name for name in like._fields]
+        if not set(names) <= tensors.keys():
+            raise RuntimeError(f"what was received in round {counted} is not in {self.folder}; send it again")
+        return type(like)(*(tensors[name].to(v) for name, v in zip(names, like, strict=True)))
+
+    def _read(self, counted: object) -> tuple[Path, dict[str, Tensor]]:
         path = self._path(counted)
         try:
             digest, data = path.read_bytes().split(b"\n", 1)
@@ -61,15 +78,14 @@ class Store:
                 "bring that folder back from a backup, or begin a new run"
             )
         try:
-            tensors = load(data)
+            return path, load(data)
         except SafetensorError as error:
             raise RuntimeError(f"the state in {path} cannot be read: {error}") from None
-        self._clear(path.name)
-        return type(initial)(**{name: tensors[name].to(v) for name, v in initial._asdict().items()})
 
-    def keep(self, ticket: object, state: State) -> None:
-        """The state that will be current if the reply of this ticket is counted."""
-        data = save({name: v.detach().cpu().contiguous() for name, v in state._asdict().items()})
+    def keep(self, ticket: object, state: State, received: State | None = None) -> None:
+        """The state that will be current if the reply of this ticket is counted; and what was received for it."""
+        sent = {} if received is None else {SENT + name: v for name, v in received._asdict().items()}
+        data = save({name: v.detach().cpu().clone() for name, v in (state._asdict() | sent).items()})
         write_atomically(self._path(ticket), hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
 
     def _clear(self, current: str) -> None:

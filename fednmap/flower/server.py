@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap.core import Algorithm, State, nbytes
+from fednmap.core import Algorithm, State
 from fednmap.flower import wire
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
@@ -40,6 +40,7 @@ from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import sampler_of, take_part
+from fednmap.simulation.traffic import Traffic
 from fednmap.simulation.trajectory import TOTALS
 
 FACTS = "federation.json"
@@ -76,6 +77,14 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     return app
 
 
+class News(NamedTuple):
+    """The last round that was counted, for those who were in it: its mean uplink tells them what is broadcast now."""
+
+    ticket: str
+    up: ArrayRecord
+    facts: dict[str, Any]
+
+
 class Coordinator:
     """One run between machines."""
 
@@ -87,6 +96,9 @@ class Coordinator:
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
         self.counted = dict.fromkeys(federation.names, "")
         self.refused = dict.fromkeys(federation.names, "")
+        self.news: News | None = None
+        self.lost: set[str] = set()
+        """Clients that could not follow the news once: they are sent everything."""
         self.exact = False
         """Whether the last round has counted everybody, with exact gradients."""
         self.stops = stops_of(config)
@@ -117,7 +129,7 @@ class Coordinator:
         self.eta_a = scheduled_step(plan.algorithm, self.config)
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
-        self.bytes = nbytes(self.packed_like), nbytes(plan.algorithm.broadcast(server))
+        self.traffic = Traffic(plan.algorithm, server, self.up_like)
         done, server = self._restore(server)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
@@ -143,10 +155,12 @@ class Coordinator:
         for attempt in range(self.federation.attempts):
             nodes = self._participants(t, attempt)
             ticket = f"{t:08d}-{secrets.token_hex(4)}"
-            content = self._order(t, ticket, down, algorithm)
+            following = {name for name in nodes if self._follows(name)}
+            content = self._order(t, ticket, down, algorithm, following)
             found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
             ups = self._accept(found, ticket)
-            self._count_bytes(len(nodes), found)
+            self.lost |= following & found.heard - found.replies.keys()  # such as those who could not follow
+            self._count_bytes(len(nodes), len(following), found)
             if len(ups) >= self.federation.min_clients:
                 break
             log.warning("round %d: %d good replies, %d needed", t, len(ups), self.federation.min_clients)
@@ -155,10 +169,12 @@ class Coordinator:
                 f"round {t} failed {self.federation.attempts} times; its state is saved, continue with resume = true"
             )
         order = [name for name in self.federation.names if name in ups]
-        server = algorithm.aggregate(server, mean([ups[name] for name in order]), len(order) / self.n)
+        up, share = mean([ups[name] for name in order]), len(order) / self.n
+        server = algorithm.aggregate(server, up, share)
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
         self.counted |= dict.fromkeys(order, ticket)
+        self.news = self._news(ticket, up, share, algorithm, server)
         self.exact = len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
         self.totals["train_seconds"] += time.monotonic() - began
         self._save(t, server)
@@ -184,7 +200,20 @@ class Coordinator:
         sampler = sampler_of(self.config.sampler, self.config.participation)
         return list(take_part(self.n, t, sampler=sampler, drop=0.0, seed=self.config.seed).participants.tolist())
 
-    def _order(self, t: int, ticket: str, down: Any, algorithm: Algorithm) -> Callable[[str], RecordDict]:
+    def _news(self, ticket: str, up: State, share: float, algorithm: Algorithm, server: State) -> News | None:
+        if not self.traffic.follows:
+            return None
+        facts = {"share": share, "digest": wire.digest(algorithm.broadcast(server))}
+        step = {} if self.eta_a is None else {"eta_a_before": schedules.step_of(algorithm)}
+        return News(ticket, wire.pack(up), facts | step)
+
+    def _follows(self, name: str) -> bool:
+        """Whether the client holds what was broadcast in the round of the news: it was counted then."""
+        return self.news is not None and self.counted[name] == self.news.ticket and name not in self.lost
+
+    def _order(
+        self, t: int, ticket: str, down: Any, algorithm: Algorithm, following: set[str]
+    ) -> Callable[[str], RecordDict]:
         step = {} if self.eta_a is None else {"eta_a": schedules.step_of(algorithm)}
 
         def content(name: str) -> RecordDict:
@@ -197,6 +226,8 @@ class Coordinator:
                 "refused": self.refused[name],
                 **step,
             }
+            if self.news is not None and name in following:
+                return RecordDict({"news": self.news.up, "round": ConfigRecord(order | self.news.facts)})
             return RecordDict({"down": down, "round": ConfigRecord(order)})
 
         return content
@@ -279,10 +310,10 @@ class Coordinator:
         self.folder.append(self.job, record)  # last: what is not there was not measured
         return record
 
-    def _count_bytes(self, asked: int, found: Exchange) -> None:
-        up, down = self.bytes
-        self.totals["bytes_up"] += up * len(found.replies)
-        self.totals["bytes_down"] += down * asked
+    def _count_bytes(self, asked: int, following: int, found: Exchange) -> None:
+        traffic = self.traffic
+        self.totals["bytes_up"] += traffic.up * len(found.replies)
+        self.totals["bytes_down"] += traffic.down * (asked - following) + traffic.following * following
         self.totals["wire_up"] += found.wire_up
         self.totals["wire_down"] += found.wire_down
 

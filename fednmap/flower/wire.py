@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,14 @@ def _tensor(name: str, array: Array, like: Tensor, norm_bound: float | None) -> 
     if norm_bound is not None and values.ndim and np.linalg.norm(values) > norm_bound:
         raise InputError(f"{name} has norm {np.linalg.norm(values):.3g}, above the bound {norm_bound:g}")
     return torch.from_numpy(np.array(values)).to(like.device)
+
+
+def digest(message: State) -> str:
+    """SHA-256 of a message's numbers, to tell whether two machines have the same."""
+    found = hashlib.sha256()
+    for v in message:
+        found.update(v.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def wire_bytes(message: Message) -> int:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.kernels import check_compiler, fused
-from fednmap.core import Algorithm, Declared, Problem, State, declared, nbytes
+from fednmap.core import Algorithm, Declared, Problem, State, declared
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
-from fednmap.simulation.participation import Sampler, Uniform, take_part
+from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, alike
 from fednmap.simulation.threads import Crew
+from fednmap.simulation.traffic import Traffic
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
 FAIR = 4  # groups of clients come in multiples of this, so that threads share them well
@@ -106,7 +107,7 @@ def simulate(
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
-    up, down = nbytes(algorithm.pack(message)), nbytes(algorithm.broadcast(server))
+    traffic = Traffic(algorithm, server, message)
     if after is not None:
         _check_after(after, problem.n, server, initial)
     release = _hold(None if store is None else Path(store))
@@ -121,14 +122,24 @@ def simulate(
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
     step = _Step(problem, about, message, chunk or side_by_side(problem, start), compile, crew)
 
+    def draw(t: int) -> Participation:
+        return take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
+
+    def last_counted() -> Tensor:
+        """Who was counted in the last round that moved the server, before the first of this call."""
+        earlier = (draw(t).counted for t in reversed(range(first if traffic.follows else 0)))
+        return next((ids for ids in earlier if step.weight(ids) > 0), torch.arange(0, device="cpu"))
+
     def loop() -> Iterator[Round]:
         nonlocal server
         try:
+            holders = last_counted()
             for t in range(first, rounds):
-                participants, counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
+                participants, counted = draw(t)
                 server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
-                k = len(participants)
-                yield Round(t, server, clients.snapshot(), participants, counted, k * up, k * down)
+                up, down = len(participants) * traffic.up, traffic.received(participants, holders)
+                holders = counted if step.weight(counted) > 0 else holders
+                yield Round(t, server, clients.snapshot(), participants, counted, up, down)
         finally:
             end()
 
@@ -252,7 +263,7 @@ class _Step:
         self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
 
     def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
-        received = float(self._weights(counted).sum())
+        received = self.weight(counted)
         if received == 0:  # nobody replied, or only clients that weigh nothing: no news
             return server
         down = algorithm.broadcast(server)
@@ -282,6 +293,10 @@ class _Step:
         if not all(bool(torch.isfinite(v.sum())) for v in server):
             raise Diverged(t)
         return server
+
+    def weight(self, ids: Tensor) -> float:
+        """Of these clients together; without weights, how many they are."""
+        return float(self._weights(ids).sum())
 
     def _is_compiled(self, groups: Sequence[Tensor]) -> bool:
         """Whether what these groups need is compiled by now, if it is at all: that must not go on in two threads."""

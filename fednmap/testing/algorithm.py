@@ -12,6 +12,7 @@ from fednmap.core import Algorithm, FixedPoint, Regularizer, State, nbytes
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
+from fednmap.simulation.traffic import Traffic
 
 Make = Callable[[Regularizer, float, int], Algorithm]
 """make(phi, L, Q): the method with step sizes that suit smoothness L and Q local steps."""
@@ -75,6 +76,7 @@ def _check(make: Make, rounds: int, tolerance: float) -> Report:
     kind = algorithm.traits.fixed_point
     assert isinstance(kind, FixedPoint), f"{name}: traits.fixed_point is {kind!r}; say a member of FixedPoint"
     _check_messages(algorithm, problem, name)
+    _check_following(algorithm, problem, name)
     if algorithm.traits.central:
         return Report(_reached(algorithm, Pooled(problem), problem, phi, rounds, tolerance, name), None, None)
     _check_stacking(algorithm, problem, name)
@@ -138,6 +140,22 @@ def _check_messages(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
     algorithm.model(after)
     for state, before in zip((server, client, down), kept, strict=True):
         assert _same(state, before), f"{name}: a call changed its {type(state).__name__} input in place"
+
+
+def _check_following(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """A client that follows has what the server broadcasts, to the bit, and receives as much less as declared."""
+    server, client = algorithm.init(problem.start + 1)
+    vector, due = problem.start.numel() * problem.start.element_size(), algorithm.traits.following
+    for t, share in enumerate((1.0, 0.5, 1 / 3)):
+        down = algorithm.broadcast(server)
+        up, client = algorithm.local(down, client, problem.oracle(torch.tensor(0), t))
+        traffic = Traffic(algorithm, server, up)
+        received = traffic.following / vector if traffic.follows else None
+        assert received == due, f"{name}: a client that follows receives {received} vectors, its traits say {due}"
+        server = algorithm.aggregate(server, up, share)
+        rebuilt = algorithm.follow(down, up, share)
+        same = rebuilt is None or _same(rebuilt, algorithm.broadcast(server))
+        assert same, f"{name}: who follows has not what the server broadcasts"
 
 
 def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:

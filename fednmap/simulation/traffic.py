@@ -1,0 +1,28 @@
+"""What the messages of a round weigh: who must be sent what the server broadcasts, and who can follow it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Algorithm, State, nbytes
+
+
+class Traffic:
+    """Bytes of one client's messages in a round.
+
+    A client that was counted in the last round that moved the server holds what it was sent then. Where the method can
+    follow from there (`Algorithm.follow`), it is sent the mean uplink of that round and not the broadcast.
+    """
+
+    def __init__(self, algorithm: Algorithm, server: State, message: State) -> None:
+        """message: an uplink, whose shapes count."""
+        down = algorithm.broadcast(server)
+        self.up, self.down, self.following = nbytes(algorithm.pack(message)), nbytes(down), nbytes(message)
+        self.follows = self.following < self.down and algorithm.follow(down, message, 1.0) is not None
+        """Whether following is possible, and saves something."""
+
+    def received(self, participants: Tensor, holders: Tensor) -> int:
+        """Bytes that all participants receive, of whom those among `holders` can follow."""
+        following = int(torch.isin(participants, holders).sum()) if self.follows else 0
+        return following * self.following + (len(participants) - following) * self.down
