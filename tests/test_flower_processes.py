@@ -86,6 +86,11 @@ def test_trajectory_is_the_simulators(running, tmp_path, method, rounds):
     assert float((x - simulated).abs().max()) < 1e-10
     vectors = 2 if method == "scaffold" else 1
     assert result["bytes_up"] == rounds * 3 * vectors * 640 * 8
+    down = 3 * 2 * rounds if method == "scaffold" else 3 * (rounds + 1)  # two vectors once, then the mean uplink
+    assert result["bytes_down"] == down * 640 * 8
+    assert (result["wire_down"] - result["bytes_down"]) / (
+        3 * rounds
+    ) < 2600  # equal arrays, as at the start, travel once
     header = (result["wire_up"] - result["bytes_up"]) / (3 * rounds)
     assert 0 < header < 1200 + 500 * vectors
 
