@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednmap.algorithms import ALGORITHMS
-from fednmap.core import Traits
 from fednmap.data import DATASETS, PARTITIONS
 from fednmap.models.build import MODELS
 from fednmap.names import choose
@@ -24,8 +23,9 @@ def _algorithms() -> Group:
     for name, kind in ALGORITHMS.items():
         t = kind.traits
         solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
+        down = str(t.down) if t.following is None else f"{t.down}, {t.following}"
         everybody = "required" if t.full_participation else "-"
-        needs.add_row(name, solves, str(t.up), _down(t), t.prox, everybody, t.fixed_point.value)
+        needs.add_row(name, solves, str(t.up), down, t.prox, everybody, t.fixed_point.value)
         if t.rate != "-":
             rates.add_row(name, t.rate)
     key = (
@@ -33,10 +33,6 @@ def _algorithms() -> Group:
         "prox: evaluations on a client + on the server"
     )
     return Group(needs, key, rates)
-
-
-def _down(traits: Traits) -> str:
-    return str(traits.down) if traits.following is None else f"{traits.down}, {traits.following}"
 
 
 def _regularizers() -> Table:
