@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Federations between real machines, on Flower.", no_args_is_help=True)
 
 CLIENTS = "client-0,client-1,client-2"
-TRIAL = {"clients": 3, "rounds": 10}
+TRIAL: dict[str, Any] = {"clients": 3, "rounds": 10}
 LOOK = 0.5  # seconds between looks at the run folder
 
 

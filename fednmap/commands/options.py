@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_args
 
 import typer
@@ -17,8 +18,12 @@ Command = Callable[..., None]
 AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.auto`
 
 
-def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Command], Command]:
+def with_config(
+    hidden: tuple[str, ...] = (), words: Mapping[str, str] = MappingProxyType({}), **defaults: Any
+) -> Callable[[Command], Command]:
     """Give a command `f(values, ...)` an option for every field of Config; `values` holds those the user gave.
+
+    words: fields that also take a word in place of a number, and what it stands for.
 
     The types, defaults and help texts are Config's own, so that there is one place to change them.
     """
@@ -31,10 +36,10 @@ def with_config(hidden: tuple[str, ...] = (), **defaults: Any) -> Callable[[Comm
                 continue
             default = defaults.get(name, field.default)
             shown = f"(default {default})" if default is not None else None
-            word = "Or auto: found by short pilot runs." if name in AUTO else None
+            word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
             option = typer.Option("--" + name.replace("_", "-"), help=help, show_default=False)
-            kind = str if name in AUTO else bool if field.annotation is bool else _plain(field.annotation)
+            kind = str if word else bool if field.annotation is bool else _plain(field.annotation)
             options.append(
                 inspect.Parameter(
                     name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

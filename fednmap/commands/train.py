@@ -35,13 +35,16 @@ from fednmap.runs.execution import execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
+from fednmap.runs.pace import measured_every
 from fednmap.runs.sweep import is_sweep
 from fednmap.runs.tracking import check_trackers, trackers
 from fednmap.runs.workers import check_workers, group
 from fednmap.simulation.distributed import WorkerLost
 
+PACE = {"eval_every": "Or auto: as often as takes a tenth of the time."}
 
-@with_config(hidden=("trials",))
+
+@with_config(hidden=("trials",), words=PACE)
 def train(
     values: dict[str, Any],
     algorithm: Annotated[
@@ -65,7 +68,7 @@ def train(
     _close(folder, results, (results[0] if len(results) == 1 else {"results": results}) if json else None)
 
 
-@with_config()
+@with_config(words=PACE)
 def compare(
     values: dict[str, Any],
     algorithms: Annotated[
@@ -120,8 +123,12 @@ def _run(
         base = Config.read(file, trust=trust_code).model_dump(exclude_unset=True) if file else {}
         values = base | values | {"set": base.get("set", {}) | parse_set(assignments)}
         values, auto = take_auto(values)
+        paced = values.get("eval_every") == "auto"
+        values = {name: value for name, value in values.items() if not (paced and name == "eval_every")}
         config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         experiment = settled(prepare(config))  # what can be refused is refused before there is a folder
+        if paced:
+            experiment = experiment.with_setting(eval_every=measured_every(experiment))
         config = experiment.config
         check_workers(workers, config.clients)
         folder = RunFolder.create(out, config, command)

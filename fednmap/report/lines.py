@@ -26,6 +26,13 @@ def _called(result: dict[str, Any]) -> str:
     return str(result["method"]) + (f" #{result['trial'] + 1}" if result["trial"] else "")
 
 
+def measuring_line(results: Iterable[dict[str, Any]]) -> str:
+    """How much of the time went into measurements."""
+    spent = [(r["eval_seconds"], r["seconds"]) for r in results if r.get("seconds") and r.get("eval_seconds")]
+    share = sum(e for e, _ in spent) / sum(s for _, s in spent) if spent else 0.0
+    return f"measuring: {100 * share:.0f} % of the time" if share >= 0.005 else ""
+
+
 def gamma_line(results: Iterable[dict[str, Any]], gamma: float | None) -> str:
     """The gamma with which |F_nat|^2 was measured, in words: as the results say, else `gamma`; nothing if unknown."""
     gammas = [r.get("measure_gamma") or gamma for r in results if r.get("stationarity") is not None]

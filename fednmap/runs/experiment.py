@@ -143,6 +143,11 @@ class Experiment:
             found["support_recall"] = lambda x: support(x, truth)[1]
         return found
 
+    def with_setting(self, **settings: Any) -> Experiment:
+        """The same with other settings of its configuration, on which data, problem and methods do not depend."""
+        config = self.config.model_copy(update=settings)
+        return replace(self, methods=replace(self.methods, config=config))
+
     def test_accuracy(self, x: Tensor) -> float:
         predictions = self.problem.predict(x, self.dataset.x_test)
         return accuracy(predictions, self.dataset.y_test)
@@ -168,8 +173,7 @@ def _is_required(field: Field[Any]) -> bool:
 
 def settled(experiment: Experiment) -> Experiment:
     """The same with the measuring gamma in its configuration, so that all trials, workers and resumed runs share it."""
-    config = experiment.config.model_copy(update={"measure_gamma": experiment.measure_gamma})
-    return replace(experiment, methods=replace(experiment.methods, config=config))
+    return experiment.with_setting(measure_gamma=experiment.measure_gamma)
 
 
 def architecture(problem: FiniteSum) -> nn.Module | None:
