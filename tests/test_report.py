@@ -222,13 +222,13 @@ def test_the_gamma_of_the_natural_residual_is_said(tmp_path, command):
     assert line in command("show", "run")[1]
     command("report", "run")
     assert line in (tmp_path / "report.html").read_text()
-    assert closing_table(folder.results(), 0.25).below == line
+    assert line in closing_table(folder.results(), 0.25).below
     told = [{**r, "measure_gamma": 0.5} for r in folder.results()]
-    assert closing_table(told).below == "|F_nat|^2 with gamma = 0.5"
+    assert "|F_nat|^2 with gamma = 0.5" in closing_table(told).below
     own = {method: {"measure_gamma": 0.5} for method in METHODS[:2]}
     report([made_up(tmp_path / "own", METHODS[:2], 5, closing=own)], tmp_path / "own.html")
     assert "|F_nat|^2 with gamma = 0.5" in (tmp_path / "own.html").read_text()
-    assert closing_table([{k: v for k, v in r.items() if k != "stationarity"} for r in told]).below == ""
+    assert "F_nat" not in closing_table([{k: v for k, v in r.items() if k != "stationarity"} for r in told]).below
 
 
 def test_names_that_nobody_knows_any_more_stay_readable(tmp_path, command):
