@@ -37,7 +37,7 @@ class Steps:
 
     def __call__(self, z: Tensor, *directions: Tensor) -> Tensor:
         if self._space is None:  # (k, p) where the directions are those of k clients, also while z is still common
-            self._space = z.new_empty(torch.broadcast_shapes(z.shape, *(d.shape for d in directions)))
+            self._space = z.new_empty(_common(z.shape, *(d.shape for d in directions)))
         if self._fused:
             eta = torch.tensor(self.eta, dtype=torch.float64, device="cpu")
             return _compiled(len(directions))(z, eta, self._space, *directions)
@@ -50,6 +50,14 @@ class Steps:
     def mean(self, z: Tensor, last: Tensor, count: int) -> Tensor:
         """(z - last) / (eta count), written over `last`, the iterate after `count` steps from z."""
         return torch.sub(z, last, out=last).div_(self.eta * count)
+
+
+def _common(*shapes: torch.Size) -> torch.Size:
+    """torch.broadcast_shapes; at once where all are (p,) or (k, p)."""
+    longest = max(shapes, key=len)
+    if all(shape == longest[-len(shape) :] for shape in shapes):
+        return longest
+    return torch.Size(torch.broadcast_shapes(*shapes))
 
 
 @contextmanager

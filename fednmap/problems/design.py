@@ -36,21 +36,46 @@ class Design(ABC):
     def gram(self, c: Tensor) -> Tensor:
         """A^T diag(c) A, (d, d), for one batch A (B, d)."""
 
+    def kept(self) -> Design:
+        """The same for many products."""
+        return self
+
     @classmethod
     def of(cls, a: Tensor, batch: Size, dtype: torch.dtype) -> Design:
         """The rows a, whose targets have the shape `batch`, computed in this dtype."""
-        return Sparse(a, batch, dtype) if is_sparse(a) else Dense(a.flatten(len(batch)).to(dtype))
+        if is_sparse(a):
+            return Sparse(a, batch, dtype)
+        a = a if a.ndim == len(batch) + 1 else a.flatten(len(batch))
+        return Dense(a if a.dtype == dtype else a.to(dtype))
 
 
 class Dense(Design):
+    """With products by name: torch.matmul finds the same ones, later, and for stacks a slower one for A w."""
+
     def __init__(self, a: Tensor) -> None:
         self.a = a
 
+    @cached_property
+    def _turned(self) -> Tensor:
+        return self.a.mT
+
+    def kept(self) -> Dense:
+        """The same for many products: a stack of small tables also lies turned, in which A w is read in order."""
+        if self.a.ndim == 3:
+            self._turned = self._turned.contiguous()
+        return self
+
     def times(self, w: Tensor) -> Tensor:
-        return torch.matmul(self.a, w.unsqueeze(-1)).squeeze(-1)
+        if self.a.ndim == 2:
+            return torch.mv(self.a, w)
+        if w.ndim == 1:
+            return torch.matmul(self.a, w)
+        return torch.bmm(w.unsqueeze(1), self._turned).squeeze(1)
 
     def transposed(self, r: Tensor) -> Tensor:
-        return torch.matmul(r.unsqueeze(-2), self.a).squeeze(-2)
+        if self.a.ndim == 2:
+            return torch.mv(self._turned, r)
+        return torch.bmm(r.unsqueeze(1), self.a).squeeze(1)
 
     def times_each(self, w: Tensor) -> Tensor:
         return torch.matmul(self.a, w.mT)

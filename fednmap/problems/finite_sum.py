@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
-from fednmap.data.sparse import stored, take
+from fednmap.data.sparse import is_sparse, stored, take
 from fednmap.names import InputError
-from fednmap.problems.minibatch import minibatches
+from fednmap.problems.minibatch import BLOCK, blocks, by_step
 from fednmap.problems.space import Space
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
@@ -24,6 +24,7 @@ Weight = float | Tensor
 
 CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
 SIDE_BY_SIDE_BYTES = 3 << 20  # one vector and one minibatch of every client that is computed side by side
+AT_ONCE_BYTES = 1 << 18  # minibatches of several steps are gathered together while they are as small as this
 MOST_PIECES = 64  # of the sums over all data: more threads than that find nothing to do
 
 
@@ -135,8 +136,18 @@ class FiniteSum(ABC):
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         if self.batch_size is None:
             return self._exact(clients)
-        rows = minibatches(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
+        block = blocks(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
         equal, held = 1.0 / self.batch_size, self._sizes[clients.cpu()].unsqueeze(-1)
+        once = BLOCK * clients.numel() * self.batch_size * self._row_bytes() <= AT_ONCE_BYTES
+        if once and self._counts is None and not is_sparse(self.data.x):
+            batch = by_step(lambda number: self._gather(block(number), self.start), _of_step)
+
+            def small(x: Tensor, q: int) -> Tensor:
+                a, b = batch(q)
+                return self.batch_gradient(x, like(a, x), like(b, x), equal)
+
+            return small
+        rows = by_step(block, lambda drawn, k: drawn[k])
 
         def g(x: Tensor, q: int) -> Tensor:
             drawn = rows(q)
@@ -218,6 +229,10 @@ class FiniteSum(ABC):
         return max(1, held // len(self.data.x))
 
 
+def _of_step(batches: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
+    return batches[0][k], batches[1][k]
+
+
 def like(values: Tensor, x: Tensor) -> Tensor:
     """Real values in x's dtype, labels as they are."""
-    return values.to(x.dtype) if values.is_floating_point() else values
+    return values if values.dtype == x.dtype or not values.is_floating_point() else values.to(x.dtype)

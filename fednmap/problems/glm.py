@@ -14,7 +14,7 @@ from fednmap.data.sparse import is_sparse, take
 from fednmap.names import choose
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
-from fednmap.problems.finite_sum import FiniteSum, Weight, like
+from fednmap.problems.finite_sum import FiniteSum, Weight
 from fednmap.problems.space import Space
 from fednmap.problems.spectrum import largest_eigenvalue
 from fednmap.problems.table import table
@@ -77,6 +77,7 @@ class GLM(FiniteSum):
         zeros = torch.zeros(ends.intercepts, dtype=self.data.x.dtype, device=self.data.x.device)
         self.start = torch.cat([zeros, self.family.start(zeros)])
         self._scores = self.family.outputs - self.family.constants
+        self._plain = self.family.outputs == 1 and not intercept  # x is what the rows are multiplied with
         self._offsets_of = self.dim - ends.coefficients  # the last outputs, to which a number of x is added
         self._large: dict[tuple[int, torch.dtype], Prepared] = {}
         self._small: dict[tuple[tuple[int, ...], torch.dtype], Prepared] = {}
@@ -157,6 +158,8 @@ class GLM(FiniteSum):
 
     def _outputs(self, x: Tensor, a: Design) -> Tensor:
         """The outputs for rows a (..., B, d), linear in x: (..., B), with K of them (..., B, K)."""
+        if self._plain:
+            return a.times(x)
         w, offset = x[..., self.coefficients], x[..., self.coefficients.stop :]
         if self.family.outputs == 1:
             eta = a.times(w)
@@ -169,6 +172,8 @@ class GLM(FiniteSum):
 
     def _back(self, r: Tensor, a: Design) -> Tensor:
         """The transpose of `_outputs`: sum_j of r_j times what output j has by coordinate of x."""
+        if self._plain:
+            return a.transposed(r)
         if self.family.outputs == 1:
             w, sums = a.transposed(r), r.unsqueeze(-1)
         else:
@@ -191,7 +196,14 @@ class GLM(FiniteSum):
         even = len(ids) * int(sizes.max()) <= 2 * int(sizes.sum())
         small = self._row_bytes() * int(sizes.sum()) <= SMALL_BYTES * len(ids)
         if clients.ndim and even and small:
-            return lambda x, q: self._gradient(x, *self._side_by_side(tuple(ids), x.dtype))
+            names, found = tuple(ids), dict[torch.dtype, Prepared]()
+
+            def together(x: Tensor, q: int) -> Tensor:
+                if x.dtype not in found:
+                    found[x.dtype] = self._side_by_side(names, x.dtype)
+                return self._gradient(x, *found[x.dtype])
+
+            return together
 
         def g(x: Tensor, q: int) -> Tensor:
             each = [
@@ -225,7 +237,7 @@ class GLM(FiniteSum):
             rows = first + torch.minimum(j, sizes - 1)
             a, b = self._gather(rows, self.start)
             weight = ((j < sizes) * self._shares[rows]).to(b.device, dtype)
-            kept = Design.of(a, b.shape, dtype), self._targets(b, dtype), weight
+            kept = Design.of(a, b.shape, dtype).kept(), self._targets(b, dtype), weight
             if (len(self._small) + 1) * rows.numel() * self._row_bytes() > KEPT_BYTES:
                 self._small.clear()
             self._small[names, dtype] = kept
@@ -237,9 +249,10 @@ class GLM(FiniteSum):
         return b.to(dtype) if self.family.outputs == 1 or b.is_floating_point() else b
 
     def _gather(self, rows: Tensor, x: Tensor, space: Space | None = None) -> tuple[Tensor, Tensor]:
-        if not is_sparse(self.data.x):
-            return super()._gather(rows, x, space)
-        return stacked(self.data.x, rows), like(self.data.y[rows], x)
+        if is_sparse(self.data.x):
+            return stacked(self.data.x, rows), self._targets(self.data.y[rows], x.dtype)
+        a, b = super()._gather(rows, x, space)
+        return a, self._targets(b, x.dtype)
 
 
 class _Ends(NamedTuple):

@@ -7,12 +7,14 @@ resumed, retried) sees the same minibatches.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Words = npt.NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -48,10 +50,11 @@ def sample_numbers(
     return (scaled >> np.uint64(32)).astype(np.int64)
 
 
-def minibatches(
+def blocks(
     seed: int, clients: Tensor, t: int, batch: int, sizes: Tensor, offsets: Tensor, first: int = 0
 ) -> Callable[[int], Tensor]:
-    """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch).
+    """block(b): the rows of the clients' minibatches in BLOCK local steps of round t, from step b BLOCK on, shape
+    (BLOCK, *clients.shape, batch).
 
     They are computed on the CPU, where sizes and offsets are.
 
@@ -60,14 +63,30 @@ def minibatches(
     clients = clients.cpu()
     ids = np.asarray(clients.numpy() + first)
     held, offset = sizes[clients].numpy(), offsets[clients].unsqueeze(-1)
-    blocks: dict[int, Tensor] = {}
 
-    def rows(q: int) -> Tensor:
-        block = q // BLOCK
-        if block not in blocks:
-            blocks.clear()
-            steps = np.arange(block * BLOCK, (block + 1) * BLOCK)
-            blocks[block] = torch.from_numpy(sample_numbers(seed, ids, t, steps, batch, held)) + offset
-        return blocks[block][q % BLOCK]
+    def block(number: int) -> Tensor:
+        steps = np.arange(number * BLOCK, (number + 1) * BLOCK)
+        return torch.from_numpy(sample_numbers(seed, ids, t, steps, batch, held)) + offset
 
-    return rows
+    return block
+
+
+def minibatches(
+    seed: int, clients: Tensor, t: int, batch: int, sizes: Tensor, offsets: Tensor, first: int = 0
+) -> Callable[[int], Tensor]:
+    """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch)."""
+    return by_step(blocks(seed, clients, t, batch, sizes, offsets, first), lambda drawn, k: drawn[k])
+
+
+def by_step(block: Callable[[int], T], pick: Callable[[T, int], T]) -> Callable[[int], T]:
+    """What belongs to local step q, from what is made for BLOCK steps at once; the last block is remembered."""
+    kept: dict[int, T] = {}
+
+    def step(q: int) -> T:
+        number = q // BLOCK
+        if number not in kept:
+            kept.clear()
+            kept[number] = block(number)
+        return pick(kept[number], q % BLOCK)
+
+    return step

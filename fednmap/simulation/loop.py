@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -290,7 +291,7 @@ class _Step:
             (self.crew if self._is_compiled(groups) else Crew(1)).share(groups, together, add)
         means = type(self.message)(*(total / received for total in distributed.all_sum(sums)))
         server = algorithm.aggregate(server, means, received / self.everybody)
-        if not all(bool(torch.isfinite(v.sum())) for v in server):
+        if not all(isfinite(float(v.sum())) for v in server):
             raise Diverged(t)
         return server
 
@@ -332,6 +333,4 @@ def _mine(ids: Tensor) -> Tensor:
 
 def _weighted_sum(v: Tensor, weights: Tensor) -> Tensor:
     """sum_i weights_i v_i over a stack of clients; a field that is the same for all may come unstacked."""
-    stacked = v.expand(len(weights), *v.shape[-1:])
-    total: Tensor = torch.tensordot(weights.to(v), stacked, dims=([0], [0]))
-    return total
+    return torch.matmul(weights.to(v), v.expand(len(weights), *v.shape[-1:]))

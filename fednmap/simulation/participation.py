@@ -133,6 +133,9 @@ class Participation(NamedTuple):
 
 def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Participation:
     """The clients that `sampler` names for round t; each reply is lost with probability `drop`."""
+    if drop == 0 and type(sampler) is Uniform and round(sampler.share * n) == n:  # nothing is drawn
+        everybody = torch.arange(n, device="cpu")
+        return Participation(everybody, everybody)
     rng = np.random.default_rng([seed, t])
     named = sampler(n, t, rng)
     chosen = np.asarray(sorted(named) if isinstance(named, set | frozenset) else named)
