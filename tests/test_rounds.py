@@ -166,8 +166,14 @@ def test_a_trace_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [0, 0]), "different numbers from 0 to 5"),
-        (lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [7]), "different numbers from 0 to 5"),
+        (
+            lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [0, 0]),
+            "different whole numbers from 0 to 5",
+        ),
+        (
+            lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [7]),
+            "different whole numbers from 0 to 5",
+        ),
         (lambda: simulate(A.Scaffnew(), SIX, rounds=1, sampler=Poisson(0.5)), "needs every client"),
         (lambda: simulate(method(), SIX, rounds=1, sampler=Weighted([1, 1], 0.5)), "2 odds"),
         (lambda: sampler_of("poison", 0.5), "did you mean 'poisson'"),

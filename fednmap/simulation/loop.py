@@ -297,7 +297,7 @@ class _Step:
 
     def weight(self, ids: Tensor) -> float:
         """Of these clients together; without weights, how many they are."""
-        return float(self._weights(ids).sum())
+        return float(len(ids)) if self.weights is None else float(self._weights(ids).sum())
 
     def _is_compiled(self, groups: Sequence[Tensor]) -> bool:
         """Whether what these groups need is compiled by now, if it is at all: that must not go on in two threads."""
