@@ -1,5 +1,6 @@
 """One thread a process: the tests run side by side, and their products are small. And the command, run here."""
 
+import os
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from fednmap import cli
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -100,4 +100,12 @@ Threads = Annotated[
         show_default=False,
     ),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        help="Runs at the same time, each in a process of its own; the same bits. (default one per core)",
+        show_default=False,
+    ),
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]

@@ -13,6 +13,7 @@ from rich.console import Console
 from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import (
     ConfigFile,
+    Jobs,
     Json,
     Out,
     Quiet,
@@ -30,15 +31,16 @@ from fednmap.commands.watch import watched
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
+from fednmap.runs.beside import check_jobs, hands, how_many
 from fednmap.runs.configuration import Config, parse_set
-from fednmap.runs.execution import execute
+from fednmap.runs.execution import Elsewhere, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.pace import measured_every
 from fednmap.runs.sweep import is_sweep
 from fednmap.runs.tracking import check_trackers, trackers
-from fednmap.runs.workers import check_workers, group
+from fednmap.runs.workers import check_workers, group, under_torchrun
 from fednmap.simulation.distributed import WorkerLost
 
 PACE = {"eval_every": "Or auto: as often as takes a tenth of the time."}
@@ -64,7 +66,7 @@ def train(
     """Train one model across clients."""
     if algorithm:
         values["algorithms"] = (algorithm,)
-    folder, results = _run("train", values, set, config, out, resume, track, workers, threads, trust_code, quiet)
+    folder, results = _run("train", values, set, config, out, resume, track, workers, 1, threads, trust_code, quiet)
     _close(folder, results, (results[0] if len(results) == 1 else {"results": results}) if json else None)
 
 
@@ -80,6 +82,7 @@ def compare(
     resume: Resume = None,
     track: Track = None,
     workers: Workers = 1,
+    jobs: Jobs = None,
     threads: Threads = None,
     trust_code: TrustCode = False,
     json: Json = False,
@@ -90,7 +93,9 @@ def compare(
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
     elif config is None and resume is None:
         values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
-    folder, results = _run("compare", values, set, config, out, resume, track, workers, threads, trust_code, quiet)
+    folder, results = _run(
+        "compare", values, set, config, out, resume, track, workers, jobs, threads, trust_code, quiet
+    )
     _close(folder, results, {"results": results} if json else None)
 
 
@@ -103,6 +108,7 @@ def _run(
     resume: Path | None,
     track: list[str] | None,
     workers: int,
+    jobs: int | None,
     threads: int | None,
     trust_code: bool,
     quiet: bool,
@@ -119,6 +125,7 @@ def _run(
         folder, experiment = RunFolder.open(resume), None
         config = folder.config(trust=trust_code)
         check_workers(workers, config.clients)
+        at_once = _at_once(config, jobs, workers, track)
     else:
         base = Config.read(file, trust=trust_code).model_dump(exclude_unset=True) if file else {}
         values = base | values | {"set": base.get("set", {}) | parse_set(assignments)}
@@ -131,16 +138,31 @@ def _run(
             experiment = experiment.with_setting(eval_every=measured_every(experiment))
         config = experiment.config
         check_workers(workers, config.clients)
+        at_once = _at_once(config, jobs, workers, track)
         folder = RunFolder.create(out, config, command)
     callbacks = trackers(track, folder)
     again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}{trusting(config)}"
     try:
-        with group(workers), watched(again, quiet) as reporter:
-            results = execute(config, folder, reporter, callbacks, experiment)
+        with (
+            group(workers),
+            hands(Elsewhere(experiment), at_once) as processes,
+            watched(again, quiet) as reporter,
+        ):
+            results = execute(config, folder, reporter, callbacks, experiment, processes)
     except WorkerLost as error:
-        again += f" --workers {workers}"
+        again += f" --workers {workers}" if workers > 1 else ""
         raise WorkerLost(f"{error}; continue from the last checkpoint with\n  {again}") from None
     return folder, results
+
+
+def _at_once(config: Config, jobs: int | None, workers: int, track: list[str] | None) -> int:
+    """How many methods and trials run at the same time: one where processes share it, or it has a tracker or a GPU."""
+    check_jobs(jobs)
+    if workers > 1 or under_torchrun() or track or config.device != "cpu":
+        if jobs is not None and jobs > 1:
+            raise InputError("--jobs does not go with --workers, torchrun, --track or a GPU; leave it out")
+        return 1
+    return how_many(jobs, config.trials * len(config.algorithms))
 
 
 def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, Any] | None) -> None:

@@ -8,13 +8,13 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from fednmap.measure import Quantity, quantities
-from fednmap.report.lines import ended_lines, gamma_line, measuring_line
+from fednmap.report.lines import ended_lines, gamma_line, jobs_line, measuring_line
 from fednmap.report.terminal import Grid
 
 Trials = Sequence[dict[str, Any]]
 """The closing numbers of one method's trials."""
 
-NAMES = ("method", "trial", "error", "ended")
+NAMES = ("method", "trial", "error", "ended", "jobs")
 """What a closing record says besides numbers that were measured."""
 
 
@@ -63,7 +63,8 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     by_method = {method: [r for r in results if r["method"] == method] for method in methods}
     table = rows(by_method)
     columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
-    below = [line for line in (gamma_line(results, gamma), measuring_line(results), *ended_lines(results)) if line]
+    said = gamma_line(results, gamma), measuring_line(results), jobs_line(results), *ended_lines(results)
+    below = [line for line in said if line]
     return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(below))
 
 

@@ -38,3 +38,9 @@ def gamma_line(results: Iterable[dict[str, Any]], gamma: float | None) -> str:
     gammas = [r.get("measure_gamma") or gamma for r in results if r.get("stationarity") is not None]
     known = list(dict.fromkeys(f"{value:g}" for value in gammas if value is not None))
     return f"|F_nat|^2 with gamma = {', '.join(known)}" if known else ""
+
+
+def jobs_line(results: Iterable[dict[str, Any]]) -> str:
+    """That seconds were measured while several runs shared the machine; nothing if each had it alone."""
+    most = max((int(r.get("jobs") or 1) for r in results), default=1)
+    return f"s: {most} runs at a time shared the machine" if most > 1 else ""

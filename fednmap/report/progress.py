@@ -33,8 +33,8 @@ class Warnings(Reporter):
 class Bar(Reporter):
     """One live line per method."""
 
-    def __init__(self, console: Console) -> None:
-        self.progress = Progress(
+    def __init__(self, console: Console, progress: Progress | None = None) -> None:
+        self.progress = progress or Progress(
             TextColumn("{task.fields[name]:<16}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -54,6 +54,11 @@ class Bar(Reporter):
     def on_record(self, record: Record) -> None:
         self.progress.update(self.task, completed=record["round"], state=describe(record))
 
+    def twin(self) -> Bar:
+        other = Bar(self.progress.console, self.progress)
+        other.label = self.label
+        return other
+
     def tell(self, line: str) -> None:
         self.progress.console.print(line, highlight=False, markup=False)
 
@@ -64,6 +69,11 @@ class Lines(Warnings):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.name, self.rounds, self.next = "", 0, 0.0
+
+    def twin(self) -> Lines:
+        other = Lines(self.console)
+        other.label = self.label
+        return other
 
     def begin(self, what: Beginning) -> None:
         self.name, self.rounds, self.next = self.label + _named(what), what.rounds, 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,11 +11,12 @@ from torch import Tensor
 from fednmap.core import Algorithm
 from fednmap.names import InputError
 from fednmap.problems import Network
+from fednmap.runs.beside import Hands, Order
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
-from fednmap.runs.keeping import Companion, Interrupted, Reporter, Task, interrupts, keep
+from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, interrupts, keep
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, distributed, schedules, threads
 from fednmap.simulation.callbacks import stays_ended
 from fednmap.simulation.participation import sampler_of
@@ -27,6 +29,7 @@ def execute(
     reporter: Reporter,
     callbacks: tuple[Callback, ...] = (),
     experiment: Experiment | None = None,
+    hands: Hands | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is not yet in the folder; the closing numbers of every method and trial, in order.
 
@@ -34,6 +37,7 @@ def execute(
 
     callbacks:  hear what the reporter hears; those that are reporters also when a method begins and ends.
     experiment: the first trial, if it has been prepared already.
+    hands:      processes that run several methods or trials at a time; without callbacks.
     """
     jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
     with locked(folder.path), interrupts() as asked:
@@ -44,9 +48,15 @@ def execute(
             return [finished[job] for job in jobs]
         folder.repair()
         measured = folder.measured()
-        for job in jobs:
-            if job in finished:
-                continue
+        pending = [job for job in jobs if job not in finished]
+        if hands is not None and len(pending) > 1 and not callbacks:
+            seeded = {job.trial: config.model_copy(update={"seed": config.seed + job.trial}) for job in pending}
+            beside = min(hands.count, len(pending))
+            orders = [Order(job, seeded[job.trial], folder.path, job in measured, beside) for job in pending]
+            finished |= hands.run(orders, reporter, asked)
+            folder.arrange(jobs)
+            return [finished[job] for job in jobs]
+        for job in pending:
             if asked.is_set():
                 raise Interrupted
             if experiment is None or experiment.config.seed != config.seed + job.trial:
@@ -86,6 +96,24 @@ def is_finished(result: dict[str, Any], config: Config, folder: RunFolder) -> bo
     if "error" in result or result["rounds"] == config.rounds:
         return True
     return stays_ended(stops_of(config), folder.records(result["method"], result["trial"]))
+
+
+class Elsewhere:
+    """Does a job in a process of its own."""
+
+    def __init__(self, experiment: Experiment | None) -> None:
+        self._experiment = experiment
+
+    def __call__(self, order: Order, reporter: Reporter, asked: Asked) -> dict[str, Any]:
+        experiment, folder = self._experiment, RunFolder(order.folder, shared=True)
+        if experiment is None or experiment.config != order.config:
+            experiment = self._experiment = prepare(order.config)
+        folder.recognise(experiment.dataset.digest)
+        task = replace(task_of(order.job, experiment), beside=order.beside)
+        return keep(task, folder, (reporter,), asked, measured=order.measured)
+
+    def __reduce__(self) -> tuple[type[Elsewhere], tuple[None]]:
+        return Elsewhere, (None,)  # what is prepared stays here
 
 
 def task_of(job: Job, experiment: Experiment) -> Task:

@@ -119,9 +119,9 @@ class Experiment:
     @cached_property
     def measure_gamma(self) -> float:
         """gamma of |F_nat|^2: as set, else a property of the problem, whatever the methods and their steps."""
-        return self.config.measure_gamma or problem_gamma(
-            divided(self.problem, Crew(), here=True), self.phi, self.problem.start
-        )
+        with Crew() as crew:
+            whole = divided(self.problem, crew, here=True)
+            return self.config.measure_gamma or problem_gamma(whole, self.phi, self.problem.start)
 
     def algorithm(self, name: str) -> Algorithm:
         return self.methods.algorithm(name)

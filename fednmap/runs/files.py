@@ -16,6 +16,8 @@ from fednmap.names import InputError
 from fednmap.simulation import lock
 
 LOCK = ".lock"
+TURN = ".turn"
+"""Held by the one of several processes of a run that writes to its folder."""
 
 
 class FolderError(OSError):

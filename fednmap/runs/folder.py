@@ -23,6 +23,7 @@ import warnings
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -36,6 +37,7 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import (
     LOCK,
+    TURN,
     clear_errors,
     finite,
     from_json,
@@ -49,7 +51,7 @@ from fednmap.runs.files import (
     unsealed,
     write_atomically,
 )
-from fednmap.simulation import Record
+from fednmap.simulation import Record, lock
 
 HEADING = b"method,trial,round,metric,value,check"
 OLD_HEADING = b"method,trial,round,metric,value"
@@ -122,8 +124,9 @@ class Model(NamedTuple):
 class RunFolder:
     """The folder of one run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path = path
+        self._shared = shared  # several processes write to it, one at a time
 
     @classmethod
     def create(
@@ -253,7 +256,7 @@ class RunFolder:
         for row in rows:
             if any(character in row.metric for character in ',"\r\n'):
                 raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
-        with clear_errors(self.path), (self.path / "metrics.csv").open("ab") as file:
+        with clear_errors(self.path), self._turn(), (self.path / "metrics.csv").open("ab") as file:
             file.write(b"".join(row.line() for row in rows))
 
     def flush(self) -> None:
@@ -294,8 +297,20 @@ class RunFolder:
 
     def forget_after(self, job: Job, done: int) -> None:
         """Drop measurements of rounds that will be run again."""
-        with clear_errors(self.path):
+        with clear_errors(self.path), self._turn():
             self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
+
+    def arrange(self, jobs: Sequence[Job]) -> None:
+        """Measurements and closing numbers of several methods in this order, which ran at the same time."""
+        place = {job: k for k, job in enumerate(jobs)}
+        with clear_errors(self.path):
+            self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
+            results = sorted(self.results(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
+            write_atomically(self.path / "results.json", to_json([sealed(r) for r in results]))
+
+    def _turn(self) -> AbstractContextManager[None]:
+        """This process alone writes what all of them do."""
+        return lock.turn(self.path / TURN) if self._shared else nullcontext()
 
     def _rewrite(self, rows: Iterator[Row]) -> None:
         with replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
@@ -360,8 +375,9 @@ class RunFolder:
                 data = save(tensors, metadata={"fednmap": about})  # several keys would change places
                 write_atomically(path, data)
                 facts["model_sha256"] = hashlib.sha256(data).hexdigest()
-            entries = [sealed(r) for r in self.results() if (r["method"], r["trial"]) != job]
-            write_atomically(self.path / "results.json", to_json([*entries, sealed(facts)]))
+            with self._turn():
+                entries = [sealed(r) for r in self.results() if (r["method"], r["trial"]) != job]
+                write_atomically(self.path / "results.json", to_json([*entries, sealed(facts)]))
         return dict(finite(facts))
 
     def model(self, job: Job) -> Model | None:
@@ -460,7 +476,7 @@ def _whole_lines(file: Any) -> int:
 
 
 def _is_content(path: Path) -> bool:
-    return path.name != LOCK and not (path.name.startswith(".") and path.name.endswith(".part"))
+    return path.name not in (LOCK, TURN) and not (path.name.startswith(".") and path.name.endswith(".part"))
 
 
 def _fresh(path: Path) -> Path:

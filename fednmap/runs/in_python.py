@@ -79,8 +79,9 @@ def run(
     start = first_point(problem, start)
     phi = options.setdefault("phi", algorithm.phi)
     if options.get("measure_gamma") is None:
-        whole = divided(problem, Crew(options.get("threads")), here=True)
-        options["measure_gamma"] = problem_gamma(whole, phi, first_point(problem))
+        with Crew(options.get("threads")) as crew:
+            whole = divided(problem, crew, here=True)
+            options["measure_gamma"] = problem_gamma(whole, phi, first_point(problem))
     options["metrics"] = options.get("metrics") or None
     options["stop"] = listeners(options.get("stop"))
     _check(algorithm, problem, rounds, start, options)

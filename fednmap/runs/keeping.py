@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -29,6 +29,12 @@ DONE = "all rounds done"
 
 class Interrupted(Exception):
     """The user asked to stop; the state is saved."""
+
+
+class Asked(Protocol):
+    """Whether the user wants to stop: an event, of threads or of processes."""
+
+    def is_set(self) -> bool: ...
 
 
 class Beginning(NamedTuple):
@@ -58,6 +64,10 @@ class Reporter(Callback):
     def tell(self, line: str) -> None:
         """Something the user should know."""
 
+    def twin(self) -> Reporter:
+        """One more like this, for a method that runs at the same time."""
+        return self
+
 
 @dataclass(frozen=True)
 class Task:
@@ -78,6 +88,8 @@ class Task:
     trials: int
     facts: dict[str, Any]
     """All that is known of the run, for those who report it."""
+    beside: int = 1
+    """How many runs share the machine: its seconds are not comparable with those of one alone."""
 
     def found(self, folder: RunFolder) -> tuple[Round | None, Record | None, list[str]]:
         """The state to go on from, its totals, and a line about each checkpoint that had to be passed over."""
@@ -99,7 +111,7 @@ def keep(
     task: Task,
     folder: RunFolder,
     callbacks: Sequence[Callback],
-    asked: threading.Event,
+    asked: Asked,
     *,
     measured: bool,
     announce: Callable[[int], None] = lambda done: None,
@@ -139,7 +151,7 @@ def keep(
         # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
         records = result.records or folder.records(*job)
         facts = summary(records[-1]) if records else {"rounds": done}
-        facts |= {"measure_gamma": result.measure_gamma}
+        facts |= {"measure_gamma": result.measure_gamma} | ({"jobs": task.beside} if task.beside > 1 else {})
         facts |= {"error": error} if error else {"ended": result.ended or DONE}
         closing = folder.finish(job, facts, None if error else task.saved(result.x))
     finally:
@@ -165,7 +177,7 @@ def summary(record: Record) -> dict[str, Any]:
 class _Keeper(Callback):
     """Writes measurements and checkpoints; stops after the round in which the user asked to."""
 
-    def __init__(self, task: Task, folder: RunFolder, asked: threading.Event) -> None:
+    def __init__(self, task: Task, folder: RunFolder, asked: Asked) -> None:
         self.task, self.folder, self.asked = task, folder, asked
 
     def on_record(self, record: Record) -> None:

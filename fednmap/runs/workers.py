@@ -10,7 +10,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap.names import InputError
+from fednmap.runs.beside import end_with
 from fednmap.runs.execution import follow
 from fednmap.runs.keeping import Interrupted
 from fednmap.simulation import distributed
@@ -90,7 +90,7 @@ def _run(index: int, meeting: str, workers: int, parent: int) -> None:
 
 def _work(meeting: str, rank: int, workers: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 hears it, and says when to stop
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UserWarning)  # process 0 tells the user
     _join(meeting, rank, workers)
@@ -99,13 +99,6 @@ def _work(meeting: str, rank: int, workers: int, parent: int) -> None:
     except (Interrupted, distributed.WorkerLost):
         return  # process 0 tells the user
     dist.destroy_process_group()
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, however that came about and whatever this one waits for."""
-    while os.getppid() == parent:
-        time.sleep(LOOK)
-    os._exit(1)
 
 
 def _take_device(rank: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fednmap.names import InputError
@@ -20,6 +21,17 @@ def hold(path: Path, what: str) -> Callable[[], None]:
     return lambda: os.close(still_open.pop()) if still_open else None
 
 
+@contextmanager
+def turn(path: Path) -> Iterator[None]:
+    """The file is this block's alone, among all that ask in this way; it waits until it is."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def is_held(path: Path) -> bool:
     """Whether another run holds the lock now."""
     try:
@@ -32,14 +44,14 @@ def is_held(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _take(descriptor: int, shared: bool = False) -> bool:
+def _take(descriptor: int, shared: bool = False, wait: bool = False) -> bool:
     """Whether the lock was free; a file system that knows no locks says yes."""
     if sys.platform == "win32":
         return True
     import fcntl
 
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:

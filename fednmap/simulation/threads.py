@@ -38,8 +38,11 @@ def asked() -> int | None:
 
 def default() -> int:
     """As many as `limit` says, else as OMP_NUM_THREADS says, else one per core that this process may use."""
-    if _asked is not None:
-        return _asked
+    return machine() if _asked is None else _asked
+
+
+def machine() -> int:
+    """What there is to share: as OMP_NUM_THREADS says, else the cores that this process may use."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     return int(said) if said.isdecimal() and int(said) > 0 else cores()
 
@@ -82,11 +85,17 @@ class Crew:
                     future.cancel()
                 wait(waiting)
 
-    def end(self) -> None:
-        """The threads go; a later call starts others."""
+    def end(self, wait: bool = False) -> None:
+        """The threads go, at once if this is to wait for it; a later call starts others."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown(wait=wait)
             self._pool = None
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(wait=True)
 
     def _started(self) -> ThreadPoolExecutor:
         """The pool, every thread of it with its own setting of torch; that of other threads, old or new, stays."""
