@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fednmap.algorithms import memory
 from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
@@ -49,6 +50,7 @@ class FedNMap(Algorithm):
     eta_s: float = 1.0
     Q: int = 10
     gamma: float = None  # type: ignore[assignment]  # given, or set below
+    memory: int = 0
 
     traits = Traits(
         composite=True,
@@ -63,6 +65,18 @@ class FedNMap(Algorithm):
     class Server(NamedTuple):
         z: Tensor
         h: Tensor
+
+    class Remembering(NamedTuple):
+        """The server's state with memory; the clients receive z and h as without."""
+
+        z: Tensor
+        h: Tensor
+        past_z: Tensor
+        past_g: Tensor
+        best: Tensor
+        S: Tensor
+        Y: Tensor
+        counts: Tensor
 
     class Client(NamedTuple):
         h: Tensor
@@ -81,9 +95,13 @@ class FedNMap(Algorithm):
     def prox_parameter(self) -> float:
         return self.gamma
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
+    def init(self, start: Tensor) -> tuple[Server | Remembering, Client]:
         zero = torch.zeros_like(start)
-        return self.Server(start, zero), self.Client(zero)
+        server = self.Remembering(start, zero, *memory.empty(start, self.memory)) if self.memory else None
+        return server or self.Server(start, zero), self.Client(zero)
+
+    def broadcast(self, server: Server | Remembering) -> Server:
+        return self.Server(server.z, server.h)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         z, step = down.z, Steps(self.eta_a)
@@ -94,11 +112,16 @@ class FedNMap(Algorithm):
         y = step.mean(z, z_i, self.Q)
         return self.Up(y), self.Client(y - d)
 
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        z, h = server
-        return self.Server(z - self.Q * self.eta_s * self.eta_a * up.y, h + share * (up.y - self._pull(z) - h))
+    def aggregate(self, server: Server | Remembering, up: Up, share: float) -> Server | Remembering:
+        z, h, eta_hat = server.z, server.h, self.Q * self.eta_s * self.eta_a
+        h = h + share * (up.y - self._pull(z) - h)
+        if isinstance(server, self.Server):
+            return self.Server(z - eta_hat * up.y, h)
+        past = memory.Past(*server[2:])
+        z, past = memory.next_point(self.phi, self.gamma, eta_hat, z, up.y, h, past, share)
+        return self.Remembering(z, h, *past)
 
-    def model(self, server: Server) -> Tensor:
+    def model(self, server: Server | Remembering) -> Tensor:
         return self._prox(server.z)
 
     def follow(self, down: Server, up: Up, share: float) -> Server:
