@@ -57,7 +57,7 @@ class Counts(NamedTuple):
     """Steps taken back since the last point that was kept."""
     scale: float = 1.0
     """Of eta_hat: halved when even the plain step was needed, and at every alarm."""
-    smallest: float = math.inf
+    smallest: float = 0.0
     """Residual of the best point."""
     stale: int = 0
     """Rounds since the best point."""
@@ -86,17 +86,18 @@ def next_point(
 
     A point with a residual GROWTH times that of the one before, or with a larger psi as far as both gradients tell, is
     left again: its secant joins the memory, and the step is taken anew; if that fails too the older secants are
-    dropped; then the plain step is taken, with half of eta_hat from then on, and kept.
+    dropped; then the plain step is taken and kept, and eta_hat is halved if that one was bad as well.
+
+    Gradients that are noisy or old, of lost replies or after local steps, can mislead all this. So if the residual
+    rises to ALARM times the smallest one, or none is smaller in STALE rounds, plain rounds follow from the best point:
+    PLAIN of them, then twice as many, and so on. What memory can cost is STALE + 1 rounds in each of these stages.
     """
     x, known = phi.prox(z, gamma), Counts(*past.counts.tolist())
     size = float(residual(x, g, phi, gamma).norm())
     if known.plain:
-        known = known._replace(plain=known.plain - 1, smallest=size)
-        past = past._replace(z=z, g=g, best=z, counts=_tensor(known, z))
-        return z - known.scale * eta_hat * y, past
+        return _plain(eta_hat, z, y, g, size, known, past, share)
     if size > ALARM / share * known.smallest or known.stale == STALE:
-        known = Counts(0, 0, known.scale, known.smallest, 0, known.alarms + 1, PLAIN * 2 ** int(known.alarms))
-        return past.best, past._replace(counts=_tensor(known, z))
+        return _return(known._replace(alarms=known.alarms + 1), past)
     known = known._replace(stale=known.stale + 1)
     if size < known.smallest:
         known, past = known._replace(smallest=size, stale=0), past._replace(best=z)
@@ -110,6 +111,25 @@ def next_point(
         model = Model(past.S[new:], past.Y[new:] / steep, 1 / (known.scale * eta_hat * steep))
         z = minimised(phi, gamma, x, past.g, model, CLOSE * close * min(1.0, math.sqrt(close)))
     return z, past._replace(counts=_tensor(known, z))
+
+
+def _plain(
+    eta_hat: float, z: Tensor, y: Tensor, g: Tensor, size: float, known: Counts, past: Past, share: float
+) -> tuple[Tensor, Past]:
+    """A plain round; the last one of a stage tells whether eta_hat was too large."""
+    if known.plain == 1 and 0 < known.smallest < share / GROWTH * size:
+        return _return(known._replace(scale=known.scale / 2), past)
+    known = known._replace(plain=known.plain - 1)
+    if known.plain == 0:
+        known, past = known._replace(smallest=size), past._replace(best=z)
+    return z - known.scale * eta_hat * y, past._replace(z=z, g=g, counts=_tensor(known, z))
+
+
+def _return(known: Counts, past: Past) -> tuple[Tensor, Past]:
+    """To the best point, without secants, for a stage of plain rounds."""
+    plain = PLAIN * 2 ** max(0, int(known.alarms) - 1)
+    known = Counts(scale=known.scale, smallest=known.smallest, alarms=known.alarms, plain=plain)
+    return past.best, past._replace(counts=_tensor(known, past.z))
 
 
 def _judged(
