@@ -56,7 +56,9 @@ class Counts(NamedTuple):
     refused: int = 0
     """Steps taken back since the last point that was kept."""
     scale: float = 1.0
-    """Of eta_hat: halved when even the plain step was needed, and at every alarm."""
+    """Of eta_hat in a step: halved when even the plain one, taken after others failed, was bad."""
+    pace: float = 1.0
+    """Of eta_hat in a stage of plain rounds: halved when one ended ALARM times worse."""
     smallest: float = 0.0
     """Residual of the best point."""
     stale: int = 0
@@ -117,18 +119,18 @@ def _plain(
     eta_hat: float, z: Tensor, y: Tensor, g: Tensor, size: float, known: Counts, past: Past, share: float
 ) -> tuple[Tensor, Past]:
     """A plain round; the last one of a stage tells whether eta_hat was too large."""
-    if known.plain == 1 and 0 < known.smallest < share / GROWTH * size:
-        return _return(known._replace(scale=known.scale / 2), past)
+    if known.plain == 1 and 0 < known.smallest < share / ALARM * size:
+        return _return(known._replace(pace=known.pace / 2), past)
     known = known._replace(plain=known.plain - 1)
     if known.plain == 0:
         known, past = known._replace(smallest=size), past._replace(best=z)
-    return z - known.scale * eta_hat * y, past._replace(z=z, g=g, counts=_tensor(known, z))
+    return z - known.pace * eta_hat * y, past._replace(z=z, g=g, counts=_tensor(known, z))
 
 
 def _return(known: Counts, past: Past) -> tuple[Tensor, Past]:
     """To the best point, without secants, for a stage of plain rounds."""
     plain = PLAIN * 2 ** max(0, int(known.alarms) - 1)
-    known = Counts(scale=known.scale, smallest=known.smallest, alarms=known.alarms, plain=plain)
+    known = Counts(pace=known.pace, smallest=known.smallest, alarms=known.alarms, plain=plain)
     return past.best, past._replace(counts=_tensor(known, past.z))
 
 
