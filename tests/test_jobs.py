@@ -21,6 +21,7 @@ from fednmap.runs.execution import Elsewhere, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.runs.keeping import Beginning, Interrupted
+from fednmap.runs.sweep import Sweep
 from fednmap.simulation import threads
 from fednmap.simulation.distributed import WorkerLost
 
@@ -88,6 +89,14 @@ def test_stopped_runs_are_saved_and_go_on(alone, tmp_path):
     with hands(Elsewhere(None), 2) as processes:
         execute(experiment.config, folder, Twins(), (), None, processes)
     assert bits(folder) == bits(alone)
+
+
+def test_trials_of_a_sweep_side_by_side(tmp_path):
+    given = small(rounds=12, trials=3, eval_last=3, clients=4, measure_gamma=1.0)
+    one, other = (Sweep.create(tmp_path / name, given, "n", (2, 4)) for name in ("one", "other"))
+    with hands(Elsewhere(None), 2) as processes:
+        assert other.run(Twins(), processes) == one.run(Heard())
+    assert [bits(part) for part in other.parts()] == [bits(part) for part in one.parts()]
 
 
 class Fails:

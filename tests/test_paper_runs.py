@@ -107,7 +107,7 @@ def test_files_that_do_not_say_what_they_were_made_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_workers_are_at_least_one(workers: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="workers"):
+    with pytest.raises(ValueError, match="jobs is"):
         run_trials([], tmp_path, workers, silent)
 
 

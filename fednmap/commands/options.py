@@ -63,8 +63,8 @@ def with_config(
 def take_threads(given: int | None, processes: int = 1) -> None:
     """This process takes as many threads as were asked for; else its share of the cores, where several work."""
     threads.limit(given)
-    if given is None and processes > 1:
-        threads.limit(max(1, threads.default() // processes))
+    if processes > 1:
+        threads.limit(threads.share(processes))
 
 
 def _plain(annotation: Any) -> Any:

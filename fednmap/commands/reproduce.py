@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fednmap.commands.options import Threads, take_threads
 from fednmap.commands.watch import watched
 from fednmap.names import choose
 from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "paper")
 NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "mobilenet", "table", "all")
@@ -27,7 +29,16 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder; each figure has its own inside. [default: runs/reproduce-SCALE]")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Trials at once, each in a process of its own.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "--workers",
+            help="Trials at the same time, each in a process of its own; the same bits. (default one per core)",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Threads = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge the trials there are.")] = False,
 ) -> None:
     """Run a figure of the paper and judge its claims. A second call continues, to the same bits."""
@@ -36,6 +47,8 @@ def reproduce(
     from fednmap.paper.reproduce import reproduce as reproduce_figure
     from fednmap.paper.verdict import word
 
+    take_threads(threads)
+    at_once = machine() if jobs is None else jobs
     choose("scale", scale, dict.fromkeys(SCALES))
     chosen = list(FIGURES.values()) if name == "all" else [choose("figure", name, FIGURES)]
     console = Console()
@@ -47,7 +60,7 @@ def reproduce(
                 scale,
                 trials=trials,
                 out=folder,
-                workers=workers,
+                workers=at_once,
                 tell=reporter.tell,
                 only_finished=finished,
             )

@@ -14,6 +14,7 @@ import typer
 from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import (
     ConfigFile,
+    Jobs,
     Json,
     Out,
     Quiet,
@@ -27,7 +28,9 @@ from fednmap.commands.options import (
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
+from fednmap.runs.beside import Hands, check_jobs, hands, how_many
 from fednmap.runs.configuration import STOPPING, Config
+from fednmap.runs.execution import Elsewhere
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.keeping import Reporter
@@ -53,6 +56,7 @@ def speedup(
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = None,
+    jobs: Jobs = None,
     threads: Threads = None,
     trust_code: TrustCode = False,
     json: Json = False,
@@ -63,6 +67,7 @@ def speedup(
     The slope is that of log |F_nat|^2, averaged over the last --eval-last rounds, against log n or log Q.
     """
     take_threads(threads)
+    check_jobs(jobs)
     if resume is not None:
         if over or sweep_values or config or out or values != DEFAULTS:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
@@ -72,9 +77,11 @@ def speedup(
         sweep = _begin(values, config, trust_code, over or "n", sweep_values or "5,10,20,40", out)
     again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}"
     again += trusting(sweep.folder.config(look_up=False))
-    with watched(again, quiet) as reporter:
-        stored = sweep.outcome()
-        outcome = stored or _run(sweep, reporter)
+    stored = sweep.outcome()
+    about = sweep.folder.config(look_up=False)
+    at_once = 1 if stored or about.device != "cpu" else how_many(jobs, about.trials)
+    with hands(Elsewhere(None), at_once) as processes, watched(again, quiet) as reporter:
+        outcome = stored or _run(sweep, reporter, processes)
     found = _fitted(sweep.over, outcome["values"], outcome["stationarity"])
     if json:
         print(json_text(outcome))
@@ -116,9 +123,9 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
     return Sweep.create(out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
 
 
-def _run(sweep: Sweep, reporter: Reporter) -> dict[str, Any]:
+def _run(sweep: Sweep, reporter: Reporter, processes: Hands | None) -> dict[str, Any]:
     """The runs that are still to do, the fit, the forecast."""
-    found = _fitted(sweep.over, sweep.values, sweep.run(reporter))
+    found = _fitted(sweep.over, sweep.values, sweep.run(reporter, processes))
     return sweep.finish(_outcome(found, sweep))
 
 

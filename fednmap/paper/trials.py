@@ -28,7 +28,7 @@ from fednmap.names import InputError
 from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.runs.folder import VERSIONS, RunFolder
 from fednmap.runs.keeping import Interrupted
-from fednmap.simulation import Record
+from fednmap.simulation import Record, threads
 
 Setting = dict[str, Any]
 """What tells a trial from the others, such as {"method": "FedNMap", "n": 20, "Q": 10, "trial": 0}."""
@@ -138,7 +138,7 @@ def run_trials(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) ->
     `runs` beside it.
     """
     if workers < 1:
-        raise InputError(f"workers is {workers}; at least 1 is needed")
+        raise InputError(f"jobs is {workers}; at least 1 is needed")
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     why = {job.file: _of_no_use(job, folder) for job in jobs if (folder / job.file).is_file()}
@@ -167,11 +167,12 @@ def _run_all(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) -> N
 
 
 def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tuple[Trial, float]]:
-    if workers == 1:
+    workers = min(workers, len(jobs))
+    if workers < 2:
         yield from ((job, _run(job, folder)) for job in jobs)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads may hang
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin) as pool:
+    with ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers),)) as pool:
         futures = {pool.submit(_run, job, folder): job for job in jobs}
         try:
             for future in as_completed(futures):
@@ -186,9 +187,10 @@ def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tupl
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin() -> None:
+def _begin(each: int) -> None:
     """A process for trials: Ctrl-C is for the trial that runs, which saves its state."""
     torch.set_num_threads(1)
+    threads.limit(each)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -148,8 +148,8 @@ def hands(work: Work, count: int) -> Iterator[Hands | None]:
     if count < 2:
         yield None
         return
-    each = threads.asked() or max(1, threads.machine() // count)
-    made = Hands(multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn"), work, count, each)
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    made = Hands(context, work, count, threads.share(count))
     try:
         yield made
     finally:

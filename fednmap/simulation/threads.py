@@ -47,6 +47,11 @@ def machine() -> int:
     return int(said) if said.isdecimal() and int(said) > 0 else cores()
 
 
+def share(processes: int) -> int:
+    """How many threads each of several processes takes, where nobody said: all of them together one per core."""
+    return _asked or max(1, machine() // processes)
+
+
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
