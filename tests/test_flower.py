@@ -307,12 +307,17 @@ def test_a_run_ends_when_the_tolerance_is_met_without_asking_before(tmp_path):
     assert torch.allclose(x, due.x, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("noisy", [{"batch_size": 4}, {"local_steps": 2, "eta_a": 0.25}], ids=["minibatches", "steps"])
+@pytest.mark.parametrize(
+    "noisy",
+    [{"batch_size": 4}, {"local_steps": 2, "eta_a": 0.25}, {"participation": 0.75}],
+    ids=["minibatches", "steps", "sampling"],
+)
 def test_without_that_knowledge_it_ends_at_a_measurement(tmp_path, noisy):
-    settings = ONE_STEP | {"tol": 0.5, "eval_every": 4} | noisy
+    settings = ONE_STEP | {"tol": 0.1, "eval_every": 4, "eta_a": 0.2} | noisy
     closing = Federation(tmp_path, make_problem(batch_size=noisy.get("batch_size")), **settings).start()
     assert closing["ended"].startswith("converged")
-    assert closing["rounds"] % 4 == 0
+    records = RunFolder.open(tmp_path / "run").records("fednmap", 0)
+    assert [r["round"] for r in records] == list(range(0, closing["rounds"] + 1, 4))
 
 
 def test_an_ended_run_is_finished_until_asked_for_more(tmp_path):
