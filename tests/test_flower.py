@@ -345,11 +345,11 @@ def test_patience_and_time_end_a_federation_too(tmp_path):
 
 def residual(federation):
     """Distance to the optimum, and of the server's h to the mean of the clients'."""
-    (z, h), _ = federation.server()
+    server, _ = federation.server()
     algorithm = federation.coordinator.plan.algorithm
     best = optimum(federation.problem, L1(0.5))
     states = torch.stack([state.h for state in federation.client_states()])
-    return float((algorithm.model(algorithm.Server(z, h)) - best).norm()), float((h - states.mean(0)).norm())
+    return float((algorithm.model(server) - best).norm()), float((server.h - states.mean(0)).norm())
 
 
 def unreliable(seed):
@@ -502,13 +502,40 @@ def test_a_dead_node_does_not_hold_up_the_others(tmp_path):
     assert federation.server()[1]["dora"] == ""
 
 
+MEMORY = {"local_steps": 1, "eta_a": 0.5, "gamma": 1.0, "set": "fednmap.memory=4", "rounds": 12}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_with_memory_the_trajectory_is_the_simulators_and_both_vectors_are_sent(tmp_path, share):
+    """What the server remembers, and so the next z, does not follow from the mean uplink."""
+    federation = Federation(tmp_path, participation=share, seed=3, **MEMORY)
+    closing = federation.start()
+    server, simulated = federation.server()[0], federation.simulated()
+    assert server._fields == simulated._fields
+    assert len(server) > 2
+    assert torch.allclose(server.z, simulated.z, rtol=0, atol=1e-9)
+    assert torch.allclose(server.h, simulated.h, rtol=0, atol=1e-9)
+    assert closing["bytes_down"] == 2 * closing["bytes_up"] == 12 * 4 * share * 2 * 6 * 8
+    assert residual(federation)[1] < 1e-12
+
+
+def test_with_memory_and_lost_late_and_double_replies_the_method_stays_exact(tmp_path):
+    settings = MEMORY | {"rounds": 80, "eval_every": 80, "deadline": 0.02}
+    federation = Federation(tmp_path, fault=unreliable(5), **settings)
+    federation.start()
+    error, drift = residual(federation)
+    assert error < 1e-9
+    assert drift < 1e-12
+
+
 class Killed(Exception):
     """The server dies here."""
 
 
+@pytest.mark.parametrize("memory", [0, 3])
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 @pytest.mark.parametrize("when", ["before the replies", "after the replies"])
-def test_a_killed_server_continues_the_same_trajectory(tmp_path, when, damaged):
+def test_a_killed_server_continues_the_same_trajectory(tmp_path, when, damaged, memory):
     def fault(name, message, answer):
         if message.metadata.message_type == MessageType.TRAIN and message.content["round"]["t"] == 4 and name == "dora":
             if when == "after the replies":
@@ -516,7 +543,7 @@ def test_a_killed_server_continues_the_same_trajectory(tmp_path, when, damaged):
             raise Killed
         return [answer()]
 
-    federation = Federation(tmp_path, rounds=8)
+    federation = Federation(tmp_path, rounds=8, set=f"fednmap.memory={memory}")
     with pytest.raises(Killed):
         federation.start(fault=fault)
     # without the newest checkpoint the one before is used, and the clients still have the states it needs; without

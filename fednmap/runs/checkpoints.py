@@ -44,7 +44,7 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
     settings: what the state depends on; a checkpoint is read with the same settings only.
     clients:  the clients' states and whose they are; None where they keep them themselves.
     """
-    tensors = {f"server.{name}": v for name, v in kept.server._asdict().items()}
+    tensors = {f"server.{name}": v.clone() for name, v in kept.server._asdict().items()}  # some may be one tensor
     tensors |= {f"clients.{name}": v for name, v in (clients or {}).items()}
     data = save({name: v.detach().cpu().contiguous() for name, v in tensors.items()})
     facts = {

@@ -20,7 +20,7 @@ from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, alike
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import Crew, one_thread
 from fednmap.simulation.traffic import Traffic
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
@@ -290,7 +290,8 @@ class _Step:
         else:
             (self.crew if self._is_compiled(groups) else Crew(1)).share(groups, together, add)
         means = type(self.message)(*(total / received for total in distributed.all_sum(sums)))
-        server = algorithm.aggregate(server, means, received / self.everybody)
+        with one_thread():  # a method, or its prox, may take sums
+            server = algorithm.aggregate(server, means, received / self.everybody)
         if not all(isfinite(float(v.sum())) for v in server):
             raise Diverged(t)
         return server

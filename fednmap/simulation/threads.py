@@ -72,7 +72,7 @@ class Crew:
 
     def share(self, pieces: Sequence[Piece], work: Callable[[Piece], Value], take: Callable[[Value], object]) -> None:
         """take(work(piece)) for every piece: `work` in any thread, `take` in this one and in the pieces' order."""
-        with _one_thread():
+        with one_thread():
             if min(self.threads, len(pieces)) < 2:
                 for piece in pieces:
                     take(work(piece))
@@ -112,7 +112,7 @@ class Crew:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Torch uses one thread in this block; afterwards as many as before, here and in threads that start later."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
