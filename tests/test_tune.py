@@ -1,5 +1,6 @@
 """Tuning: never an unstable pair, never over budget, as good as a grid."""
 
+import json
 import math
 
 import pytest
@@ -7,9 +8,15 @@ import torch
 
 from fednmap import simulate
 from fednmap.algorithms import FedNMap
+from fednmap.cli import app
 from fednmap.measure import stationarity
+from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic
-from fednmap.regularizers import L1, TopK, Zero
+from fednmap.regularizers import L1, MCP, TopK, Zero
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import prepare
+from fednmap.testing import heterogeneous
+from fednmap.theory.at_once import at_once
 from fednmap.theory.tune import Pilot, _largest_gamma, _ranked, tune
 
 
@@ -50,7 +57,7 @@ def test_within_a_factor_2_of_the_best_of_a_grid(batch_size):
 def test_the_budget_is_kept(budget):
     found = tune(logistic(), L1(0.01), Q=3, rounds=8, budget=budget)
     assert found.rounds_used <= found.budget == (128 if budget is None else budget)
-    assert found.pilot.rounds == min(8, found.budget // 16)
+    assert found.pilot.rounds == min(8, found.budget // (16 if budget is None else 4))
 
 
 def test_an_unstable_pair_is_never_chosen():
@@ -144,7 +151,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="rounds is 0"):
         tune(logistic(), L1(0.01), rounds=0)
     with pytest.raises(ValueError, match="at least one round each"):
-        tune(logistic(), L1(0.01), budget=15)
+        tune(logistic(), L1(0.01), budget=3)
     with pytest.warns(UserWarning, match="not weakly convex"):
         best_k = TopK(2, allow_nonconvex=True)
     with pytest.raises(ValueError, match="TopK has rho = inf, which no theorem covers"):
@@ -152,3 +159,58 @@ def test_bad_input_is_refused():
     flat = LeastSquares([(torch.zeros(2, 2), torch.ones(2))])
     with pytest.raises(ValueError, match="smoothness measured at the start is 0"):
         tune(flat, L1(0.01))
+
+
+def test_steps_at_once_where_the_smoothness_is_known():
+    """eta_hat = 1 / L, and 1 / (3 max_i L_i) where not everybody is heard; None for noise and for networks."""
+    problem = heterogeneous()
+    overall = float(torch.linalg.eigvalsh(problem.hessian(problem.start))[-1])
+    steps = at_once(problem, L1(0.1), memory=5)
+    assert steps.eta_hat == steps.gamma == pytest.approx(1 / overall, rel=0.01)
+    assert at_once(problem, L1(0.1)).gamma == pytest.approx(4 * steps.eta_hat)
+    largest = max(float(torch.linalg.eigvalsh(problem.alone(i).hessian(problem.start))[-1]) for i in range(problem.n))
+    assert at_once(problem, L1(0.1), everybody=False).eta_hat == pytest.approx(1 / (3 * largest), rel=0.02)
+    steps = at_once(problem, MCP(0.1, 1.5 / overall))  # gamma rho < 1 still, and eta_hat at most gamma
+    assert steps.eta_hat <= steps.gamma <= 0.5 / MCP(0.1, 1.5 / overall).rho
+    assert at_once(LeastSquares(problem.data, batch_size=2), L1(0.1)) is None
+
+
+def test_auto_with_exact_gradients_needs_no_pilots(tmp_path, capsys):
+    """One local step and float64 unless told otherwise; the run ends when it is done, and says so."""
+    common = ["train", "--data", "sparse-regression", "--reg", "l1:0.01"]
+    common += ["--batch-size", "0", "--eta-a", "auto", "--gamma", "auto", "--memory", "10", "--tol", "1e-6", "--quiet"]
+    app([*common, "--json", "--out", str(tmp_path / "a")], standalone_mode=False)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert "no pilots; 1 local step, float64" in said.err
+    assert found["ended"].startswith("converged")
+    assert found["rounds"] < 120
+    config = Config.read(tmp_path / "a" / "run.toml")
+    assert (config.local_steps, config.dtype, config.memory) == (1, "float64", 10)
+    app([*common, "--local-steps", "3", "--dtype", "float32", "--out", str(tmp_path / "b")], standalone_mode=False)
+    config = Config.read(tmp_path / "b" / "run.toml")
+    assert (config.local_steps, config.dtype) == (3, "float32")
+
+
+def test_pilots_of_auto_take_a_tenth_of_the_rounds():
+    found = tune(LeastSquares(heterogeneous().data, batch_size=2), L1(0.1), Q=2, rounds=200, budget=20)
+    assert found.rounds_used <= 20
+    assert found.pilot is not None
+    assert len({p.gamma / p.eta_a for p in found.pilots[:4]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--algorithm", "zhang", "--memory", "5"], "memory is 5, and zhang has none; leave it out, or use fednmap"),
+        (["--memory", "-1"], "memory is -1; it must be a whole number, at least 0"),
+    ],
+)
+def test_memory_that_cannot_be_meant(options, line):
+    with pytest.raises(InputError, match=line):
+        app(["train", *options], standalone_mode=False)
+
+
+def test_memory_with_minibatches_is_doubted():
+    with pytest.warns(UserWarning, match="differences of noise are not curvature"):
+        prepare(Config.make(data="sparse-regression", clients=2, memory=3, batch_size=8))

@@ -1,4 +1,7 @@
-"""`--eta-a auto` and `--gamma auto`: step sizes found by pilots before the run, and then ordinary numbers."""
+"""`--eta-a auto` and `--gamma auto`: step sizes found before the run, and then ordinary numbers.
+
+At once where the smoothness of f is known and gradients are exact; else by pilots, within a tenth of the run's rounds.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from fednmap.commands.options import AUTO
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
-from fednmap.theory.tune import Tuned, tune
+from fednmap.theory.at_once import at_once
+from fednmap.theory.tune import FEWEST, Tuned, tune
+
+SHARE = 10  # one round of pilots for so many rounds of the run
 
 
 def take_auto(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -24,10 +30,32 @@ def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -
         return config
     if "fednmap" not in config.algorithms:
         raise InputError(f"auto finds FedNMap's step sizes; for {', '.join(config.algorithms)} give numbers")
-    found = search(config, auto)
-    for line in found.lines():
+    found = _at_once(config, auto, tell)
+    if found is not None:
+        return found
+    pilots = search(config, auto, budget=max(FEWEST, config.rounds // SHARE))
+    for line in pilots.lines():
         tell(line)
-    return config.model_copy(update={name: getattr(found, name) for name in (*auto, "measure_gamma")})
+    return config.model_copy(update={name: getattr(pilots, name) for name in (*auto, "measure_gamma")})
+
+
+def _at_once(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -> Config | None:
+    """Steps from the smoothness of f; with them one local step and float64, unless the user said otherwise.
+
+    Local steps on exact gradients cost Q times as much and save no rounds (docs/rounds.md).
+    """
+    settled = {"local_steps": 1, "dtype": "float64"}
+    config = config.model_copy(update={k: v for k, v in settled.items() if k not in config.model_fields_set})
+    if config.batch_size:
+        return None
+    experiment = prepare(config)
+    everybody = config.participation == 1 and config.drop == 0 and config.sampler == "uniform"
+    steps = at_once(experiment.problem, experiment.phi, everybody=everybody, memory=config.memory)
+    if steps is None:
+        return None
+    tell(f"{steps.line()}; {config.local_steps} local {'step' if config.local_steps == 1 else 'steps'}, {config.dtype}")
+    found = {"eta_a": steps.eta_hat / (config.eta_s * config.local_steps), "gamma": steps.gamma}
+    return config.model_copy(update={name: found[name] for name in auto})
 
 
 def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:

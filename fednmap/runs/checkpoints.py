@@ -46,7 +46,7 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
     """
     tensors = {f"server.{name}": v.clone() for name, v in kept.server._asdict().items()}  # some may be one tensor
     tensors |= {f"clients.{name}": v for name, v in (clients or {}).items()}
-    data = save({name: v.detach().cpu().contiguous() for name, v in tensors.items()})
+    data = save(_apart(tensors))
     facts = {
         "round": kept.t,
         "totals": kept.totals,
@@ -61,6 +61,18 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
     for old in _newest_first(folder)[KEPT:]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each in memory of its own, as the file format asks for; a method may keep one tensor in two places."""
+    seen: set[int] = set()
+    found = {}
+    for name, v in tensors.items():
+        v = v.detach().cpu().contiguous()
+        where = v.untyped_storage().data_ptr()
+        found[name] = v.clone() if where in seen else v
+        seen.add(where)
+    return found
 
 
 def newest(

@@ -44,6 +44,12 @@ class Config(BaseModel):
         None, description="Regularize only `weights`, or parameters whose name fits a pattern."
     )
     gamma: float | None = Field(None, gt=0, description="FedNMap's prox parameter; default 4 eta_a eta_s Q.")
+    memory: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Secants FedNMap's server remembers, 10 to 40 say, for exact gradients (batch size 0).",
+    )
     eta_a: float = Field(0.1, gt=0, description="Local step size; its first value where it follows a schedule.")
     schedule: str = Field("constant", description="Of eta_a: constant, cosine[:LAST], sqrt, or steps:FACTOR,EVERY.")
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
@@ -154,6 +160,16 @@ class Config(BaseModel):
         if mistakes:
             raise InputError("\n".join(mistakes))
         return values
+
+    @model_validator(mode="after")
+    def _who_remembers(self, info: ValidationInfo) -> Config:
+        from fednmap.algorithms import method
+
+        methods = [method(name) for name in self.algorithms] if self.memory and _looks_up(info) else []
+        if methods and not any(f.name == "memory" for kind in methods for f in fields(kind)):  # type: ignore[arg-type]
+            words = f"memory is {self.memory}, and {', '.join(self.algorithms)}"
+            raise InputError(f"{words} has none; leave it out, or use fednmap")
+        return self
 
     @model_validator(mode="after")
     def _everybody(self, info: ValidationInfo) -> Config:

@@ -65,6 +65,8 @@ class Methods:
         config, kind = self.config, method(name)
         own = {key.rpartition(".")[2]: value for key, value in config.set.items() if key.rpartition(".")[0] == name}
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
+        if config.memory:
+            common["memory"] = config.memory
         if kind is FedNMap and config.gamma is not None:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
@@ -163,6 +165,11 @@ def prepare(config: Config) -> Experiment:
     if "clients" in config.model_fields_set and config.clients != len(data):
         _warn(f"clients is {config.clients}, and {config.data} brings its own {len(data)}; these are used")
     config = config.model_copy(update={"clients": len(data)})
+    if config.memory and config.batch_size:
+        _warn(
+            f"memory is {config.memory}, and gradients are of {config.batch_size} samples: differences of noise are "
+            "not curvature; use batch_size = 0, or memory = 0"
+        )
     problem = _problem(dataset, data, config)
     return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
 

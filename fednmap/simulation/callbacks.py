@@ -53,10 +53,10 @@ class Tolerance(Callback):
     tol:      relative: |F_nat(x_t)| <= tol |F_nat(x_0)|, where x_0 is the model before the first round.
     absolute: |F_nat(x_t)| <= absolute.
 
-    If both are given, either suffices. F_nat has the gamma with which the run is measured. What a run ends with was
-    measured. A method that knows grad f(x_t) from its round (FedNMap with Q = 1, exact gradients and every client
-    counted; see `Algorithm.known_gradient`) is judged after each round and measured when x_t has passed, and so ends
-    one round late at most; any other when the next measurement is due.
+    If both are given, either suffices; psi must not be above its first value. F_nat has the gamma with which the run is
+    measured. What a run ends with was measured. A method that knows grad f(x_t) from its round (FedNMap with Q = 1,
+    exact gradients and every client counted; see `Algorithm.known_gradient`) is judged after each round and measured
+    when x_t has passed, and so ends one round late at most; any other when the next measurement is due.
 
     >>> Tolerance(1e-6).on_record({"stationarity": 4.0})
     >>> Tolerance(absolute=1e-6).on_record({"stationarity": 1e-14})
@@ -75,6 +75,7 @@ class Tolerance(Callback):
 
     def on_begin(self) -> None:
         self._first: float | None = None
+        self._psi = math.inf
 
     def on_residual(self, residual: float) -> bool:
         return residual <= self._limit
@@ -83,9 +84,12 @@ class Tolerance(Callback):
         if "stationarity" not in record:
             raise InputError("a tolerance needs |F_nat|, which is not measured here; use Patience or TimeLimit")
         residual = math.sqrt(record["stationarity"])
-        self._first = residual if self._first is None else self._first
+        if self._first is None:
+            self._first, self._psi = residual, record.get("objective", math.inf)
         if not residual <= self._limit:
             return None
+        if record.get("objective", -math.inf) > self._psi + 1e-6 * abs(self._psi):
+            return None  # far out the residual drowns in the rounding of x
         words = f"converged: |F_nat| {residual:.1e}"
         if self.absolute is not None and residual <= self.absolute:
             return f"{words}, absolute tolerance {self.absolute:g}"

@@ -25,6 +25,7 @@ PILOTS = 16  # the budget, in pilots of full length
 LONGEST = 100  # rounds of a pilot, however long the run that it is for
 SCALES = (0.25, 1.0, 4.0, 16.0)  # eta_hat of the first pilots, in units of 1 over the smoothness of f
 RATIOS = (1.0, 4.0, 16.0, 64.0)  # gamma / eta_hat of the first pilots; the paper uses 4
+FEWEST = 4  # pilots, where the budget is small: one for each scale, at the paper's ratio
 LAST = 3  # rounds over which a residual is averaged: a single one can be lucky
 RISE = 0.01  # psi above (1 + RISE) psi(x_0) counts as unstable: less can be minibatch noise
 
@@ -136,7 +137,7 @@ def tune(
 
     rounds:        of the run this is for; a pilot is as long, but at most 100 rounds.
     budget:        rounds that all pilots may take together, a pilot then being budget / 16 long, at most `rounds`.
-                   Default: 16 pilots.
+                   Default: 16 pilots. Below 256 rounds 4 pilots, at gamma = 4 eta_hat, of a quarter of it.
     eta_a, gamma:  a value given is kept, and only the other is searched for.
     measure_gamma: default 1/L, of f.
     start, participation, drop, seed: as in `simulate`.
@@ -153,10 +154,12 @@ def tune(
         raise InputError(f"rounds is {rounds}; it must be at least 1")
     if not phi.rho < math.inf:
         raise InputError(f"{type(phi).__name__} has rho = inf, which no theorem covers: give eta_a and gamma")
-    if budget is not None and budget < PILOTS:
-        raise InputError(f"the budget is {budget} rounds; {PILOTS} pilots need at least one round each")
-    length = min(rounds, LONGEST if budget is None else budget // PILOTS)
-    budget = budget or PILOTS * length
+    if budget is not None and budget < FEWEST:
+        raise InputError(f"the budget is {budget} rounds; {FEWEST} pilots need at least one round each")
+    many = budget is None or budget >= PILOTS * PILOTS
+    count, ratios = (PILOTS, RATIOS) if many else (FEWEST, (RATIOS[1],))
+    length = min(rounds, LONGEST if budget is None else budget // count)
+    budget = budget or count * length
     z = first_point(problem, start)
     x = phi.prox(z, 0.0)
     smoothness = estimate_smoothness(problem, x, iterations=15)
@@ -196,7 +199,7 @@ def tune(
     grid = [
         pair(scale * unit / (eta_s * Q), ratio * (eta_a * eta_s * Q if eta_a else scale * unit))
         for scale in SCALES
-        for ratio in RATIOS
+        for ratio in ratios
     ]
     pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length)
     moves = [(f, f) for f in (2.0, 0.5) if eta_a is None] + [(1.0, f) for f in (2.0, 0.5) if gamma is None]
