@@ -76,8 +76,12 @@ def test_if_nothing_is_stable_the_guaranteed_pair_stands_in():
     class Uphill(LeastSquares):
         """Gradients with the wrong sign: every step makes psi larger."""
 
-        def batch_gradient(self, x, a, b, weight):
-            return -super().batch_gradient(x, a, b, weight)
+        def oracle(self, clients, t):
+            g = super().oracle(clients, t)
+            return lambda x, q: -g(x, q)
+
+        def gradient(self, x):
+            return -super().gradient(x)
 
     problem = Uphill([(torch.eye(2), torch.ones(2))])
     found = tune(problem, Zero(), Q=2, rounds=30)
@@ -213,4 +217,4 @@ def test_memory_that_cannot_be_meant(options, line):
 
 def test_memory_with_minibatches_is_doubted():
     with pytest.warns(UserWarning, match="differences of noise are not curvature"):
-        prepare(Config.make(data="sparse-regression", clients=2, memory=3, batch_size=8))
+        prepare(Config.make(data="sparse-regression", memory=3, batch_size=8))
