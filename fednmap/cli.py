@@ -84,9 +84,10 @@ class Later(TyperCommand):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         context = self.loaded().make_context(info_name, args, parent, **extra)  # --help ends here
-        import torch
+        if "torch" in sys.modules:  # some commands do without
+            import torch
 
-        torch.set_num_threads(1)  # small products: a second thread costs more than it brings
+            torch.set_num_threads(1)  # threads of our own share the work
         return context
 
 

@@ -10,24 +10,21 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from fednmap.algorithms import ALGORITHMS
-from fednmap.data import DATASETS, PARTITIONS
-from fednmap.models.build import MODELS
+from fednmap.commands.sources import Thing, catalogue, keys
 from fednmap.names import choose
-from fednmap.regularizers.parse import REGULARIZERS, signature
 
 
 def _algorithms() -> Group:
     needs = Table("name", "solves", "up", "down", "prox", "everybody", "ends with exact gradients at")
     rates = Table("name", "convergence rate as published, s2 = gradient variance")
-    for name, kind in ALGORITHMS.items():
-        t = kind.traits
-        solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
-        down = str(t.down) if t.following is None else f"{t.down}, {t.following}"
-        everybody = "required" if t.full_participation else "-"
-        needs.add_row(name, solves, str(t.up), down, t.prox, everybody, t.fixed_point.value)
-        if t.rate != "-":
-            rates.add_row(name, t.rate)
+    for name, kind in catalogue("fednmap.algorithms", "ALGORITHMS").items():
+        t = kind.call("traits")
+        solves = ("f + phi" if t["composite"] else "f") + (", central" if t.get("central") else "")
+        down = f"{t['down']}, {t['following']}" if "following" in t else str(t["down"])
+        everybody = "required" if t.get("full_participation") else "-"
+        needs.add_row(name, solves, str(t["up"]), down, t["prox"], everybody, t["fixed_point"])
+        if t["rate"] != "-":
+            rates.add_row(name, t["rate"])
     key = (
         "up, down: vectors a client sends and receives in a round, less down if it was counted in the round before; "
         "prox: evaluations on a client + on the server"
@@ -36,22 +33,30 @@ def _algorithms() -> Group:
 
 
 def _regularizers() -> Table:
-    return _described({signature(name): _first_line(kind) for name, kind in REGULARIZERS.items()})
+    known = catalogue("fednmap.regularizers.parse", "REGULARIZERS")
+    return _described({signature(name, kind): kind.first_line for name, kind in known.items()})
+
+
+def signature(name: str, kind: Thing) -> str:
+    """How a name is used, as `mcp:lam,theta`, with what may be left out in brackets."""
+    words = [f"[{argument}]" if free else argument for argument, free in kind.fields().items()]
+    if name in keys("fednmap.regularizers.parse", "FROM_SHAPE"):
+        words = words[:-1]
+    return f"{name}:{','.join(words)}" if words else name
 
 
 def _datasets() -> Table:
-    return _described({name: _first_line(make) for name, make in DATASETS.items()})
+    return _described(_first_lines("fednmap.data.datasets", "DATASETS"))
 
 
 def _partitions() -> Table:
-    described = {name: _first_line(make) for name, make in PARTITIONS.items()}
-    return _described(described | {"natural": "The clients that the data itself names."})
+    natural = {"natural": "The clients that the data itself names."}
+    return _described(_first_lines("fednmap.data.partition", "PARTITIONS") | natural)
 
 
 def _models() -> Table:
-    described = {name: _first_line(make) for name, make in MODELS.items()}
     own = {"logistic": "Logistic regression, no intercept.", "least-squares": "Linear regression, no intercept."}
-    return _described(described | own)
+    return _described(_first_lines("fednmap.models.build", "MODELS") | own)
 
 
 LISTS: dict[str, Callable[[], RenderableType]] = {
@@ -86,5 +91,5 @@ def _described(rows: dict[str, str]) -> Table:
     return table
 
 
-def _first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
+def _first_lines(module: str, name: str) -> dict[str, str]:
+    return {key: thing.first_line for key, thing in catalogue(module, name).items()}
