@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fednmap.algorithms import FedNMap
-from fednmap.core import Problem, Regularizer, declared
+from fednmap.algorithms.memory import Counts
+from fednmap.core import Problem, Regularizer, declared, nbytes
 from fednmap.measure import hessian_norms, residual
-from fednmap.simulation import Diverged, simulate
 
+MEMORY = 20
+"""Rounds that the server remembers."""
 GROWTH = 1e3
 """The steps are halved where |F_nat| has grown by this factor over the best so far."""
 
@@ -27,39 +29,64 @@ class Fit(NamedTuple):
     residual: float
     """|F_nat(x)| with gamma = 1 / L."""
     converged: bool
+    known: Known
+
+
+class Known(NamedTuple):
+    """What a server has learnt of f, whatever phi is."""
+
+    L: float
+    halved: float
+    """The share of 1 / L that is a step."""
+    server: Any
+    gradient: Tensor
 
 
 @torch.no_grad()
-def minimise(problem: Problem, phi: Regularizer, start: Tensor, *, tol: float, max_rounds: int) -> Fit:
-    """FedNMap with exact gradients and one local step, until |F_nat| <= tol.
+def minimise(
+    problem: Problem, phi: Regularizer, start: Tensor, *, tol: float, max_rounds: int, after: Fit | None = None
+) -> Fit:
+    """FedNMap with exact gradients, one local step and memory, until |F_nat| <= tol.
 
-    With every site present the server's h is the gradient of f at the model that was sent out, so that |F_nat| costs
-    nothing.
+    With every site present the mean of the uplinks is grad f(x) + (z - x) / gamma, so that a round is one gradient of f
+    and the server's half of the method: what `simulate` computes, without states of clients that nobody asks for. The
+    gradient also gives |F_nat| at x. Bytes are those that the sites would send and receive.
+
+    after: a fit of the same f with another phi: this one begins at its x and with its memory.
     """
-    L = smoothness(problem, start)
-    best, spent, rounds = (math.inf, start), 0, 0
+    L, halved = (smoothness(problem, start), 1.0) if after is None else (after.known.L, after.known.halved)
+    best, rounds, each = (math.inf, start, start), 0, 0
     while rounds < max_rounds:
         gamma = min(1 / L, 0.5 / phi.rho if phi.rho > 0 else math.inf)
-        method = FedNMap(phi, eta_a=1 / L, eta_s=1.0, Q=1, gamma=gamma)
-        x = best[1]
-        z = x if best[0] == math.inf else x - gamma * problem.gradient(x)
-        x = method.phi.prox(z, gamma)
-        try:
-            for round in simulate(method, problem, rounds=max_rounds - rounds, start=z):
-                rounds, spent = rounds + 1, spent + round.bytes_up + round.bytes_down
-                size = float(residual(x, round.server.h, phi, gamma).norm())
-                best = min(best, (size, x), key=lambda pair: pair[0])
-                if size <= tol or rounds == max_rounds:
-                    break
-                if size > GROWTH * best[0]:
-                    raise Diverged(round.t)
-                x = method.model(round.server)
+        method = FedNMap(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=min(MEMORY, start.numel()))
+        server: Any = method.init(best[1])[0] if after is None else _carried(method, after)
+        after = None
+        each = nbytes(method.broadcast(server)) + nbytes(method.Up(server.z))
+        while rounds < max_rounds:
+            x = method.model(server)
+            g = problem.gradient(x)
+            rounds += 1
+            size = float(residual(x, g, phi, gamma).norm())
+            best = min(best, (size, x, g), key=lambda found: found[0])
+            if size <= tol or not size <= GROWTH * best[0]:
+                break
+            server = method.aggregate(server, method.Up(g + (server.z - x) / gamma), 1.0)
+        if best[0] <= tol:
             break
-        except Diverged:
-            L *= 2
-    size, x = best
+        halved /= 2
+    size, x, g = best
     objective = float(problem.loss(x) + phi.value(x))
-    return Fit(x, rounds, spent, objective, size, size <= tol)
+    known = Known(L, halved, server, g)
+    return Fit(x, rounds, rounds * problem.n * each, objective, size, size <= tol, known)
+
+
+def _carried(method: FedNMap, after: Fit) -> Any:
+    """The server at a prox-gradient step from where another phi ended, with the secants of f that it had then."""
+    old, g = after.known.server, after.known.gradient
+    z = after.x - method.gamma * g
+    counts = Counts(*old.counts.tolist())
+    fresh = Counts(secants=counts.secants, scale=counts.scale, smallest=math.inf, plain=0)
+    return method.Remembering(z, g, z, g, z, old.S, old.Y, torch.tensor(fresh, dtype=torch.float64, device="cpu"))
 
 
 def smoothness(problem: Problem, x: Tensor, iterations: int = 20) -> float:

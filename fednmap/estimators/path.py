@@ -72,12 +72,12 @@ class Walk:
 
     def __init__(self, estimator: Federated, prepared: Prepared) -> None:
         self.estimator, self.prepared = estimator, prepared
-        self.last: Tensor | None = None
+        self.last: Fit | None = None
 
     def at(self, lam: float) -> Fit:
         phi = self.estimator._regularizer(self.prepared, lam)
         found = self.prepared.solve(phi, self.last, self.estimator.tol, self.estimator.max_rounds)
-        self.last = found.x
+        self.last = found
         return found
 
     def null(self) -> Fit:
@@ -132,7 +132,7 @@ def lambdas_down(first: float, given: int | Sequence[float], rows: int, columns:
 def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Fit | None = None) -> Path:
     """The models at these lam."""
     steps = Walk(estimator, prepared)
-    steps.last = None if null is None else null.x
+    steps.last = null
     fits = [steps.at(lam) for lam in lambdas]
     models = [prepared.parameters(fit.x) for fit in fits]
     return Path(

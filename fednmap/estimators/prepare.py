@@ -54,10 +54,10 @@ class Prepared:
     """Tolerances are relative to it."""
     start: Tensor
 
-    def solve(self, phi: Regularizer, start: Tensor | None, tol: float, max_rounds: int) -> Fit:
-        """The minimiser of f + phi, phi on the coefficients."""
-        first = self.start if start is None else start
-        return minimise(self.problem, self._on_coefficients(phi), first, tol=tol * self.unit, max_rounds=max_rounds)
+    def solve(self, phi: Regularizer, after: Fit | None, tol: float, max_rounds: int) -> Fit:
+        """The minimiser of f + phi, phi on the coefficients; begun where `after` ended, a fit with another phi."""
+        whole = self._on_coefficients(phi)
+        return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
 
     def _on_coefficients(self, phi: Regularizer) -> Regularizer:
         """phi on the coefficients, the intercepts left alone, constants kept positive."""

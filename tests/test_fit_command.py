@@ -1,0 +1,131 @@
+"""`fednmap fit` and `fednmap predict`: from files to a model with names, and back."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fednmap.estimators import FederatedLogisticRegression
+from fednmap.tables import FederatedPreprocessor, read_sites
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    """Four hospitals with words, gaps, a level that occurs at some only, an outcome and survival times."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "hospitals").mkdir()
+    for k, (name, n) in enumerate({"basel": 120, "bern": 80, "chur": 60, "zug": 40}.items()):
+        age, sex = rng.normal(60 + 3 * k, 10, n), rng.choice(["f", "m"], n)
+        score = 0.05 * (age - 60) + 0.8 * (sex == "m") - 0.3
+        pressure = [None if rng.random() < 0.1 else float(v) for v in rng.normal(130, 15, n)]
+        time, censored = rng.exponential(10 * np.exp(-score)), rng.exponential(15, n)
+        columns = {
+            "age": age,
+            "sex": sex,
+            "ecg": rng.choice(["a", "b", "c"][: 2 + (k > 0)], n),
+            "pressure": pressure,
+            "outcome": np.where(rng.random(n) < 1 / (1 + np.exp(-score)), "sick", "healthy"),
+            "time": np.minimum(time, censored),
+            "event": (time <= censored).astype(int),
+        }
+        pl.DataFrame(columns).write_csv(tmp_path / "hospitals" / f"{name}.csv")
+    return tmp_path / "hospitals"
+
+
+def test_a_fit_with_names_path_and_choice(command, hospitals):
+    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--family", "logistic", "--penalty", "mcp")
+    more = ("--path", "--cv", "leave-one-site-out", "--drop-columns", "time,event", "--out", "run")
+    code, out, err = command(*words, *more)
+    assert code == 0
+    assert "4 sites, 300 rows, 6 columns; family logistic, penalty mcp" in err
+    assert "sex=m" in out
+    assert "odds ratio" in out
+    assert "outcome = sick" in out
+    run = hospitals.parent / "run"
+    assert {p.name for p in run.iterdir()} == {
+        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.png", "report.html")
+    }
+    page = (run / "report.html").read_text()
+    assert "pressure=missing" in page
+    assert "data:image/png;base64" in page
+    code, out, _ = command("predict", "run", hospitals / "zug.csv")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == "outcome,P(healthy),P(sick)"
+    assert len(lines) == 41
+    assert lines[1].split(",")[0] in ("healthy", "sick")
+
+
+def test_the_command_is_the_estimator(command, hospitals):
+    words = ("--target", "outcome", "--penalty", "l1", "--lam", 0.01, "--tol", 1e-9, "--drop-columns", "time,event")
+    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--json", "--quiet", "--out", "run")
+    said = json.loads(out)
+    assert (code, said["lam"], said["converged"]) == (0, 0.01, True)
+    sites = read_sites(f"csv:{hospitals}")
+    features = {name: t.without(["outcome", "time", "event"]) for name, t in sites.items()}
+    preprocessor = FederatedPreprocessor().fit(features)
+    X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+    y = np.concatenate([t["outcome"] for t in sites.values()]).astype(str)
+    where = np.repeat(list(sites), [t.rows for t in sites.values()])
+    alone = FederatedLogisticRegression("l1", 0.01, tol=1e-9).fit(X, y, where)
+    found = {row["name"]: row["coefficient"] for row in said["coefficients"]}
+    assert list(found) == [*preprocessor.get_feature_names_out(), "(intercept)"]
+    assert list(found.values()) == pytest.approx([*alone.coef_[0], alone.intercept_[0]])
+    code, out, _ = command("predict", "run", hospitals / "bern.csv", "--out", "said.csv")
+    said = pl.read_csv(hospitals.parent / "said.csv")
+    assert said["P(sick)"].to_numpy() == pytest.approx(alone.predict_proba(X)[where == "bern", 1])
+
+
+def test_cox_with_errors(command, hospitals):
+    words = (
+        "--time",
+        "time",
+        "--event",
+        "event",
+        "--penalty",
+        "none",
+        "--drop-columns",
+        "outcome",
+        "--json",
+        "--quiet",
+    )
+    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--out", "run")
+    age = json.loads(out)["coefficients"][0]
+    assert code == 0
+    assert age["hazard ratio"] == pytest.approx(np.exp(age["coefficient"]))
+    assert age["low"] < 0.05 < age["high"]
+    code, out, _ = command("predict", "run", hospitals / "bern.csv")
+    assert out.startswith("hazard ratio\n")
+
+
+MISTAKES = [
+    (["--target", "result"], "basel: there is no column 'result'; there are age, sex"),
+    ([], "say what to predict: --target COLUMN, or --time and --event"),
+    (["--time", "time"], "needs both --time and --event"),
+    (["--target", "sex", "--family", "gaussian"], "holds words, and family gaussian needs numbers; use logistic"),
+    (["--target", "age", "--family", "gausian"], "unknown family 'gausian'; did you mean 'gaussian'?"),
+    (["--target", "age", "--drop-columns", "weight"], "--drop-columns names 'weight', which no site has"),
+    (["--target", "age", "--cv", "5", "--lam", "1"], "--cv and --select choose lam; leave --lam out"),
+    (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
+    (["--target", "pressure"], "the target 'pressure' has no value in row"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
+def test_mistakes_are_one_line(command, hospitals, words, message):
+    code, out, err = command("fit", "--data", f"csv:{hospitals}", *words, "--quiet")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_is_not_a_fit_or_not_its_table(command, hospitals):
+    code, _, err = command("predict", hospitals, hospitals / "zug.csv")
+    assert (code, "holds no model.json; give the folder of a `fednmap fit`" in err) == (2, True)
+    command("fit", "--data", f"csv:{hospitals}", "--target", "age", "--quiet", "--out", "run")
+    pl.read_csv(hospitals / "zug.csv").with_columns(ecg=pl.lit("z")).write_csv("new.csv")
+    code, _, err = command("predict", "run", "new.csv")
+    assert (code, "new: column 'ecg' has the level 'z' in row 0, which no site had" in err) == (2, True)
+    code, _, err = command("fit", "--data", f"csv:{hospitals}", "--target", "age", "--quiet", "--out", "run")
+    assert (code, "run exists already; choose another folder" in err) == (2, True)
