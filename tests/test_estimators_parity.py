@@ -15,6 +15,8 @@ from sklearn.linear_model import (
 from sklearn.linear_model._huber import _huber_loss_and_gradient
 from sklearn.preprocessing import StandardScaler
 
+from fednmap import simulate
+from fednmap.algorithms import FedNMap
 from fednmap.estimators import (
     FederatedCoxRegression,
     FederatedElasticNet,
@@ -25,6 +27,8 @@ from fednmap.estimators import (
     FederatedLogisticRegression,
     FederatedPoissonRegressor,
 )
+from fednmap.estimators.engine import smoothness
+from fednmap.regularizers import L1
 
 TIGHT = {"tol": 1e-10, "max_rounds": 3000}
 SITES = pytest.mark.parametrize("n", [1, 4, 20])
@@ -191,3 +195,19 @@ def test_sparse_rows_give_what_dense_ones_give(standardize):
     make = FederatedLogisticRegression(lam=0.01, standardize=standardize, **TIGHT)
     dense, thin = (make.fit(given, y, by_target(y, 4)).coef_ for given in (X, sparse.csr_array(X)))
     assert thin == pytest.approx(dense, abs=1e-7)
+
+
+def test_a_fit_is_the_simulation_of_its_rounds():
+    """The engine leaves the clients' states out; the trajectory is that of `simulate`."""
+    X, y = scaled(load_diabetes)
+    rows = FederatedLasso(1.0)._read(X, y, by_target(y, 4), None)
+    prepared = FederatedLasso(1.0)._prepare(rows)
+    phi = prepared._on_coefficients(L1(1.0))
+    found = prepared.solve(L1(1.0), None, 1e-9, 12)
+    L = smoothness(prepared.problem, prepared.start)
+    method = FedNMap(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=len(prepared.start))
+    *_, last = simulate(method, prepared.problem, rounds=11, start=prepared.start)
+    spent = sum(r.bytes_up + r.bytes_down for r in simulate(method, prepared.problem, rounds=12, start=prepared.start))
+    assert found.rounds == 12
+    assert method.model(last.server).tolist() == pytest.approx(found.x.tolist(), rel=1e-6)
+    assert found.bytes == spent
