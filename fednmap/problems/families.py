@@ -44,7 +44,7 @@ class Family(ABC):
 
     @abstractmethod
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        """Its derivative with respect to eta, in eta's shape."""
+        """Its derivative with respect to eta, in eta's shape: a tensor of its own, which may be written over."""
 
     @abstractmethod
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Bernoulli(Family):
         return softplus((1 - 2 * y) * eta)
 
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        return torch.sigmoid(eta) - y
+        return torch.sigmoid(eta).sub_(y)
 
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         share = torch.sigmoid(eta)

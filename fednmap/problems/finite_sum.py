@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import islice
 from numbers import Integral
+from operator import getitem
 from typing import Any, Self
 
 import torch
@@ -60,6 +61,8 @@ class FiniteSum(ABC):
         self.data = ClientData.of(data)
         self.n = len(self.data)
         self.batch_size, self.seed = batch_size, seed
+        held = sum(v.numel() * v.element_size() for v in stored(self.data.x))
+        self._row_bytes = max(1, held // len(self.data.x))  # of one sample, on average
         self._sizes, self._offsets = self.data.sizes, self.data.offsets
         self._counts = row_weights(sample_weights, self.data)
         self._shares = row_shares(self._sizes, self._counts)
@@ -70,7 +73,7 @@ class FiniteSum(ABC):
     def chunk(self) -> int:
         """Clients computed side by side: as many as have their vectors and minibatches in cache."""
         batch = self.batch_size or int(self._sizes.max())
-        return max(1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + self._row_bytes() * batch))
+        return max(1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + self._row_bytes * batch))
 
     @property
     def pieces(self) -> int:
@@ -138,9 +141,9 @@ class FiniteSum(ABC):
             return self._exact(clients)
         block = blocks(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
         equal, held = 1.0 / self.batch_size, self._sizes[clients.cpu()].unsqueeze(-1)
-        once = BLOCK * clients.numel() * self.batch_size * self._row_bytes() <= AT_ONCE_BYTES
+        once = BLOCK * clients.numel() * self.batch_size * self._row_bytes <= AT_ONCE_BYTES
         if once and self._counts is None and not is_sparse(self.data.x):
-            batch = by_step(lambda number: self._gather(block(number), self.start), _of_step)
+            batch = by_step(lambda number: self._apart(block(number)), getitem)
 
             def small(x: Tensor, q: int) -> Tensor:
                 a, b = batch(q)
@@ -220,17 +223,13 @@ class FiniteSum(ABC):
         torch.index_select(values, 0, flat, out=space(name, (len(flat), *rest), values))
         return space(name, (*rows.shape, *rest), values)
 
+    def _apart(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The samples in rows (steps, ...), step by step."""
+        a, b = self._gather(rows, self.start)
+        return list(zip(a.unbind(), b.unbind(), strict=True))
+
     def _rows_at_once(self) -> int:
-        return max(1, CHUNK_BYTES // self._row_bytes())
-
-    def _row_bytes(self) -> int:
-        """Of one sample, on average."""
-        held = sum(v.numel() * v.element_size() for v in stored(self.data.x))
-        return max(1, held // len(self.data.x))
-
-
-def _of_step(batches: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
-    return batches[0][k], batches[1][k]
+        return max(1, CHUNK_BYTES // self._row_bytes)
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:

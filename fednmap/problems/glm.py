@@ -183,7 +183,8 @@ class GLM(FiniteSum):
         return torch.cat([w, sums.sum(-2)[..., self.family.outputs - self._offsets_of :]], -1)
 
     def _weighted(self, weight: Weight, r: Tensor) -> Tensor:
-        return (weight.unsqueeze(-1) if isinstance(weight, Tensor) and self.family.outputs > 1 else weight) * r
+        """weight r, written over r."""
+        return r.mul_(weight.unsqueeze(-1) if isinstance(weight, Tensor) and self.family.outputs > 1 else weight)
 
     def _exact(self, clients: Tensor) -> Oracle:
         """Full local gradients: large clients one after another on their own rows, small ones side by side.
@@ -192,18 +193,9 @@ class GLM(FiniteSum):
         room.
         """
         ids = clients.reshape(-1).tolist()
-        sizes = self._sizes[clients.reshape(-1).cpu()]
-        even = len(ids) * int(sizes.max()) <= 2 * int(sizes.sum())
-        small = self._row_bytes() * int(sizes.sum()) <= SMALL_BYTES * len(ids)
-        if clients.ndim and even and small:
-            names, found = tuple(ids), dict[torch.dtype, Prepared]()
-
-            def together(x: Tensor, q: int) -> Tensor:
-                if x.dtype not in found:
-                    found[x.dtype] = self._side_by_side(names, x.dtype)
-                return self._gradient(x, *found[x.dtype])
-
-            return together
+        if clients.ndim and self._are_small(ids):
+            names = tuple(ids)
+            return lambda x, q: self._gradient(x, *self._side_by_side(names, x.dtype))
 
         def g(x: Tensor, q: int) -> Tensor:
             each = [
@@ -213,6 +205,12 @@ class GLM(FiniteSum):
             return torch.stack(each) if clients.ndim else each[0]
 
         return g
+
+    def _are_small(self, ids: list[int]) -> bool:
+        """Whether these clients are best computed side by side: with little data each, and not of very unlike size."""
+        sizes: list[int] = self._sizes[ids].tolist()
+        total = sum(sizes)
+        return len(ids) * max(sizes) <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
 
     def _alone(self, i: int, dtype: torch.dtype) -> Prepared:
         """A large client's rows, as they lie; a copy only in another dtype."""
@@ -228,8 +226,8 @@ class GLM(FiniteSum):
 
     def _side_by_side(self, ids: tuple[int, ...], dtype: torch.dtype) -> Prepared:
         """Small clients' rows, the shorter ones padded with weight 0."""
-        names = tuple(self.first + i for i in ids)  # in the whole federation: a client by itself shares what is kept
-        kept = self._small.get((names, dtype))
+        names = (self.first, *ids), dtype  # where they are in the whole federation: an `alone` shares what is kept
+        kept = self._small.get(names)
         if kept is None:
             clients = torch.tensor(ids, device="cpu")
             sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
@@ -238,9 +236,9 @@ class GLM(FiniteSum):
             a, b = self._gather(rows, self.start)
             weight = ((j < sizes) * self._shares[rows]).to(b.device, dtype)
             kept = Design.of(a, b.shape, dtype).kept(), self._targets(b, dtype), weight
-            if (len(self._small) + 1) * rows.numel() * self._row_bytes() > KEPT_BYTES:
+            if (len(self._small) + 1) * rows.numel() * self._row_bytes > KEPT_BYTES:
                 self._small.clear()
-            self._small[names, dtype] = kept
+            self._small[names] = kept
         return kept
 
     def _targets(self, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+U = TypeVar("U")
 Words = npt.NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -78,11 +79,11 @@ def minibatches(
     return by_step(blocks(seed, clients, t, batch, sizes, offsets, first), lambda drawn, k: drawn[k])
 
 
-def by_step(block: Callable[[int], T], pick: Callable[[T, int], T]) -> Callable[[int], T]:
+def by_step(block: Callable[[int], T], pick: Callable[[T, int], U]) -> Callable[[int], U]:
     """What belongs to local step q, from what is made for BLOCK steps at once; the last block is remembered."""
     kept: dict[int, T] = {}
 
-    def step(q: int) -> T:
+    def step(q: int) -> U:
         number = q // BLOCK
         if number not in kept:
             kept.clear()

@@ -261,6 +261,7 @@ class _Step:
         self.context = fused if compile else nullcontext
         self.compiled: set[int] = set()  # sizes of groups that were computed
         self.weights = about.weights
+        self.ones = torch.ones(problem.n, dtype=torch.float64, device="cpu")
         self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
 
     def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
@@ -274,9 +275,10 @@ class _Step:
 
         def together(ids: Tensor) -> list[Tensor]:
             """The weighted sums of the uplinks of some clients, computed side by side."""
+            rows = clients.rows(ids)
             with self.context():
-                up, new = algorithm.local(down, clients.view(ids), self.problem.oracle(ids, t))
-            clients.replace(ids, new)
+                up, new = algorithm.local(down, clients.view(ids, rows), self.problem.oracle(ids, t))
+            clients.replace(ids, new, rows)
             return [_weighted_sum(v, self._weights(ids)) for v in up]
 
         def add(parts: list[Tensor]) -> None:
@@ -311,7 +313,7 @@ class _Step:
 
     def _weights(self, ids: Tensor) -> Tensor:
         if self.weights is None:
-            return torch.ones(len(ids), dtype=torch.float64, device="cpu")
+            return self.ones[: ids.shape[0]]
         return self.weights[ids.to(self.weights.device)]
 
 
@@ -320,7 +322,9 @@ def cut(ids: Tensor, chunk: int) -> tuple[Tensor, ...]:
 
     Two or four threads then end together. How many there are must not matter, or they would show in the bits.
     """
-    groups = -(-len(ids) // chunk)
+    groups = -(-ids.shape[0] // chunk)
+    if groups == 1:
+        return (ids,)
     if groups > 1:
         groups = min(len(ids), -(-groups // FAIR) * FAIR)
     return ids.tensor_split(groups) if groups else ()
@@ -334,4 +338,4 @@ def _mine(ids: Tensor) -> Tensor:
 
 def _weighted_sum(v: Tensor, weights: Tensor) -> Tensor:
     """sum_i weights_i v_i over a stack of clients; a field that is the same for all may come unstacked."""
-    return torch.matmul(weights.to(v), v.expand(len(weights), *v.shape[-1:]))
+    return torch.matmul(weights.to(v), v.expand(weights.shape[0], *v.shape[-1:]))

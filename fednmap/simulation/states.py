@@ -49,10 +49,14 @@ class Clients:
             *(table[flat].reshape(*rows.shape, *table.shape[1:]).to(self._device) for table in self._tables)
         )
 
-    def view(self, ids: Tensor) -> State:
+    def view(self, ids: Tensor, rows: Tensor | slice | None = None) -> State:
         """As `clients[ids]`, but without a copy where rows are neighbours: good until these states are replaced."""
-        rows = _range(self._row[ids])
+        rows = self.rows(ids) if rows is None else rows
         return self._make(*(table[rows].to(self._device) for table in self._tables))
+
+    def rows(self, ids: Tensor) -> Tensor | slice:
+        """Where the states of these clients are, until others are admitted."""
+        return _range(self._row[ids])
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
         self.admit(ids)
@@ -72,9 +76,9 @@ class Clients:
             self._row[new] = torch.arange(self._used, self._used + len(new), device="cpu")
             self._used += len(new)
 
-    def replace(self, ids: Tensor, states: State) -> None:
+    def replace(self, ids: Tensor, states: State, rows: Tensor | slice | None = None) -> None:
         """New states of clients that were admitted; different clients may be replaced in several threads at once."""
-        rows = _range(self._row[ids])
+        rows = self.rows(ids) if rows is None else rows
         for table, values in zip(self._tables, states, strict=True):
             table[rows] = values.to(table.device)
 
@@ -178,6 +182,10 @@ class Snapshot:
 
     def save(self, ids: Tensor, states: State) -> None:
         """The states of these clients, which are about to be replaced."""
+        if self._is_saved is None and len(ids) == self.n:  # all at once
+            self._saved.append((ids, states))
+            self._is_saved = torch.ones(self.n, dtype=torch.bool, device="cpu")
+            return
         if self._is_saved is None:
             self._is_saved = torch.zeros(self.n, dtype=torch.bool, device="cpu")
         new = ~self._is_saved[ids]
