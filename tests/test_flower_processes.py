@@ -69,7 +69,7 @@ def run(launcher, folder, **settings):
     *_, end = simulate(
         algorithm,
         experiment.problem,
-        rounds=config.rounds,
+        rounds=results[0]["rounds"],
         start=start,
         seed=config.seed,
         participation=config.participation,
@@ -93,6 +93,23 @@ def test_trajectory_is_the_simulators(running, tmp_path, method, rounds):
     ) < 2600  # equal arrays, as at the start, travel once
     header = (result["wire_up"] - result["bytes_up"]) / (3 * rounds)
     assert 0 < header < 1200 + 500 * vectors
+
+
+@pytest.mark.slow
+def test_with_memory_it_ends_when_it_is_done_where_the_simulator_is(running, tmp_path):
+    """Exact gradients and one local step: the server knows |F_nat| after every round, and seldom asks for it."""
+    settings = {"local_steps": 1, "batch_size": 0, "eta_a": 2.0, "gamma": 20.0, "reg": "l1:0.01"}
+    settings |= {"set": {"fednmap.memory": 8}, "rounds": 60, "eval_every": 60, "tol": 3e-2}
+    x, simulated, result = run(running, tmp_path, **settings)
+    assert result["ended"].startswith("converged: |F_nat| ")
+    assert result["rounds"] < 60
+    assert float((x - simulated).abs().max()) < 1e-8
+    assert result["bytes_down"] == 2 * result["bytes_up"] == 2 * 3 * result["rounds"] * 640 * 8
+    first, *others = RunFolder.open(tmp_path / "run").records("fednmap", 0)
+    limit = 3e-2**2 * first["stationarity"]
+    assert others[-1]["round"] == result["rounds"]  # a model that passes is followed by one that may not
+    assert [r["stationarity"] <= limit for r in others] == [False] * (len(others) - 1) + [True]
+    assert len(others) < 5
 
 
 @pytest.mark.slow

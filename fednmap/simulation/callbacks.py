@@ -55,8 +55,8 @@ class Tolerance(Callback):
 
     If both are given, either suffices; psi must not be above its first value. F_nat has the gamma with which the run is
     measured. What a run ends with was measured. A method that knows grad f(x_t) from its round (FedNMap with Q = 1,
-    exact gradients and every client counted; see `Algorithm.known_gradient`) is judged after each round and measured
-    when x_t has passed, and so ends one round late at most; any other when the next measurement is due.
+    exact gradients and every client counted; see `Algorithm.known_gradient`) is judged after each round; when x_t has
+    passed, x_{t+1} is measured, and the run ends if it passes too. Any other is judged when a measurement is due.
 
     >>> Tolerance(1e-6).on_record({"stationarity": 4.0})
     >>> Tolerance(absolute=1e-6).on_record({"stationarity": 1e-14})
