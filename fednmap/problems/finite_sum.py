@@ -24,7 +24,7 @@ from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_
 Weight = float | Tensor
 
 CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
-SIDE_BY_SIDE_BYTES = 3 << 20  # one vector and one minibatch of every client that is computed side by side
+SIDE_BY_SIDE_BYTES = 4 << 20  # one vector and one minibatch of every client that is computed side by side
 AT_ONCE_BYTES = 1 << 18  # minibatches of several steps are gathered together while they are as small as this
 MOST_PIECES = 64  # of the sums over all data: more threads than that find nothing to do
 
