@@ -160,9 +160,11 @@ def test_changed_data_and_settings_are_never_mixed_with_old_numbers(
     assert "2 of 2 trials run again: model was 'mlp:4:sigmoid' and is 'mlp:5:sigmoid'" in lines[0]
     assert other == figure("empty", 1)[0] != before
     pictures(monkeypatch, seed=1)
-    assert figure("kept", 1)[0] == other  # nothing is run, so no data are read
+    new, lines = figure("kept", 1)  # although every trial is there
+    assert lines[0] == "nn: 2 of 2 trials run again: their data were others"
+    assert new == figure("new data", 1)[0] != other
     both, lines = figure("kept", 2)
-    assert "nn: 2 of 4 trials run again: their data were others" in lines
+    assert "nn: 4 trials, 2 already there" in lines
     assert both == figure("new data", 2)[0]
     assert figure("kept", 2)[1] == ["nn: 4 trials, 4 already there"]
 

@@ -26,6 +26,7 @@ from fednmap.measure import residual
 GROWTH = 10.0  # of the natural residual since the last point that was kept: beyond it a step is taken back
 RETRIES = 3  # steps taken back in a row, after which the plain step is kept whatever comes
 ALARM = 100.0  # of the natural residual since the best point: beyond it that point is returned to, for plain rounds
+BENT = 3  # secants of negative curvature, which are an alarm too: of noise, every other one is
 STALE = 30  # rounds without a new best point, which are an alarm too
 PLAIN = 10  # rounds after the first alarm, twice as many after each further one
 INNER = 300  # prox steps on the model, at most
@@ -63,6 +64,8 @@ class Counts(NamedTuple):
     """Residual of the best point."""
     stale: int = 0
     """Rounds since the best point."""
+    bent: int = 0
+    """Secants of negative curvature since the last alarm."""
     alarms: int = 0
     plain: int = 1
     """Plain rounds still to go; the first round is one, as there is nothing to compare it with."""
@@ -98,7 +101,7 @@ def next_point(
     size = float(residual(x, g, phi, gamma).norm())
     if known.plain:
         return _plain(eta_hat, z, y, g, size, known, past, share)
-    if size > ALARM / share * known.smallest or known.stale == STALE:
+    if size > ALARM / share * known.smallest or known.stale == STALE or known.bent == BENT:
         return _return(known._replace(alarms=known.alarms + 1), past)
     known = known._replace(stale=known.stale + 1)
     if size < known.smallest:
@@ -150,6 +153,8 @@ def _judged(
     if float(s @ y) > CURVED * float(s.norm() * y.norm()):
         known = known._replace(secants=min(known.secants + 1, len(past.S)))
         past = past._replace(S=torch.cat((past.S[1:], s[None])), Y=torch.cat((past.Y[1:], y[None])))
+    elif float(s @ y) < 0:
+        known = known._replace(bent=known.bent + 1)
     if not worse or known.refused == RETRIES:
         return known._replace(refused=0), past._replace(z=z, g=g)
     return known._replace(refused=known.refused + 1), past

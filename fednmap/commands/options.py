@@ -1,4 +1,4 @@
-"""The options that `train`, `compare` and their relatives share: one a field of `Config`."""
+"""The options that `train`, `compare` and their relatives share: one per field of `Config`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from fednmap.paper.trials import Setting, Trial
 from fednmap.report.progress import Warnings
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
-from fednmap.runs.experiment import Experiment, prepare
+from fednmap.runs.experiment import Experiment, dataset_of, prepare
 from fednmap.runs.files import clear_errors, locked, to_json, write_atomically
 from fednmap.runs.folder import RunFolder, provenance
 from fednmap.simulation import Record
@@ -23,7 +23,11 @@ from fednmap.simulation import Record
 def training(setting: Setting, config: Config, columns: tuple[str, ...]) -> Trial:
     """A trial that is an ordinary run; `columns` of what it measures are kept."""
     told = config.model_dump(mode="json", exclude={"checkpoint_every"}) | {"columns": list(columns)}
-    return Trial(setting, partial(trained, config, columns), told)
+    return Trial(setting, partial(trained, config, columns), told, partial(_digest, config))
+
+
+def _digest(config: Config) -> str:
+    return dataset_of(config).digest
 
 
 def trained(config: Config, columns: tuple[str, ...], path: Path) -> list[Record]:

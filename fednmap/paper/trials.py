@@ -46,6 +46,8 @@ class Trial(NamedTuple):
     """Takes the folder in which the trial keeps what it needs to go on; see `fednmap.paper.runs`."""
     configuration: Mapping[str, Any]
     """All that its numbers follow from, in values that JSON has; `data` names the data set, if there is one."""
+    data: Callable[[], str] | None = None
+    """The SHA-256 of the data as they are now, where there are any."""
 
     @property
     def name(self) -> str:
@@ -112,10 +114,27 @@ def finished(jobs: Sequence[Trial], folder: Path, tell: Tell) -> list[Curve]:
 UNKNOWN = "their files do not say what they were made from"
 
 
-def _of_no_use(job: Trial, folder: Path) -> str:
-    """Why a trial's file is not what is asked for; nothing if it is."""
+def _of_no_use(job: Trial, folder: Path, digests: Mapping[str, str] | None = None) -> str:
+    """Why a trial's file is not what is asked for; nothing if it is. digests: of the data sets as they are now."""
     known = made(folder / job.file)
-    return UNKNOWN if known is None else known.differs(job.configuration)
+    if known is None:
+        return UNKNOWN
+    now = (digests or {}).get(str(job.configuration.get("data")), known.data)
+    return known.differs(job.configuration) or ("" if now == known.data else "their data were others")
+
+
+def _digests(jobs: Sequence[Trial], tell: Tell) -> dict[str, str]:
+    """Data set -> the SHA-256 of what it is now; each is loaded once."""
+    found: dict[str, str] = {}
+    for job in jobs:
+        name = str(job.configuration.get("data"))
+        if job.data is not None and name not in found:
+            try:
+                found[name] = job.data()
+            except (InputError, OSError) as error:
+                tell(f"{name} cannot be compared with what finished trials were made from: {error}")
+                return found
+    return found
 
 
 def _tell_reasons(reasons: Sequence[str], special: Mapping[str, str], what: str, tell: Tell) -> None:
@@ -133,32 +152,21 @@ def select(curves: Iterable[Curve], **setting: Any) -> list[Curve]:
 def run_trials(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) -> list[Curve]:
     """Run the jobs whose file is missing, `workers` at once, each in a process of its own; the curves of all.
 
-    Those that were made from other settings are run again; so are those made from other data than the trials that are
-    run now, as only these load them. The file of a trial is in `folder`; what it keeps while it runs is in the folder
-    `runs` beside it.
+    Those that were made from other settings or other data are run again. The file of a trial is in `folder`; what it
+    keeps while it runs is in the folder `runs` beside it.
     """
     if workers < 1:
         raise InputError(f"jobs is {workers}; at least 1 is needed")
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    why = {job.file: _of_no_use(job, folder) for job in jobs if (folder / job.file).is_file()}
+    there = [job for job in jobs if (folder / job.file).is_file()]
+    digests = _digests(there, tell)
+    why = {job.file: _of_no_use(job, folder, digests) for job in there}
     _tell_reasons(list(why.values()), {UNKNOWN: "run again, --finished takes them as they are"}, "run again", tell)
     missing = [job for job in jobs if why.get(job.file, "missing")]
     tell(f"{len(jobs)} trials, {len(jobs) - len(missing)} already there")
     _run_all(missing, folder, workers, tell)
-    if others := _of_other_data(jobs, missing, folder):
-        tell(f"{len(others)} of {len(jobs)} trials run again: their data were others")
-        for job in others:
-            (folder / job.file).unlink()
-        _run_all(others, folder, workers, tell)
     return [read(folder / job.file, job.setting) for job in jobs]
-
-
-def _of_other_data(jobs: Sequence[Trial], new: Sequence[Trial], folder: Path) -> list[Trial]:
-    """The trials made from other data than the new ones of the same data set."""
-    digests = {job.file: known.data for job in jobs if (known := made(folder / job.file))}
-    now = {job.configuration.get("data"): digests[job.file] for job in new}
-    return [job for job in jobs if digests[job.file] != now.get(job.configuration.get("data"), digests[job.file])]
 
 
 def _run_all(jobs: Sequence[Trial], folder: Path, workers: int, tell: Tell) -> None:

@@ -157,8 +157,7 @@ class Experiment:
 
 def prepare(config: Config) -> Experiment:
     """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for."""
-    options = {"test": config.test} if config.test else {}
-    dataset = _typed(datasets.load(config.data, **options), config)
+    dataset = dataset_of(config)
     config = _settled(config, dataset)
     _check(dataset, config)
     data = _divide(dataset, config)
@@ -172,6 +171,12 @@ def prepare(config: Config) -> Experiment:
         )
     problem = _problem(dataset, data, config)
     return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+
+
+def dataset_of(config: Config) -> Dataset:
+    """The data set that a configuration names, in its precision and on its device."""
+    options = {"test": config.test} if config.test else {}
+    return _typed(datasets.load(config.data, **options), config)
 
 
 def _is_required(field: Field[Any]) -> bool:

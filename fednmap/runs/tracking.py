@@ -33,7 +33,7 @@ class Tracker(Reporter):
 
 
 class TensorBoard(Tracker):
-    """Scalars for TensorBoard, one subfolder a method and trial: `tensorboard --logdir FOLDER`."""
+    """Scalars for TensorBoard, one subfolder per method and trial: `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
         self._writer = _import_tensorboard()
@@ -58,7 +58,7 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run a method and trial in MLflow, with the configuration as its parameters.
+    """A run per method and trial in MLflow, with the configuration as its parameters.
 
     uri:        where MLflow keeps its runs: a folder as file:..., or a server; default MLflow's own choice.
     experiment: the name under which MLflow groups runs.

@@ -22,6 +22,8 @@ from fednmap.simulation.threads import Crew
 Metric = Callable[[Tensor], float]
 
 TOTALS = ("train_seconds", "eval_seconds", "bytes_up", "bytes_down")
+KEPT = ("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "check", "model_sha256")
+"""What else a run folder writes beside the measured numbers."""
 
 
 @dataclass
@@ -186,8 +188,8 @@ def check_measuring(every: int, closing: int, measure_gamma: float | None, metri
     for name, function in metrics.items():
         if not callable(function):
             raise InputError(f"the metric {name!r} is {function!r:.60}; give a function of the model x")
-        if name in ("round", *EVALUATED, *TOTALS):
-            raise InputError(f"a metric is called {name!r}, which is measured anyway; give it another name")
+        if name in ("round", *EVALUATED, *TOTALS, *KEPT):
+            raise InputError(f"a metric is called {name!r}, which means something else here; give it another name")
 
 
 def _continued(

@@ -122,7 +122,7 @@ def tune(
     2. Pilots at eta_hat = eta_a eta_s Q in {1/4, 1, 4, 16} / L and gamma in {1, 4, 16, 64} eta_hat, gamma <= 1/(2 rho);
        here L is that of f, which a whole round feels, and in Theorem 1 the largest of the clients'.
        After a quarter of their length the better half goes on, after a half the better half of those.
-       Never eta_hat > gamma: where x stays at 0, z shrinks by 1 - eta_hat / gamma a round, which must not swing.
+       Never eta_hat > gamma: where x stays at 0, z shrinks by 1 - eta_hat / gamma per round, which must not swing.
     3. Around the best, pilots of full length with steps and gamma, or gamma alone, doubled and halved, then the
        same by sqrt 2, for as long as the budget lasts.
 
