@@ -111,7 +111,7 @@ def test_lost_replies_leave_the_invariant_and_the_fixed_point(options):
         h = round.clients[torch.arange(problem.n)].h.mean(0)
         torch.testing.assert_close(h, round.server.h, rtol=0, atol=1e-12)
     x = algorithm.model(round.server)
-    assert float(residual(x, problem.gradient(x), algorithm.phi, algorithm.gamma).norm()) < 1e-6
+    assert float(residual(x, problem.gradient(x), algorithm.phi, algorithm.gamma).norm()) < 1e-4
 
 
 def test_noise_costs_stages_at_most():
