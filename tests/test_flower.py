@@ -392,7 +392,10 @@ def always_the_newest(store, counted, initial):
     from safetensors.torch import load
 
     files = sorted(store.folder.glob("*.state"))
-    return type(initial)(**load(files[-1].read_bytes().split(b"\n", 1)[1])) if files else initial
+    if not files:
+        return initial
+    found = load(files[-1].read_bytes().split(b"\n", 1)[1])
+    return type(initial)(*(found[name] for name in initial._fields))
 
 
 def spoiled(how):
