@@ -13,6 +13,9 @@ from fednmap.estimators.sites import Floats
 CONSTANT = 1e-10
 """A column whose deviation is this small beside its size does not vary."""
 
+ROWS = 10_000
+"""Sparse rows gone through together."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
@@ -51,12 +54,15 @@ def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
     if not sparse.issparse(X):
         mean = weight @ X
         return mean, np.sqrt(weight @ np.square(X - mean))
-    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
-    p, each = X.shape[1], weight[rows]
-    mean = np.bincount(X.indices, each * X.data, p).astype(float)
-    inside = np.bincount(X.indices, each * np.square(X.data - mean[X.indices]), p)
-    zeros = np.clip(1 - np.bincount(X.indices, each, p), 0, None)
-    return mean, np.sqrt(inside + zeros * np.square(mean))
+    p, mean = X.shape[1], X.T @ weight
+    inside, filled = np.zeros(p), np.zeros(p)
+    for first in range(0, X.shape[0], ROWS):  # a few rows at a time: what is computed from them takes memory too
+        bounds = X.indptr[first : first + ROWS + 1]
+        entries = slice(bounds[0], bounds[-1])
+        columns, each = X.indices[entries], np.repeat(weight[first : first + ROWS], np.diff(bounds))
+        inside += np.bincount(columns, each * np.square(X.data[entries] - mean[columns]), p)
+        filled += np.bincount(columns, each, p)
+    return mean, np.sqrt(inside + np.clip(1 - filled, 0, None) * np.square(mean))
 
 
 def scaling(X: Any, weight: Floats, *, standardize: bool, free_level: bool) -> Scaling:
