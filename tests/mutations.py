@@ -18,7 +18,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-TESTS = ["tests/test_algorithms.py", "tests/test_parities.py", "tests/test_simulation.py"]
+TESTS = ["tests/test_algorithms.py", "tests/test_parities.py", "tests/test_simulation.py", "tests/test_memory.py"]
 
 # method (a file of fednmap/algorithms), what is damaged, the line before, the line after
 MUTATIONS = [
@@ -31,6 +31,12 @@ MUTATIONS = [
     ("fednmap", "sign of the local step", "step(z_i, g(", "step(z_i, -g("),
     ("fednmap", "no d in the local step", "q), d)", "q))"),
     ("fednmap", "no local prox", "g(self._prox(z_i), q)", "g(z_i, q)"),
+    ("memory", "sign of the low rank part", "self.sigma * v - self.W", "self.sigma * v + self.W"),
+    ("memory", "pull without gamma", "u + gamma / step * (v - u)", "u + (v - u) / step"),
+    ("memory", "psi is not watched", "worse = rise > rounding or ", "worse = "),
+    ("memory", "secants without the newest", "past.S[1:], s[None]", "past.S[1:], past.S[-1:]"),
+    ("memory", "no stages of plain rounds", "or known.bent == BENT", ""),
+    ("memory", "plain step of a stage uphill", "z - known.pace * eta_hat * y", "z + known.pace * eta_hat * y"),
     ("zhang", "sign of the correction", "down.h - client.h", "client.h - down.h"),
     ("zhang", "no correction", "q * self.eta_a), q), c)", "q * self.eta_a), q))"),
     ("zhang", "prox weight does not grow", "q * self.eta_a), q)", "self.eta_a), q)"),

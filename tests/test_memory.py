@@ -125,6 +125,19 @@ def test_noise_costs_stages_at_most():
     assert ends[1] < 2 * ends[0]
 
 
+def test_secants_that_are_bent_the_wrong_way_are_an_alarm():
+    """As every other one of noise is: a few of them, and plain rounds follow."""
+    algorithm = FedNMap(L1(1e-9), eta_a=0.1, Q=1, gamma=0.1, memory=10)
+    server, _ = algorithm.init(torch.ones(4, dtype=torch.float64))
+    alarms = []
+    for _ in range(12):
+        x = algorithm.model(server)
+        server = algorithm.aggregate(server, algorithm.Up(-x + (server.z - x) / algorithm.gamma), 1.0)  # f = -|x|^2/2
+        alarms.append(memory.Counts(*server.counts.tolist()).alarms)
+    assert alarms[2] == 0
+    assert alarms[-1] == 1
+
+
 def test_a_bounded_gradient_cannot_hide_a_runaway():
     """The gradient of a logistic loss stays bounded, so psi is watched as well as the residual."""
     problem = ill_conditioned(Logistic)

@@ -116,6 +116,12 @@ def test_an_unfinished_run_can_be_looked_at(tmp_path):
     assert state(folder) == "stopped, 1 of 2 methods done, last measured at round 20 of 20"
 
 
+def test_a_method_that_runs_away_without_overflow_is_drawn_as_far_as_it_can_be(tmp_path):
+    folder = made_up(tmp_path / "run", ("fednmap",), 40, more={"objective": lambda t: 10.0 ** (7 * t)})
+    comparison(folder, tmp_path / "plot.png")  # up to 1e280: the axes' margin would be infinite
+    assert (tmp_path / "plot.png").stat().st_size > 0
+
+
 def test_nothing_measured_and_nothing_installed_are_said(tmp_path, monkeypatch):
     folder = RunFolder.create(tmp_path / "run", small(), "train")
     with pytest.raises(ValueError, match="nothing was measured yet"):

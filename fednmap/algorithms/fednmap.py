@@ -122,7 +122,7 @@ class FedNMap(Algorithm):
         h = h + share * (up.y - self._pull(z) - h)
         if isinstance(server, self.Remembering):
             past = memory.Past(*server[2:])
-            z, past = memory.next_point(self.phi, self.gamma, eta_hat, z, up.y, h, past, share)
+            z, past = memory.next_point(self.phi, self.gamma, eta_hat, z, up.y, h, past, share, self.Q > 1)
             return self.Remembering(z, h, *past)
         return self.Server(z - eta_hat * up.y, h)
 

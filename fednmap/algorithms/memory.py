@@ -82,26 +82,37 @@ def _tensor(counts: Counts, like: Tensor) -> Tensor:
 
 
 def next_point(
-    phi: Regularizer, gamma: float, eta_hat: float, z: Tensor, y: Tensor, g: Tensor, past: Past, share: float
+    phi: Regularizer,
+    gamma: float,
+    eta_hat: float,
+    z: Tensor,
+    y: Tensor,
+    g: Tensor,
+    past: Past,
+    share: float,
+    local: bool,
 ) -> tuple[Tensor, Past]:
     """z of the next round, and what is remembered then.
 
     y: the mean uplink of this round, the plain direction.
     g: the mean of all clients' gradients, new ones at prox(z) from the share of clients that was heard.
+    local: the gradients are means over several local steps.
 
     A point with a residual GROWTH times that of the one before, or with a larger psi as far as both gradients tell, is
     left again: its secant joins the memory, and the step is taken anew; if that fails too the older secants are
     dropped; then the plain step is taken and kept, and eta_hat is halved if that one was bad as well.
 
     Gradients that are noisy or old, of lost replies or after local steps, can mislead all this. So if the residual
-    rises to ALARM times the smallest one, or none is smaller in STALE rounds, plain rounds follow from the best point:
-    PLAIN of them, then twice as many, and so on. What memory can cost is STALE + 1 rounds in each of these stages.
+    rises to ALARM times the smallest one, if BENT secants have negative curvature, or if none is smaller in STALE
+    rounds (4 STALE with one local step and all clients), plain rounds follow from the best point: PLAIN of them, then
+    twice as many, and so on.
     """
     x, known = phi.prox(z, gamma), Counts(*past.counts.tolist())
     size = float(residual(x, g, phi, gamma).norm())
     if known.plain:
         return _plain(eta_hat, z, y, g, size, known, past, share)
-    if size > ALARM / share * known.smallest or known.stale == STALE or known.bent == BENT:
+    patience = STALE if local or share < 1 - 1e-9 else 4 * STALE  # where phi is small the residual may rise for long
+    if size > ALARM / share * known.smallest or known.stale >= patience or known.bent == BENT:
         return _return(known._replace(alarms=known.alarms + 1), past)
     known = known._replace(stale=known.stale + 1)
     if size < known.smallest:

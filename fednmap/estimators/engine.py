@@ -70,7 +70,7 @@ def minimise(
             best = min(best, (size, x, g), key=lambda found: found[0])
             if size <= tol or not size <= GROWTH * best[0]:
                 break
-            server = _patient(method.aggregate(server, method.Up(g + (server.z - x) / gamma), 1.0))
+            server = method.aggregate(server, method.Up(g + (server.z - x) / gamma), 1.0)
         if best[0] <= tol:
             break
         halved /= 2
@@ -78,14 +78,6 @@ def minimise(
     objective = float(problem.loss(x) + phi.value(x))
     known = Known(L, halved, server, g)
     return Fit(x, rounds, rounds * problem.n * each, objective, size, size <= tol, known)
-
-
-def _patient(server: Any) -> Any:
-    """The server's state without its count of rounds that brought no smaller residual: gradients are exact here, so
-    that a long ascent of the residual, common where phi is small, is no sign of noise."""
-    counts = server.counts.clone()
-    counts[Counts._fields.index("stale")] = 0
-    return server._replace(counts=counts)
 
 
 def _carried(method: FedNMap, after: Fit) -> Any:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ALONG = ("round", "bytes_up")
 STYLES = ("-", "--", "-.", ":")
+DRAWABLE = 1e100  # beyond it a method is lost, and the axes' arithmetic overflows
 
 
 def comparison(folder: RunFolder, path: Path) -> None:
@@ -50,6 +51,7 @@ def _panel(axis: Axes, series: Sequence[Series], shown: Quantity, along: Quantit
         trials = one.having(shown.key)
         x = along.scale * trials.values(along.key).mean(0)
         y = shown.scale * trials.values(shown.key)
+        y = np.where(np.abs(y) < DRAWABLE, y, np.nan)
         axis.plot(x, y.mean(0), STYLES[k % 4], color=f"C{k}", label=one.label, linewidth=1.6)
         if len(y) > 1:
             axis.fill_between(x, y.min(0), y.max(0), color=f"C{k}", alpha=0.2, linewidth=0)
