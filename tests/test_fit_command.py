@@ -105,7 +105,7 @@ MISTAKES = [
     (["--time", "time"], "needs both --time and --event"),
     (["--target", "sex", "--family", "gaussian"], "holds words, and family gaussian needs numbers; use logistic"),
     (["--target", "age", "--family", "gausian"], "unknown family 'gausian'; did you mean 'gaussian'?"),
-    (["--target", "age", "--drop-columns", "weight"], "--drop-columns names 'weight', which no site has"),
+    (["--target", "age", "--drop-columns", "weight"], "'weight' is to be dropped, and no site has such a column"),
     (["--target", "age", "--cv", "5", "--lam", "1"], "--cv and --select choose lam; leave --lam out"),
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
     (["--target", "pressure"], "the target 'pressure' has no value in row"),

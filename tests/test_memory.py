@@ -11,7 +11,7 @@ from fednmap.algorithms import FedNMap, memory
 from fednmap.measure import residual
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic
-from fednmap.regularizers import L1, MCP, Box, ElasticNet, GroupLasso
+from fednmap.regularizers import L0, L1, MCP, Box, ElasticNet, GroupLasso
 from fednmap.testing import check_algorithm
 
 
@@ -147,6 +147,20 @@ def test_a_bounded_gradient_cannot_hide_a_runaway():
     assert float(problem.loss(x)) < math.log(2)
 
 
+@pytest.mark.parametrize("wrong", [3.0, 30.0])
+def test_what_is_solved_stays_solved(wrong):
+    """Also where the plain step is far too large, long after the residual is nothing but rounding."""
+    algorithm = FedNMap(L1(0.1), eta_a=wrong / L, Q=1, gamma=1 / L, memory=10)
+    sizes = []
+    for round in simulate(algorithm, PROBLEM, rounds=300):
+        x = algorithm.model(round.server)
+        sizes.append(float(residual(x, PROBLEM.gradient(x), algorithm.phi, 1 / L).norm()))
+    solved = next(t for t, size in enumerate(sizes) if size < 1e-10)
+    assert solved < 100
+    assert max(sizes[solved:]) < 1e-2
+    assert sizes[-1] < 1e-6
+
+
 def test_going_on_from_any_round_gives_the_same_bits():
     algorithm = FedNMap(PHI, eta_a=1 / L, Q=1, gamma=1 / L, memory=4)
     whole = list(simulate(algorithm, PROBLEM, rounds=12, drop=0.2))
@@ -170,3 +184,8 @@ def test_clients_receive_what_they_always_did():
 def test_bad_memory(memory):
     with pytest.raises(InputError, match=r"memory is .*; it must be an integer, at least 0"):
         FedNMap(PHI, memory=memory)
+
+
+def test_memory_needs_a_weakly_convex_phi():
+    with pytest.raises(InputError, match="memory needs a weakly convex phi, L0 has rho = inf"):
+        FedNMap(L0(0.1, allow_nonconvex=True), memory=3)

@@ -2,6 +2,7 @@
 patience, by time; in Python, on the command line, in worker processes and between machines."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -277,3 +278,13 @@ def test_worker_processes_end_together_and_go_on_together(tmp_path, command):
     (two,), (alone,) = results(tmp_path / "two"), results(tmp_path / "alone")
     assert two["rounds"] == alone["rounds"]
     assert two["objective"] == pytest.approx(alone["objective"], rel=1e-12)
+
+
+def test_what_could_not_be_measured_is_not_convergence():
+    tolerance = Tolerance(1e-3, absolute=1e-3)
+    assert tolerance.on_record({"stationarity": math.inf, "objective": 1e30}) is None
+    assert tolerance.on_record({"stationarity": math.nan, "objective": 1.0}) is None
+    assert tolerance.on_record({"stationarity": 4.0, "objective": 1.0}) is None
+    assert tolerance.on_record({"stationarity": 1e-20, "objective": 0.5}).startswith("converged")
+    patience = Patience(3)
+    assert not any(patience.on_record({"objective": value}) for value in (math.nan, 8.0, 4.0, 2.0, 1.0, 0.5))

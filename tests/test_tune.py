@@ -166,16 +166,22 @@ def test_bad_input_is_refused():
 
 
 def test_steps_at_once_where_the_smoothness_is_known():
-    """eta_hat = 1 / L, and 1 / (3 max_i L_i) where not everybody is heard; None for noise and for networks."""
+    """eta_hat = 1 / L, and 1 / (3 max_i L_i) where not everybody is heard; None for noise."""
     problem = heterogeneous()
     overall = float(torch.linalg.eigvalsh(problem.hessian(problem.start))[-1])
     steps = at_once(problem, L1(0.1), memory=5)
-    assert steps.eta_hat == steps.gamma == pytest.approx(1 / overall, rel=0.01)
-    assert at_once(problem, L1(0.1)).gamma == pytest.approx(4 * steps.eta_hat)
+    assert steps.eta_a == steps.gamma == pytest.approx(1 / overall, rel=0.01)
+    assert at_once(problem, L1(0.1)).gamma == pytest.approx(4 * steps.eta_a)
     largest = max(float(torch.linalg.eigvalsh(problem.alone(i).hessian(problem.start))[-1]) for i in range(problem.n))
-    assert at_once(problem, L1(0.1), everybody=False).eta_hat == pytest.approx(1 / (3 * largest), rel=0.02)
-    steps = at_once(problem, MCP(0.1, 1.5 / overall))  # gamma rho < 1 still, and eta_hat at most gamma
-    assert steps.eta_hat <= steps.gamma <= 0.5 / MCP(0.1, 1.5 / overall).rho
+    assert at_once(problem, L1(0.1), everybody=False).eta_a == pytest.approx(1 / (3 * largest), rel=0.02)
+    assert at_once(problem, L1(0.1), Q=5, eta_s=0.01).eta_a == pytest.approx(
+        1 / largest, rel=0.02
+    )  # what a client bears
+    phi = MCP(0.1, 1.5 / overall)
+    steps = at_once(problem, phi)  # gamma rho < 1 still, and eta_hat at most gamma
+    assert steps.eta_a <= steps.gamma <= 0.5 / phi.rho
+    assert at_once(problem, L1(0.1), gamma=1e-3).eta_a == pytest.approx(1e-3)
+    assert at_once(problem, L1(0.1), eta_a=0.01, memory=3) == pytest.approx((0.01, 0.01, overall), rel=0.01)
     assert at_once(LeastSquares(problem.data, batch_size=2), L1(0.1)) is None
 
 

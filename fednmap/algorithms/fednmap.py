@@ -5,6 +5,7 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from fednmap.algorithms import memory
 from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.names import InputError
 from fednmap.regularizers.parameters import integer, positive
 
 
@@ -94,6 +96,9 @@ class FedNMap(Algorithm):
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
         positive(self, "gamma")
         weakly_convex(self, "gamma", self.gamma)
+        if self.memory and not self.phi.rho < math.inf:
+            name = type(self.phi).__name__
+            raise InputError(f"FedNMap: memory needs a weakly convex phi, {name} has rho = inf; use memory = 0")
 
     @property
     def prox_parameter(self) -> float:

@@ -59,7 +59,7 @@ class Counts(NamedTuple):
     scale: float = 1.0
     """Of eta_hat in a step: halved when even the plain one, taken after others failed, was bad."""
     pace: float = 1.0
-    """Of eta_hat in a stage of plain rounds: halved when one ended ALARM times worse."""
+    """Of eta_hat in a stage of plain rounds: halved when the residual explodes in one."""
     smallest: float = 0.0
     """Residual of the best point."""
     stale: int = 0
@@ -109,10 +109,12 @@ def next_point(
     """
     x, known = phi.prox(z, gamma), Counts(*past.counts.tolist())
     size = float(residual(x, g, phi, gamma).norm())
+    rounding = torch.finfo(x.dtype).eps * max(1.0, float(x.norm())) / gamma
+    exploded = size > ALARM / share * max(known.smallest, rounding)
     if known.plain:
-        return _plain(eta_hat, z, y, g, size, known, past, share)
+        return _plain(eta_hat, z, y, g, size, known, past, exploded)
     patience = STALE if local or share < 1 - 1e-9 else 4 * STALE  # where phi is small the residual may rise for long
-    if size > ALARM / share * known.smallest or known.stale >= patience or known.bent == BENT:
+    if exploded or known.stale >= patience or known.bent == BENT:
         return _return(known._replace(alarms=known.alarms + 1), past)
     known = known._replace(stale=known.stale + 1)
     if size < known.smallest:
@@ -130,10 +132,10 @@ def next_point(
 
 
 def _plain(
-    eta_hat: float, z: Tensor, y: Tensor, g: Tensor, size: float, known: Counts, past: Past, share: float
+    eta_hat: float, z: Tensor, y: Tensor, g: Tensor, size: float, known: Counts, past: Past, exploded: bool
 ) -> tuple[Tensor, Past]:
-    """A plain round; the last one of a stage tells whether eta_hat was too large."""
-    if known.plain == 1 and 0 < known.smallest < share / ALARM * size:
+    """A plain round. If the residual explodes, once the clients' gradients are new again, eta_hat was too large."""
+    if known.alarms and exploded and known.plain <= _stage(known.alarms) - PLAIN // 2:
         return _return(known._replace(pace=known.pace / 2), past)
     known = known._replace(plain=known.plain - 1)
     if known.plain == 0:
@@ -141,10 +143,15 @@ def _plain(
     return z - known.pace * eta_hat * y, past._replace(z=z, g=g, counts=_tensor(known, z))
 
 
+def _stage(alarms: float) -> int:
+    """Plain rounds after so many alarms."""
+    return PLAIN << (int(alarms) - 1)
+
+
 def _return(known: Counts, past: Past) -> tuple[Tensor, Past]:
     """To the best point, without secants, for a stage of plain rounds."""
-    plain = PLAIN * 2 ** max(0, int(known.alarms) - 1)
-    known = Counts(pace=known.pace, smallest=known.smallest, alarms=known.alarms, plain=plain)
+    pace, smallest, alarms = known.pace, known.smallest, known.alarms
+    known = Counts(pace=pace, smallest=smallest, alarms=alarms, plain=_stage(alarms))
     return past.best, past._replace(counts=_tensor(known, past.z))
 
 

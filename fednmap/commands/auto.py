@@ -30,6 +30,8 @@ def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -
         return config
     if "fednmap" not in config.algorithms:
         raise InputError(f"auto finds FedNMap's step sizes; for {', '.join(config.algorithms)} give numbers")
+    if "eta_a" in auto and config.gamma is None:
+        auto = AUTO  # they belong together
     found = _at_once(config, auto, tell)
     if found is not None:
         return found
@@ -50,12 +52,20 @@ def _at_once(config: Config, auto: tuple[str, ...], tell: Callable[[str], None])
         return None
     experiment = prepare(config)
     everybody = config.participation == 1 and config.drop == 0 and config.sampler == "uniform"
-    steps = at_once(experiment.problem, experiment.phi, everybody=everybody, memory=config.memory)
+    steps = at_once(
+        experiment.problem,
+        experiment.phi,
+        everybody=everybody,
+        memory=config.memory,
+        Q=config.local_steps,
+        eta_s=config.eta_s,
+        eta_a=None if "eta_a" in auto else config.eta_a,
+        gamma=None if "gamma" in auto else config.gamma,
+    )
     if steps is None:
         return None
     tell(f"{steps.line()}; {config.local_steps} local {'step' if config.local_steps == 1 else 'steps'}, {config.dtype}")
-    found = {"eta_a": steps.eta_hat / (config.eta_s * config.local_steps), "gamma": steps.gamma}
-    return config.model_copy(update={name: found[name] for name in auto})
+    return config.model_copy(update={"eta_a": steps.eta_a, "gamma": steps.gamma})
 
 
 def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:

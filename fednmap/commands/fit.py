@@ -63,13 +63,10 @@ def fit(
     """Fit a linear model to tables, one file per site: one model for all, and no row leaves its site."""
     began, place = clock.perf_counter(), _place(out)
     dropped = [name.strip() for name in (drop_columns or "").split(",") if name.strip()]
-    sites = tables.read_sites(data)
-    for name in dropped:
-        if not any(name in t.columns for t in sites.values()):
-            raise InputError(f"--drop-columns names {name!r}, which no site has")
+    sites = tables.read_sites(data, dropped)
     choice = _choice(cv, select, lam, penalty)
     y, family, goals = _targets(sites, target, family, time, event)
-    features = {name: t.without([*dropped, *goals]) for name, t in sites.items()}
+    features = {name: t.without(goals) for name, t in sites.items()}
     preprocessor = tables.FederatedPreprocessor(impute).fit(features)
     columns = [str(name) for name in preprocessor.get_feature_names_out()]
     X = np.concatenate([preprocessor.transform(t) for t in features.values()])
@@ -154,7 +151,7 @@ def _targets(
     if words[0] and family != "logistic":
         raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
     if family == "logistic":
-        y = np.array([v if isinstance(v, str) else f"{v:g}" for v in y], object).astype(str)
+        y = np.array([tables.as_word(v) for v in y], object).astype(str)
     return y, family, [target]
 
 

@@ -74,6 +74,10 @@ class CrossValidated(Federated):
 
     def _held_out(self, rows: Rows, test: Any, name: str) -> Floats:
         """The mean loss of the rows of one fold under models of the others, at every lam."""
+        if not self._family().level and self.weights == "sites":
+            raise InputError(
+                "cross-validation of a Cox model needs weights='samples'; sites weigh unequally in its folds"
+            )
         train = rows.some(~test)
         try:
             self._family().check(train.y, train.sites)
@@ -89,6 +93,8 @@ class CrossValidated(Federated):
 
     def _by_criterion(self, rows: Rows) -> int:
         """-2 log-likelihood + log(N) (nonzero) + 2 gamma log C(p, nonzero)."""
+        if self._family().name == "huber":
+            raise InputError(f"select is {self.select!r}, which needs a likelihood, and huber has none; use 'min'")
         if not bool((self.path_.coefs == 0).any()):
             raise InputError(f"select is {self.select!r}, which counts zeros, and this penalty makes none; use 'min'")
         self.criterion_ = criterion(self.path_, rows, self._family().name, EBIC if self.select == "ebic" else 0.0)

@@ -55,6 +55,8 @@ def inference(
     prepared = estimator._prepare(rows)
     if prepared.outputs > 1 or prepared.constants:
         raise InputError(f"there are no standard errors for {type(estimator).__name__} with several outputs or a scale")
+    if estimator.weights == "sites" and len(rows.sites.names) > 1:
+        raise InputError("there are no standard errors with weights='sites', where rows count unequally; use 'samples'")
     coef, level_term = prepared.scaling.standard(*fitted)
     x = dense(np.concatenate([coef[0], level_term if prepared.intercept else []]))
     free = np.concatenate([prepared.scaling.factor != 0, np.ones(len(x) - prepared.columns, bool)])

@@ -55,14 +55,16 @@ def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
         mean = weight @ X
         return mean, np.sqrt(weight @ np.square(X - mean))
     p, mean = X.shape[1], X.T @ weight
-    inside, filled = np.zeros(p), np.zeros(p)
+    inside, filled, count = np.zeros(p), np.zeros(p), np.zeros(p, int)
     for first in range(0, X.shape[0], ROWS):  # a few rows at a time: what is computed from them takes memory too
         bounds = X.indptr[first : first + ROWS + 1]
         entries = slice(bounds[0], bounds[-1])
         columns, each = X.indices[entries], np.repeat(weight[first : first + ROWS], np.diff(bounds))
         inside += np.bincount(columns, each * np.square(X.data[entries] - mean[columns]), p)
         filled += np.bincount(columns, each, p)
-    return mean, np.sqrt(inside + np.clip(1 - filled, 0, None) * np.square(mean))
+        count += np.bincount(columns, minlength=p)
+    empty = np.where(count == X.shape[0], 0.0, np.clip(1 - filled, 0, None))  # exactly 0 where no entry is missing
+    return mean, np.sqrt(inside + empty * np.square(mean))
 
 
 def scaling(X: Any, weight: Floats, *, standardize: bool, free_level: bool) -> Scaling:

@@ -84,6 +84,8 @@ class Tolerance(Callback):
         if "stationarity" not in record:
             raise InputError("a tolerance needs |F_nat|, which is not measured here; use Patience or TimeLimit")
         residual = math.sqrt(record["stationarity"])
+        if not math.isfinite(residual):
+            return None  # nobody could tell, or too large for the precision
         if self._first is None:
             self._first, self._psi = residual, record.get("objective", math.inf)
         if not residual <= self._limit:
@@ -118,6 +120,8 @@ class Patience(Callback):
                 f"Patience waits for {self.quantity!r}, which is not measured; there is {', '.join(record)}"
             )
         value = record[self.quantity]
+        if not math.isfinite(value):
+            return None
         if value < self._best - self.least * abs(self._best) or self._best == math.inf:
             self._best, self._waited = min(value, self._best), 0
             return None

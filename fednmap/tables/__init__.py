@@ -1,7 +1,7 @@
 """Tables as they are: one file per site, numbers and words, gaps."""
 
 from fednmap.tables.files import read, read_sites
-from fednmap.tables.preprocessor import FederatedPreprocessor, Statistic
+from fednmap.tables.preprocessor import FederatedPreprocessor, Statistic, as_word
 from fednmap.tables.table import Table, table
 
-__all__ = ["FederatedPreprocessor", "Statistic", "Table", "read", "read_sites", "table"]
+__all__ = ["FederatedPreprocessor", "Statistic", "Table", "as_word", "read", "read_sites", "table"]

@@ -18,7 +18,7 @@ GAPS = ["", "NA", "N/A", "NaN", "nan", "null", "None", "?"]
 def read_sites(spec: str, drop: Sequence[str] = ()) -> dict[str, Table]:
     """The sites of csv:FOLDER or csv:a.csv,b.parquet: a site is a file, and called like it.
 
-    drop: columns that are left out unread.
+    drop: columns that are left out unread; a name that no file has is refused.
     """
     kind, colon, rest = spec.partition(":")
     if kind != "csv" or not colon or not rest:
@@ -31,7 +31,23 @@ def read_sites(spec: str, drop: Sequence[str] = ()) -> dict[str, Table]:
                 f"two files are called {path.stem!r}; a site has the name of its file, so they must differ"
             )
         found[path.stem] = read(path, drop)
+    if drop:
+        have = {name for path in paths for name in header(path)}
+        for name in drop:
+            if name not in have:
+                raise InputError(f"{name!r} is to be dropped, and no site has such a column")
     return found
+
+
+def header(path: Path) -> list[str]:
+    """The names of a file's columns."""
+    polars = _polars()
+    names = (
+        polars.read_parquet_schema(path)
+        if path.suffix.lower() == ".parquet"
+        else polars.read_csv(path, n_rows=0).columns
+    )
+    return [name.strip() for name in names]
 
 
 def read(path: Path, drop: Sequence[str] = ()) -> Table:

@@ -196,7 +196,7 @@ def _encoded(s: Statistic, given: Table, standardize: bool) -> list[Floats]:
         filled = np.where(gaps, s.fill, values)
         filled = (filled - s.mean) / s.scale if standardize else filled
         return [filled, gaps.astype(float)] if s.flagged else [filled]
-    words = np.array([None if gap else _word(v) for v, gap in zip(values, gaps, strict=True)], object)
+    words = np.array([None if gap else as_word(v) for v, gap in zip(values, gaps, strict=True)], object)
     known = set(s.levels)
     for row, word in enumerate(words):
         if word is not None and word not in known:
@@ -213,5 +213,8 @@ def _encoded(s: Statistic, given: Table, standardize: bool) -> list[Floats]:
     return [*columns, gaps.astype(float)] if s.flagged else columns
 
 
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def as_word(value: Any) -> str:
+    """A level or label as text: whole numbers without a point, all others with every digit."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() else repr(float(value))

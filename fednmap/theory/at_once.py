@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from fednmap.algorithms.hyperparameters import safe_step
 from fednmap.core import Problem, Regularizer, declared
+from fednmap.simulation.loop import first_point
 from fednmap.theory.constants import estimate_smoothness
 
 
 class AtOnce(NamedTuple):
-    """eta_hat = eta_a eta_s Q and gamma, with the L they come from."""
+    """eta_a and gamma, with the L of f they come from."""
 
-    eta_hat: float
+    eta_a: float
     gamma: float
     L: float
-    everybody: bool
 
     def line(self) -> str:
-        why = "1 / L" if self.everybody else "1 / (3 max_i L_i), as not everybody is heard"
-        return f"eta_a eta_s Q = {self.eta_hat:.4g} = {why}, gamma = {self.gamma:.4g}: L = {self.L:.4g}, no pilots"
+        steps = f"eta_a = {self.eta_a:.4g}, gamma = {self.gamma:.4g}"
+        return f"{steps} from the smoothness of f, L = {self.L:.4g}, no pilots"
 
 
-def at_once(problem: Problem, phi: Regularizer, *, everybody: bool = True, memory: int = 0) -> AtOnce | None:
+def at_once(
+    problem: Problem,
+    phi: Regularizer,
+    *,
+    everybody: bool = True,
+    memory: int = 0,
+    Q: int = 1,
+    eta_s: float = 1.0,
+    eta_a: float | None = None,
+    gamma: float | None = None,
+) -> AtOnce | None:
     """The steps for `problem`; None where they must be searched for: noisy gradients, or no smoothness declared.
 
-    everybody: all clients are heard in every round: eta_hat = 1 / L of f. Otherwise old gradients of others are in the
-               mean, and eta_hat = 1 / (3 max_i L_i), as in SAGA (Defazio, Bach and Lacoste-Julien, 2014).
+    everybody: all clients are heard in every round: eta_hat = eta_a eta_s Q = 1 / L of f. Otherwise old gradients of
+               others are in the mean, and eta_hat = 1 / (3 max_i L_i), as in SAGA (Defazio, Bach and Lacoste-Julien,
+               2014). With several local steps eta_a is at most 1 / max_i L_i, which each client must bear.
     memory:    of FedNMap. With it gamma = eta_hat, where its first step is a proximal gradient step; without 4 eta_hat.
+    eta_a, gamma: a value given is kept; eta_hat is at most gamma.
 
     >>> import torch
     >>> from fednmap.problems import LeastSquares
     >>> from fednmap.regularizers import L1
-    >>> at_once(LeastSquares([(2 * torch.eye(2), torch.ones(2))]), L1(0.1), memory=10).eta_hat
+    >>> at_once(LeastSquares([(2 * torch.eye(2), torch.ones(2))]), L1(0.1), memory=10).eta_a
     0.5
     """
     said = declared(problem)
     if said.smoothness is None or not said.exact_gradients:
         return None
-    L = said.smoothness() if everybody or said.start is None else 0.0
-    if not everybody and said.start is not None:
-        L = estimate_smoothness(problem, said.start, iterations=15).largest
-    if not L > 0:
+    L = float(f"{said.smoothness():.3g}")
+    if not 0 < L < math.inf:
         return None
-    L = float(f"{L:.3g}")
-    eta_hat = 1 / L if everybody else 1 / (3 * L)
-    gamma = safe_step(phi, eta_hat if memory else 4 * eta_hat)
-    return AtOnce(min(eta_hat, gamma), gamma, L, everybody)
+    one = eta_s * Q
+    largest = L if everybody and Q == 1 else estimate_smoothness(problem, first_point(problem), iterations=15).largest
+    step = 1 / (one * L) if everybody else 1 / (3 * one * largest)
+    step = eta_a or (step if Q == 1 else min(step, 1 / largest))
+    pull = gamma or safe_step(phi, one * step * (1 if memory else 4))
+    return AtOnce(eta_a or min(step, pull / one), pull, L)
