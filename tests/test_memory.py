@@ -186,6 +186,7 @@ def test_bad_memory(memory):
         FedNMap(PHI, memory=memory)
 
 
+@pytest.mark.filterwarnings("ignore:L0 is not weakly convex")
 def test_memory_needs_a_weakly_convex_phi():
     with pytest.raises(InputError, match="memory needs a weakly convex phi, L0 has rho = inf"):
         FedNMap(L0(0.1, allow_nonconvex=True), memory=3)
