@@ -167,15 +167,19 @@ def test_ctrl_c_ends_the_round_and_its_threads():
     def interrupt(clients):
         calls.append(clients)
         time.sleep(0.02)
-        if clients == [2] and calls.count([2]) in (1, 10):  # Python may lose one that arrives in a finalizer
+        if calls.count([2]) == 1 and clients == [2]:
             os.kill(os.getpid(), signal.SIGINT)
 
     running = simulate(A.FedAvg(eta_a=0.01, Q=2), Watched(interrupt), rounds=50, chunk=1, threads=2)
-    with pytest.raises(KeyboardInterrupt):
-        list(running)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is born deaf to it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(running)
+    finally:
+        signal.signal(signal.SIGINT, before)
     done = len(calls)
     time.sleep(0.1)
-    assert len(calls) == done < 150
+    assert len(calls) == done < 50
 
 
 def test_torch_keeps_its_own_threads():
