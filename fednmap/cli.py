@@ -142,9 +142,9 @@ def _blame(error: Exception) -> tuple[str, int]:
     last = next((file for file in reversed(files) if file in FOREIGN or file.startswith(ours)), "")
     if last in FOREIGN and not last.startswith(ours):
         return f"the error is in {FOREIGN[last]}, which is code of your own; see the lines above", 2
-    own = [name for file, name in FOREIGN.items() if not file.startswith(ours)]
-    if own:
-        names = ", ".join(own)
+    foreign = [name for file, name in FOREIGN.items() if not file.startswith(ours)]
+    if foreign:
+        names = ", ".join(foreign)
         return f"this is a fault in fednmap, or in what {names} gave it; if the latter is right, please report it", 70
     return "this is a fault in fednmap, not in your input; please report it with the lines above", 70
 

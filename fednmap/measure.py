@@ -127,10 +127,10 @@ def quantity(key: str) -> Quantity:
 
 def quantities(keys: Iterable[str]) -> list[Quantity]:
     """Of these keys those that are shown: what is known of the model, metrics of one's own, then what was spent."""
-    own = list(dict.fromkeys(keys))
+    asked = list(dict.fromkeys(keys))
     places = {key: place for place, key in enumerate(QUANTITIES)}
-    found = [q for q in map(quantity, own) if q.shown]
-    return sorted(found, key=lambda q: (q.cost, places.get(q.key, len(places) + own.index(q.key))))
+    found = [q for q in map(quantity, asked) if q.shown]
+    return sorted(found, key=lambda q: (q.cost, places.get(q.key, len(places) + asked.index(q.key))))
 
 
 def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:

@@ -27,11 +27,11 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} {name!r}; {hint}choose from {', '.join(names)}")
 
 
-def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """table[name], or an error naming what there is."""
-    if name not in table:
-        raise unknown(kind, name, table)
-    return table[name]
+def choose(kind: str, name: str, known: Mapping[str, T]) -> T:
+    """known[name], or an error naming what there is."""
+    if name not in known:
+        raise unknown(kind, name, known)
+    return known[name]
 
 
 CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(:.*)?", re.DOTALL)
@@ -59,8 +59,8 @@ def parted(spec: str, known: Container[str]) -> tuple[str, str]:
     name, _, argument = spec.partition(":")
     if not is_code(spec, known):
         return name, argument
-    own, _, argument = argument.partition(":")
-    return f"{name}:{own}", argument
+    attribute, _, argument = argument.partition(":")
+    return f"{name}:{attribute}", argument
 
 
 def imported(kind: str, spec: str, known: Iterable[str], base: type | None = None) -> Any:
@@ -91,12 +91,12 @@ def imported(kind: str, spec: str, known: Iterable[str], base: type | None = Non
     return found
 
 
-def look_up(kind: str, name: str, table: Mapping[str, T], base: type | None = None) -> T:
-    """table[name], or what package.module:Name stands for."""
-    if is_code(name, table):
-        found: T = imported(kind, name, table, base)
+def look_up(kind: str, name: str, known: Mapping[str, T], base: type | None = None) -> T:
+    """known[name], or what package.module:Name stands for."""
+    if is_code(name, known):
+        found: T = imported(kind, name, known, base)
         return found
-    return choose(kind, name, table)
+    return choose(kind, name, known)
 
 
 def parsed(text: str) -> bool | int | float | str:

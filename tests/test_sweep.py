@@ -16,7 +16,7 @@ from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.keeping import Reporter
 from fednmap.runs.sweep import Sweep
-from fednmap.theory.scaling import plot, speedup
+from fednmap.theory.scaling import fit_speedup, plot
 
 WORDS = [
     *("speedup", "--values", "2,4", "--trials", 2, "--rounds", 12, "--model", "logistic", "--local-steps", 2),
@@ -241,7 +241,7 @@ def test_one_trial_and_trials_that_agree_have_an_outcome_and_a_picture(command, 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-17, 0.5])
 def test_bars_of_trials_that_agree(tmp_path, spread):
-    found = speedup(lambda n, trial: (0.1 + spread * trial) / n, "n", [3, 7, 11], trials=3)
+    found = fit_speedup(lambda n, trial: (0.1 + spread * trial) / n, "n", [3, 7, 11], trials=3)
     plot(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").exists()
 

@@ -7,7 +7,7 @@ import pytest
 
 from fednmap.cli import app
 from fednmap.commands.auto import take_auto
-from fednmap.theory.scaling import plot, speedup
+from fednmap.theory.scaling import fit_speedup, plot
 
 
 def noisy(slope, spread, seed=0):
@@ -17,7 +17,7 @@ def noisy(slope, spread, seed=0):
 
 def test_slope_and_students_interval_by_hand():
     # Two values: the slopes of the trials are -1 and -2, so mean -1.5, standard error 0.5, t(0.975, 1) = 12.7062.
-    found = speedup(lambda value, trial: value ** -(1.0 + trial), "n", [1, 10], trials=2)
+    found = fit_speedup(lambda value, trial: value ** -(1.0 + trial), "n", [1, 10], trials=2)
     assert found.slope == pytest.approx(-1.5)
     assert (found.low, found.high) == pytest.approx((-1.5 - 0.5 * 12.7062, -1.5 + 0.5 * 12.7062), abs=1e-4)
     assert found.verdict.startswith("undecided")
@@ -25,7 +25,7 @@ def test_slope_and_students_interval_by_hand():
 
 @pytest.mark.parametrize(("slope", "verdict"), [(-1.0, "linear speedup is seen"), (-0.1, "linear speedup is not seen")])
 def test_verdict(slope, verdict):
-    found = speedup(noisy(slope, 0.05), "q", [2, 4, 8, 16], trials=5)
+    found = fit_speedup(noisy(slope, 0.05), "q", [2, 4, 8, 16], trials=5)
     assert found.low < slope < found.high
     assert found.verdict == verdict
     assert found.lines(33.0)[-1] == "theory (rounds_to, constants 1): linear up to about Q = 33"
@@ -34,21 +34,21 @@ def test_verdict(slope, verdict):
 def test_the_interval_covers_the_true_slope_about_as_often_as_it_says():
     covered = 0
     for seed in range(200):
-        found = speedup(noisy(-0.7, 0.3, seed), "n", [2, 4, 8, 16], trials=4)
+        found = fit_speedup(noisy(-0.7, 0.3, seed), "n", [2, 4, 8, 16], trials=4)
         covered += found.low <= -0.7 <= found.high
     assert 0.88 <= covered / 200 <= 1.0
 
 
 def test_saturation_is_where_every_later_step_is_flat():
-    floor = speedup(lambda value, trial: 1 / value + 0.1, "n", [1, 2, 4, 8, 32, 128, 512], trials=2)
+    floor = fit_speedup(lambda value, trial: 1 / value + 0.1, "n", [1, 2, 4, 8, 32, 128, 512], trials=2)
     assert floor.saturates_at == 32
-    assert speedup(lambda value, trial: 1 / value, "n", [1, 2, 4], trials=2).saturates_at is None
+    assert fit_speedup(lambda value, trial: 1 / value, "n", [1, 2, 4], trials=2).saturates_at is None
     bump = {1: 1.0, 2: 1.0, 4: 0.1}  # a flat step in the middle is no saturation
-    assert speedup(lambda value, trial: bump[value], "n", [1, 2, 4], trials=2).saturates_at is None
+    assert fit_speedup(lambda value, trial: bump[value], "n", [1, 2, 4], trials=2).saturates_at is None
 
 
 def test_one_trial_gives_no_interval():
-    found = speedup(lambda value, trial: 1 / value, "n", [1, 2], trials=1)
+    found = fit_speedup(lambda value, trial: 1 / value, "n", [1, 2], trials=1)
     assert found.verdict.startswith("undecided")
 
 
@@ -63,16 +63,16 @@ def test_one_trial_gives_no_interval():
 )
 def test_bad_input_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        speedup(lambda value, trial: 1.0, *arguments)
+        fit_speedup(lambda value, trial: 1.0, *arguments)
 
 
 def test_a_run_that_exploded_is_an_error():
     with pytest.raises(ArithmeticError, match="smaller step sizes"):
-        speedup(lambda value, trial: float("inf"), "n", [1, 2], trials=1)
+        fit_speedup(lambda value, trial: float("inf"), "n", [1, 2], trials=1)
 
 
 def test_the_plot_is_drawn(tmp_path):
-    plot(speedup(noisy(-1, 0.1), "n", [2, 4, 8], trials=3), tmp_path / "speedup.png")
+    plot(fit_speedup(noisy(-1, 0.1), "n", [2, 4, 8], trials=3), tmp_path / "speedup.png")
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -55,8 +55,8 @@ def _partitions() -> Table:
 
 
 def _models() -> Table:
-    own = {"logistic": "Logistic regression, no intercept.", "least-squares": "Linear regression, no intercept."}
-    return _described(_first_lines("fednmap.models.build", "MODELS") | own)
+    linear = {"logistic": "Logistic regression, no intercept.", "least-squares": "Linear regression, no intercept."}
+    return _described(_first_lines("fednmap.models.build", "MODELS") | linear)
 
 
 LISTS: dict[str, Callable[[], RenderableType]] = {

@@ -29,7 +29,7 @@ def with_config(
     """
 
     def decorate(command: Command) -> Command:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "values"]
+        declared = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "values"]
         options = []
         for name, field in Config.model_fields.items():
             if name in hidden or name in ("algorithms", "set"):
@@ -51,7 +51,7 @@ def with_config(
             values = {name: given.pop(name) for name in names}
             command({**defaults, **{k: v for k, v in values.items() if v is not None}}, **given)
 
-        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in declared]
         wrapped.__signature__ = inspect.Signature([*keyword, *options])  # type: ignore[attr-defined]
         wrapped.__doc__ = command.__doc__
         wrapped.__name__ = command.__name__

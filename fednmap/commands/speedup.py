@@ -36,8 +36,7 @@ from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.keeping import Reporter
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
-from fednmap.theory.scaling import Over, Speedup, checked, plot
-from fednmap.theory.scaling import speedup as fit
+from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot
 
 # one closing round is noisy: the residual is averaged over the last `eval_last`
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
@@ -130,8 +129,8 @@ def _run(sweep: Sweep, reporter: Reporter, processes: Hands | None) -> dict[str,
 
 
 def _fitted(over: Over, values: Sequence[int], reached: list[list[float]]) -> Speedup:
-    table = dict(zip(values, reached, strict=True))
-    return fit(lambda value, trial: table[value][trial], over, values, len(reached[0]))
+    by_value = dict(zip(values, reached, strict=True))
+    return fit_speedup(lambda value, trial: by_value[value][trial], over, values, len(reached[0]))
 
 
 def _outcome(found: Speedup, sweep: Sweep) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
     )
 
 
-def check(path: Path | str, contents: bytes, md5: str) -> None:
+def check_md5(path: Path | str, contents: bytes, md5: str) -> None:
     """Refuses contents whose md5 is not the published one."""
     found = hashlib.md5(contents, usedforsecurity=False).hexdigest()
     if found != md5:

@@ -12,7 +12,7 @@ import torch
 from fednmap.data.cifar_files import cifar10
 from fednmap.data.csv_files import csv
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.elsewhere import own
+from fednmap.data.elsewhere import stays_with_clients
 from fednmap.data.heart_disease import heart_disease
 from fednmap.data.mnist_files import fashion_mnist, mnist
 from fednmap.data.svm_files import svm
@@ -40,7 +40,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "csv": csv,
     "synthetic": synthetic,
     "sparse-regression": sparse_regression,
-    "own": own,
+    "own": stays_with_clients,
 }
 
 

@@ -36,7 +36,7 @@ def heart_disease() -> Dataset:
         file = f"processed.{hospital}.data"
         path = cache.find("heart_disease", [file]) or cache.download("heart_disease", file, md5, ADDRESSES)
         contents = cache.read(path)
-        cache.check(path, contents, md5)
+        cache.check_md5(path, contents, md5)
         table = np.array([line.split(",") for line in contents.decode().split()])
         table = np.delete(table, (SLOPE, CA, THAL), axis=1)
         table = table[~(table == "?").any(axis=1)].astype(np.float32)

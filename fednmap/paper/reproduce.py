@@ -32,14 +32,14 @@ def reproduce(
     trials = figure.trials[scale] if trials is None else trials
     if trials < 1:
         raise InputError(f"trials is {trials}; at least 1 is needed")
-    jobs, store, folder = figure.jobs(scale, trials), out / "trials", out / figure.name
+    jobs, kept, folder = figure.jobs(scale, trials), out / "trials", out / figure.name
     if only_finished:
-        curves = finished(jobs, store, lambda line: tell(f"{figure.name}: {line}"))
+        curves = finished(jobs, kept, lambda line: tell(f"{figure.name}: {line}"))
         if not curves:
-            raise InputError(f"{store} has no finished trial of {figure.name}, scale {scale}; run it first")
+            raise InputError(f"{kept} has no finished trial of {figure.name}, scale {scale}; run it first")
         trials = _complete(jobs, curves, trials)
     else:
-        curves = run_trials(jobs, store, workers, lambda line: tell(f"{figure.name}: {line}"))
+        curves = run_trials(jobs, kept, workers, lambda line: tell(f"{figure.name}: {line}"))
     found = figure.judge(curves)
     text = verdict.as_markdown(figure.name, figure.title, scale, trials, figure.choices, found)
     with clear_errors(folder):

@@ -55,7 +55,7 @@ def _is_begun(folder: RunFolder, experiment: Experiment) -> bool:
     if not (folder.path / "run.toml").exists():
         return False
     try:
-        folder.check(experiment.config)
+        folder.check_settings(experiment.config)
         folder.recognise(experiment.dataset.digest)
     except InputError:
         return False

@@ -56,10 +56,10 @@ def algorithm(method: str, phi: Regularizer, step: float, Q: int) -> Algorithm:
 def made_from(part: str, method: str, problem: str, number: int) -> dict[str, Any]:
     """What the numbers of `part(method, problem, number)` follow from, as JSON has it."""
     Q = 1 if method == "EControlDA" else CENTRE["Q"]
-    own = {f"{method}.{name}": str(value) for name, value in vars(algorithm(method, PHI[problem], 1.0, Q)).items()}
+    hyper = {f"{method}.{name}": str(value) for name, value in vars(algorithm(method, PHI[problem], 1.0, Q)).items()}
     given = {f"problem.{name}": value for name, value in PROBLEMS[problem].keywords.items()}
     constants = {"dim": DIM, "noise": NOISE, "measure_gamma": MEASURE_GAMMA, "limit": list(LIMIT), "steps": list(STEPS)}
-    return {"part": part, "number": number, **own, **given, **constants, "cross": [list(p) for p in cross(method)]}
+    return {"part": part, "number": number, **hyper, **given, **constants, "cross": [list(p) for p in cross(method)]}
 
 
 def limit(method: str, problem: str, rounds: int) -> list[Record]:

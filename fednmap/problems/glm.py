@@ -15,9 +15,9 @@ from fednmap.names import choose
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
 from fednmap.problems.finite_sum import FiniteSum, Weight
+from fednmap.problems.samples import samples
 from fednmap.problems.space import Space
 from fednmap.problems.spectrum import largest_eigenvalue
-from fednmap.problems.table import table
 from fednmap.problems.weighting import RowWeights, Weights
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
@@ -57,7 +57,7 @@ class GLM(FiniteSum):
         weights: Weights = None,
         sample_weights: RowWeights = None,
     ) -> None:
-        rows = table(data)
+        rows = samples(data)
         self.family = _family(family, rows.y) if isinstance(family, str) else family
         y = self.family.targets(rows.y, rows.x.dtype)
         super().__init__(

@@ -8,7 +8,7 @@ from fednmap.data.clients import Pairs
 from fednmap.names import InputError
 from fednmap.problems.families import Bernoulli, Multinomial, labels
 from fednmap.problems.glm import GLM
-from fednmap.problems.table import table
+from fednmap.problems.samples import samples
 from fednmap.problems.weighting import RowWeights, Weights
 
 
@@ -38,7 +38,7 @@ class Logistic(GLM):
         weights: Weights = None,
         sample_weights: RowWeights = None,
     ) -> None:
-        given = table(data)
+        given = samples(data)
         self.classes = number_of_classes(labels(given.y)) if classes is None else classes
         if self.classes < 2:
             raise InputError(f"classes is {classes}; a classification needs data with at least 2 different labels")

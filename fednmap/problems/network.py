@@ -68,12 +68,12 @@ class Network(FiniteSum):
         self._original, self._loss = copy.deepcopy(module), loss
         self._here = here = _Here(batch_norm.without_running(module))
         self._places = _places(here.module)
-        self._names = [name for name, p in here.own.items() if p.requires_grad]
+        self._names = [name for name, p in here.parameters.items() if p.requires_grad]
         if not self._names:
             raise InputError(f"{type(module).__name__} has no parameters to train; give a module with some")
         self._shapes = [p.shape for p in here.leaves]
         self._numels = [p.numel() for p in here.leaves]
-        self._frozen = {name: p.detach() for name, p in here.own.items() if not p.requires_grad}
+        self._frozen = {name: p.detach() for name, p in here.parameters.items() if not p.requires_grad}
         self.start = parameters_to_vector(here.leaves).detach().clone()
         self.dim = self.start.numel()
         self._dense = None if self._frozen else Dense.of(module, self.data.x[0])
@@ -219,7 +219,7 @@ class Network(FiniteSum):
         """One client: the module's own parameters become views of x, which costs nothing."""
         here = self._here
         for name, value in self._values(x).items():
-            here.own[name].data = _channels_last(value)
+            here.parameters[name].data = _channels_last(value)
         total = self._weighted(here.module(_channels_last(a)), b, weight)
         slopes = torch.autograd.grad(total, here.leaves, materialize_grads=True)
         return total.detach(), torch.cat([v.reshape(-1) for v in slopes])
@@ -281,8 +281,8 @@ class _Here(threading.local):
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module)
-        self.own = dict(self.module.named_parameters())
-        self.leaves = [p for p in self.own.values() if p.requires_grad]
+        self.parameters = dict(self.module.named_parameters())
+        self.leaves = [p for p in self.parameters.values() if p.requires_grad]
 
     def __reduce__(self) -> tuple[type[_Here], tuple[nn.Module]]:
         return _Here, (self.module,)
@@ -295,9 +295,9 @@ def _places(module: nn.Module) -> dict[str, str]:
     """
     names = {id(p): name for name, p in module.named_parameters()}
     return {
-        f"{path}.{own}" if path else own: names[id(p)]
+        f"{path}.{leaf}" if path else leaf: names[id(p)]
         for path, layer in module.named_modules()
-        for own, p in layer.named_parameters(recurse=False, remove_duplicate=False)
+        for leaf, p in layer.named_parameters(recurse=False, remove_duplicate=False)
     }
 
 

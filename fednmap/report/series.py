@@ -65,8 +65,8 @@ def collect(folders: Sequence[RunFolder]) -> list[Series]:
         for method in dict.fromkeys([*named, *there]):
             jobs = [job for job in known if job.method == method]
             label = method if len(folders) == 1 else f"{name}: {method}"
-            own = [r for r in results if r["method"] == method]
-            found.append(Series(label, [curves[job] for job in jobs if job in curves], own, folder, jobs[0]))
+            ended = [r for r in results if r["method"] == method]
+            found.append(Series(label, [curves[job] for job in jobs if job in curves], ended, folder, jobs[0]))
     return found
 
 

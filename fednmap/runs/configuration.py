@@ -246,13 +246,13 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
     from fednmap.models.build import MODELS
     from fednmap.regularizers.parse import REGULARIZERS
 
-    methods, own = values.get("algorithms"), values.get("set")
+    methods, overrides = values.get("algorithms"), values.get("set")
     named: list[tuple[Any, Iterable[str]]] = [
         (values.get("data"), DATASETS),
         (values.get("model"), (*MODELS, *NOT_NETWORKS)),
         (values.get("reg"), REGULARIZERS),
         *((name, ALGORITHMS) for name in (methods if isinstance(methods, list | tuple) else ())),
-        *((key.rpartition(".")[0], ALGORITHMS) for key in (own if isinstance(own, dict) else ())),
+        *((key.rpartition(".")[0], ALGORITHMS) for key in (overrides if isinstance(overrides, dict) else ())),
     ]
     return [spec for spec, known in named if isinstance(spec, str) and is_code(spec.strip(), tuple(known))]
 

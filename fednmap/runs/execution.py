@@ -41,7 +41,7 @@ def execute(
     """
     jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
     with locked(folder.path), interrupts() as asked:
-        for line in folder.check(config):
+        for line in folder.check_settings(config):
             reporter.tell(line)
         finished = {Job(r["method"], r["trial"]): r for r in folder.results() if is_finished(r, config, folder)}
         if all(job in finished for job in jobs):

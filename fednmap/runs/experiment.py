@@ -63,7 +63,7 @@ class Methods:
     def algorithm(self, name: str) -> Algorithm:
         """The method with the common step sizes, its own defaults, and what `set` says about it."""
         config, kind = self.config, method(name)
-        own = {key.rpartition(".")[2]: value for key, value in config.set.items() if key.rpartition(".")[0] == name}
+        overrides = {key.rpartition(".")[2]: v for key, v in config.set.items() if key.rpartition(".")[0] == name}
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
         if config.memory:
             common["memory"] = config.memory
@@ -73,11 +73,11 @@ class Methods:
             del common["Q"]
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
-        given = {k: v for k, v in common.items() if k in known} | own
+        given = {k: v for k, v in common.items() if k in known} | overrides
         if missing := [f.name for f in fields(kind) if _is_required(f) and f.name not in ("phi", *given)]:  # type: ignore[arg-type]
             raise InputError(f"{name} also needs {', '.join(missing)}; give it with --set {name}.{missing[0]}=VALUE")
         algorithm: Algorithm = kind(phi, **given)  # type: ignore[call-arg]
-        if "seed" not in own:
+        if "seed" not in overrides:
             algorithm = algorithm.seeded(config.seed)
         held = torch.finfo(getattr(torch, config.dtype))
         for parameter, value in vars(algorithm).items():

@@ -203,7 +203,7 @@ class RunFolder:
                 f"--config {self.path / 'run.toml'}"
             )
 
-    def check(self, config: Config) -> list[str]:
+    def check_settings(self, config: Config) -> list[str]:
         """Refuse a run.toml that no longer describes this run; what else the user should know."""
         return self.check_plain(config.model_dump(mode="json"))
 
@@ -310,7 +310,7 @@ class RunFolder:
 
     def _turn(self) -> AbstractContextManager[None]:
         """This process alone writes what all of them do."""
-        return lock.turn(self.path / TURN) if self._shared else nullcontext()
+        return lock.exclusive(self.path / TURN) if self._shared else nullcontext()
 
     def _rewrite(self, rows: Iterator[Row]) -> None:
         with replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
@@ -422,8 +422,8 @@ def provenance(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _row(line: bytes, checked: bool) -> Row | None:
     """What a line of metrics.csv says; None if it is not what was written."""
-    text, check = line.rsplit(b",", 1) if checked and b"," in line else (line, b"")
-    if checked and check != b"%08x" % zlib.crc32(text):
+    text, checksum = line.rsplit(b",", 1) if checked and b"," in line else (line, b"")
+    if checked and checksum != b"%08x" % zlib.crc32(text):
         return None
     try:
         method, trial, done, metric, value = text.decode().split(",")

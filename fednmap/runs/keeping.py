@@ -216,7 +216,7 @@ def _due(round: Round, task: Task, asked: bool) -> tuple[bool, bool]:
     done = round.t + 1
     if done == task.rounds:  # what comes next is the result itself
         return False, False
-    stop = distributed.anywhere(asked)
+    stop = distributed.any_process(asked)
     return stop or done % task.checkpoint_every == 0, stop
 
 

@@ -86,7 +86,7 @@ class Sweep:
         hands: processes that run several trials at a time.
         """
         with locked(self.folder.path):
-            for line in self.folder.check(self.folder.config(look_up=False)):
+            for line in self.folder.check_settings(self.folder.config(look_up=False)):
                 reporter.tell(line)
             return [self._run(value, reporter, hands) for value in self.values]
 

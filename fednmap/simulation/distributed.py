@@ -41,14 +41,14 @@ def all_sum(parts: Sequence[Tensor]) -> list[Tensor]:
     return [v.reshape(part.shape) for v, part in zip(joined.split([p.numel() for p in parts]), parts, strict=True)]
 
 
-def anywhere(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
     """Whether it holds in any process."""
     return bool(all_sum([torch.tensor(float(flag), device="cpu")])[0] > 0)
 
 
 def first(text: str | None) -> str | None:
     """The text of the first process that has one, in every process."""
-    if size() == 1 or not anywhere(bool(text)):
+    if size() == 1 or not any_process(bool(text)):
         return text
     found: list[str | None] = [None] * size()
     _talk(lambda: dist.all_gather_object(found, text))

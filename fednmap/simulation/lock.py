@@ -22,7 +22,7 @@ def hold(path: Path, what: str) -> Callable[[], None]:
 
 
 @contextmanager
-def turn(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """The file is this block's alone, among all that ask in this way; it waits until it is."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

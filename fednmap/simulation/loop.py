@@ -123,12 +123,12 @@ def simulate(
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
     step = _Step(problem, about, message, chunk or side_by_side(problem, start), compile, crew)
 
-    def draw(t: int) -> Participation:
+    def who_in(t: int) -> Participation:
         return take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
 
     def last_counted() -> Tensor:
         """Who was counted in the last round that moved the server, before the first of this call."""
-        earlier = (draw(t).counted for t in reversed(range(first if traffic.follows else 0)))
+        earlier = (who_in(t).counted for t in reversed(range(first if traffic.follows else 0)))
         return next((ids for ids in earlier if step.weight(ids) > 0), torch.arange(0, device="cpu"))
 
     def loop() -> Iterator[Round]:
@@ -136,7 +136,7 @@ def simulate(
         try:
             holders = last_counted()
             for t in range(first, rounds):
-                participants, counted = draw(t)
+                participants, counted = who_in(t)
                 server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
                 up, down = len(participants) * traffic.up, traffic.received(participants, holders)
                 holders = counted if step.weight(counted) > 0 else holders

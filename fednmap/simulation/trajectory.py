@@ -139,7 +139,7 @@ def run(
             return False
         size = float(residual(*known, phi, gamma).norm())
         clock["eval_seconds"] += time.perf_counter() - began
-        return distributed.anywhere(any([callback.on_residual(size) for callback in judges]))
+        return distributed.any_process(any([callback.on_residual(size) for callback in judges]))
 
     def close(before: State, last: Round) -> str | None:
         """Measure if it is time, tell everybody; a reason to end here, the same in all processes."""

@@ -79,10 +79,10 @@ class Speedup:
         return lines
 
 
-def speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int], trials: int) -> Speedup:
+def fit_speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int], trials: int) -> Speedup:
     """The sweep: run(value, trial) is the squared residual reached with `value` clients or local steps.
 
-    >>> found = speedup(lambda n, trial: 3.0 / n, "n", [2, 4, 8], trials=2)
+    >>> found = fit_speedup(lambda n, trial: 3.0 / n, "n", [2, 4, 8], trials=2)
     >>> round(found.slope, 6), found.verdict, found.saturates_at
     (-1.0, 'linear speedup is seen', None)
     """

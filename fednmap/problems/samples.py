@@ -8,7 +8,7 @@ from fednmap.data.clients import ClientData, Pairs
 from fednmap.names import InputError
 
 
-def table(data: Pairs) -> ClientData:
+def samples(data: Pairs) -> ClientData:
     """The clients' rows, features as real numbers and targets (N,); what has another form is refused."""
     given = ClientData.of(data)
     x, y = given.x, given.y
