@@ -208,15 +208,15 @@ def fedpd(g, n, start, T, *, a, Q, r):
 
 
 def scaffnew(g, n, start, T, *, a, Q, seed):
-    """Steps until the shared coin, of probability p = 1/Q, says to communicate."""
+    """Steps until the shared coin, of probability p = 1/Q, says to communicate; a(t) is the step of round t."""
     p = 1 / Q
     x, h = [start] * n, [torch.zeros_like(start)] * n
     for t in range(T):
         steps = np.random.default_rng([seed, t]).geometric(p)
         for q in range(steps):
-            x = [x[i] - a * (g(i, t, q, x[i]) - h[i]) for i in range(n)]
+            x = [x[i] - a(t) * (g(i, t, q, x[i]) - h[i]) for i in range(n)]
         xbar = mean(x)
-        h = [h[i] + (p / a) * (xbar - x[i]) for i in range(n)]
+        h = [h[i] + (p / a(t)) * (xbar - x[i]) for i in range(n)]
         x = [xbar] * n
         yield xbar
 

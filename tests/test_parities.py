@@ -12,6 +12,7 @@ from stochastic import KINDS, least_squares
 from fednmap import algorithms as A
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, ElasticNet, Zero
+from fednmap.simulation.schedules import InverseSqrt, StepDown
 
 WEIGHT = 0.05
 PHI = L1(WEIGHT)
@@ -80,7 +81,7 @@ BOXES = {
         lambda *arg: boxes.fedprox(*arg, T, a=a, s=s, Q=Q, mu=0.7),
     ),
     "FedPD": (A.FedPD(eta_a=a, Q=Q, r=0.4), lambda *arg: boxes.fedpd(*arg, T, a=a, Q=Q, r=0.4)),
-    "Scaffnew": (A.Scaffnew(eta_a=a, Q=Q, seed=5), lambda *arg: boxes.scaffnew(*arg, T, a=a, Q=Q, seed=5)),
+    "Scaffnew": (A.Scaffnew(eta_a=a, Q=Q, seed=5), lambda *arg: boxes.scaffnew(*arg, T, a=lambda t: a, Q=Q, seed=5)),
 }
 
 
@@ -220,6 +221,16 @@ def test_scaffnew_that_always_communicates_is_gradient_descent():
         x = x - a * problem.gradient(x)
         expected.append(x)
     assert gap(run(A.Scaffnew(eta_a=a, Q=1), problem), expected) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", [InverseSqrt(a), StepDown(a, 0.1, 10)])
+def test_scaffnew_is_its_box_under_a_schedule(schedule):
+    """A client moves its control by the step that it took, not by the next one."""
+    problem = least_squares()
+    g, n, start = setting(problem)
+    reference = list(boxes.scaffnew(g, n, start, T, a=schedule, Q=Q, seed=5))
+    algorithm = A.Scaffnew(eta_a=a, Q=Q, seed=5)
+    assert gap(models(algorithm, problem, rounds=T, start=start, eta_a=schedule), reference) < 1e-12
 
 
 def test_scaffnew_communicates_every_q_steps_on_average():

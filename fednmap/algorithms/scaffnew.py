@@ -29,7 +29,8 @@ class Scaffnew(Algorithm):
         otherwise:             x_i = xhat_i
 
     All clients share the coin, p = 1/Q. One round is the steps up to a communication: their number is geometric with
-    mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i when it next hears from the server.
+    mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i when it next hears from the server, by
+    the eta_a with which its xhat_i was made: that of the round before, where steps follow a schedule.
 
     >>> Scaffnew(eta_a=0.1, Q=5).traits.full_participation
     True
@@ -47,6 +48,7 @@ class Scaffnew(Algorithm):
     class Server(NamedTuple):
         x: Tensor
         t: Tensor
+        eta_a: Tensor
 
     class Client(NamedTuple):
         xhat: Tensor
@@ -55,6 +57,7 @@ class Scaffnew(Algorithm):
     class Down(NamedTuple):
         x: Tensor
         steps: Tensor
+        eta_a: Tensor
 
     class Up(NamedTuple):
         xhat: Tensor
@@ -68,21 +71,25 @@ class Scaffnew(Algorithm):
         return replace(self, seed=seed)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start, start.new_zeros((), dtype=torch.int64)), self.Client(start, torch.zeros_like(start))
+        t = start.new_zeros((), dtype=torch.int64)
+        return self.Server(start, t, self._step(start)), self.Client(start, torch.zeros_like(start))
 
     def broadcast(self, server: Server) -> Down:
         steps = np.random.default_rng([self.seed, int(server.t)]).geometric(1 / self.Q)
-        return self.Down(server.x, server.t.new_tensor(int(steps)))
+        return self.Down(server.x, server.t.new_tensor(int(steps)), server.eta_a)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        h = client.h + (down.x - client.xhat) / (self.Q * self.eta_a)
+        h = client.h + (down.x - client.xhat) / (self.Q * down.eta_a)
         x, step = down.x, Steps(self.eta_a)
         for q in range(int(down.steps)):
             x = step(x, g(x, q) - h)
         return self.Up(x), self.Client(x, h)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        return self.Server(up.xhat, server.t + 1)
+        return self.Server(up.xhat, server.t + 1, self._step(up.xhat))
 
     def model(self, server: Server) -> Tensor:
         return server.x
+
+    def _step(self, like: Tensor) -> Tensor:
+        return like.new_full((), self.eta_a, dtype=torch.float64)
