@@ -45,7 +45,11 @@ COMMANDS = {
         "report",
         "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration.",
     ),
-    "list": ("fednmap.commands.listing", "listing", "List algorithms, regularizers, datasets, partitions or models."),
+    "list": (
+        "fednmap.commands.listing",
+        "listing",
+        "List algorithms, regularizers, datasets, partitions, models or presets.",
+    ),
     "export": (
         "fednmap.commands.export",
         "export",

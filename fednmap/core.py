@@ -61,6 +61,7 @@ class FixedPoint(Enum):
     EXACT_IN_THE_LIMIT = "exact as t grows"
     BIASED = "biased, O(eta_a)"
     OF_F_PLUS_2_PHI = "biased, tends to the optimum of f + 2 phi"
+    NONE = "none: its model is altered afterwards"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ MAKE = {
     "FedADMM": lambda phi, L, Q: A.FedADMM(phi, eta_a=0.5 / L, Q=Q, beta=L),
     "SCAFFOLD": lambda phi, L, Q: A.SCAFFOLD(phi, eta_a=0.5 / (L * Q), Q=Q),
     "FedAvg": lambda phi, L, Q: A.FedAvg(phi, eta_a=0.5 / (L * Q), Q=Q),
+    "PrunedFedAvg": lambda phi, L, Q: A.PrunedFedAvg(phi, eta_a=0.5 / (L * Q), Q=Q, zeros=0.3),
     "FedProx": lambda phi, L, Q: A.FedProx(phi, eta_a=0.5 / (L * Q), Q=Q, mu=0.1),
     "FedPD": lambda phi, L, Q: A.FedPD(phi, eta_a=0.5 / L, Q=Q, r=1 / L),
     "Scaffnew": lambda phi, L, Q: A.Scaffnew(phi, eta_a=0.5 / L, Q=Q),

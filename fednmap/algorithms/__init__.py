@@ -15,6 +15,7 @@ from fednmap.algorithms.fedpd import FedPD
 from fednmap.algorithms.fedprox import FedProx
 from fednmap.algorithms.normal_map_sgd import NormalMapSGD
 from fednmap.algorithms.prox_sgd import ProxSGD
+from fednmap.algorithms.pruned_fedavg import PrunedFedAvg
 from fednmap.algorithms.scaffnew import Scaffnew
 from fednmap.algorithms.scaffold import SCAFFOLD
 from fednmap.algorithms.zhang import Zhang
@@ -33,6 +34,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedadmm": FedADMM,
     "scaffold": SCAFFOLD,
     "fedavg": FedAvg,
+    "fedavg-pruned": PrunedFedAvg,
     "fedprox": FedProx,
     "fedpd": FedPD,
     "scaffnew": Scaffnew,
@@ -65,6 +67,7 @@ __all__ = [
     "FedProx",
     "NormalMapSGD",
     "ProxSGD",
+    "PrunedFedAvg",
     "Scaffnew",
     "Zhang",
     "method",

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fednmap.commands.sources import Thing, catalogue, keys
 from fednmap.names import choose
+from fednmap.runs.presets import presets
 
 
 def _algorithms() -> Group:
@@ -59,12 +60,17 @@ def _models() -> Table:
     return _described(_first_lines("fednmap.models.build", "MODELS") | linear)
 
 
+def _presets() -> Table:
+    return _described(presets())
+
+
 LISTS: dict[str, Callable[[], RenderableType]] = {
     "algorithms": _algorithms,
     "regularizers": _regularizers,
     "datasets": _datasets,
     "partitions": _partitions,
     "models": _models,
+    "presets": _presets,
 }
 
 
@@ -77,7 +83,7 @@ OWN = {
 
 
 def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None:
-    """List algorithms, regularizers, datasets, partitions or models."""
+    """List algorithms, regularizers, datasets, partitions, models or presets."""
     console = Console()
     console.print(choose("list", what, LISTS)())
     if what in OWN:

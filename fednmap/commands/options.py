@@ -83,6 +83,9 @@ Resume = Annotated[Path | None, typer.Option(help="Continue the run in this fold
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings from a TOML file, such as a run's run.toml.")
 ]
+PresetName = Annotated[
+    str | None, typer.Option("--preset", help="Settings under a name; see `fednmap list presets`.", show_default=False)
+]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Load code that a TOML file names, as package.module:Name.")
 ]

@@ -16,6 +16,7 @@ from fednmap.commands.options import (
     Jobs,
     Json,
     Out,
+    PresetName,
     Quiet,
     Resume,
     Set,
@@ -30,6 +31,7 @@ from fednmap.commands.options import (
 from fednmap.commands.watch import watched
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
+from fednmap.report.ending import ending
 from fednmap.report.plots import comparison
 from fednmap.runs.beside import check_jobs, hands, how_many
 from fednmap.runs.configuration import Config, parse_set
@@ -38,11 +40,13 @@ from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.pace import measured_every
+from fednmap.runs.presets import preset as preset_file
 from fednmap.runs.sweep import is_sweep
 from fednmap.runs.tracking import check_trackers, trackers
 from fednmap.runs.workers import check_workers, group, under_torchrun
 from fednmap.simulation.distributed import WorkerLost
 
+DEFAULT = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg", "fedavg-pruned")
 PACE = {"eval_every": "Or auto: as often as takes a tenth of the time."}
 
 
@@ -53,6 +57,7 @@ def train(
         str | None, typer.Option(help="Method; see `fednmap list algorithms`. (default fednmap)")
     ] = None,
     set: Set = None,
+    preset: PresetName = None,
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = None,
@@ -66,7 +71,10 @@ def train(
     """Train one model across clients."""
     if algorithm:
         values["algorithms"] = (algorithm,)
-    folder, results = _run("train", values, set, config, out, resume, track, workers, 1, threads, trust_code, quiet)
+    elif preset:
+        values["algorithms"] = ("fednmap",)
+    settings = _file(preset, config, resume)
+    folder, results = _run("train", values, set, settings, out, resume, track, workers, 1, threads, trust_code, quiet)
     _close(folder, results, (results[0] if len(results) == 1 else {"results": results}) if json else None)
 
 
@@ -74,9 +82,10 @@ def train(
 def compare(
     values: dict[str, Any],
     algorithms: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas. (default fednmap,zhang,fedcanon,fedda,fedavg)")
+        str | None, typer.Option(help=f"Methods, separated by commas. (default {','.join(DEFAULT)})")
     ] = None,
     set: Set = None,
+    preset: PresetName = None,
     config: ConfigFile = None,
     out: Out = None,
     resume: Resume = None,
@@ -91,12 +100,22 @@ def compare(
     """Run several methods from the same start with the same minibatches, and compare them."""
     if algorithms:
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
-    elif config is None and resume is None:
-        values["algorithms"] = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg")
+    elif preset is None and config is None and resume is None:
+        values["algorithms"] = DEFAULT
+    settings = _file(preset, config, resume)
     folder, results = _run(
-        "compare", values, set, config, out, resume, track, workers, jobs, threads, trust_code, quiet
+        "compare", values, set, settings, out, resume, track, workers, jobs, threads, trust_code, quiet
     )
     _close(folder, results, {"results": results} if json else None)
+
+
+def _file(name: str | None, config: Path | None, resume: Path | None) -> Path | None:
+    """The file of settings that a new run starts from."""
+    if name is None:
+        return config
+    if config is not None or resume is not None:
+        raise InputError(f"--preset {name} and {'--config' if config else '--resume'} both give settings; use one")
+    return preset_file(name)
 
 
 def _run(
@@ -172,9 +191,10 @@ def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, 
     else:
         console = Console()
         console.print(closing_table(results, folder.about().measure_gamma))
-        console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")
+    if as_json is None:
+        console.print("\n".join(ending(folder, results)), highlight=False, soft_wrap=True, markup=False)
     failed = {r["method"]: r["error"] for r in reversed(results) if "error" in r}
     if failed:
         names = [method for method in dict.fromkeys(r["method"] for r in results) if method in failed]

@@ -22,7 +22,10 @@ DRAWABLE = 1e100  # beyond it a method is lost, and the axes' arithmetic overflo
 
 
 def comparison(folder: RunFolder, path: Path) -> None:
-    """Each quantity against rounds and against megabytes sent; mean line and band from least to most over trials."""
+    """Each quantity against rounds and, where methods send unequally, against megabytes sent.
+
+    Mean line, and band from least to most over trials.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,8 +35,10 @@ def comparison(folder: RunFolder, path: Path) -> None:
     panels = drawn(series)
     if not panels:
         return
-    figure, axes = plt.subplots(2, len(panels), figsize=(3.6 * len(panels), 6), squeeze=False, layout="constrained")
-    for row, along in zip(axes, ALONG, strict=True):
+    rows = ALONG[:1] if _send_alike(series) else ALONG
+    size = (3.6 * len(panels), 3.1 * len(rows) + 0.4)
+    figure, axes = plt.subplots(len(rows), len(panels), figsize=size, squeeze=False, layout="constrained")
+    for row, along in zip(axes, rows, strict=True):
         for axis, shown in zip(row, panels, strict=True):
             _panel(axis, series, shown, quantity(along))
     lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
@@ -42,6 +47,16 @@ def comparison(folder: RunFolder, path: Path) -> None:
     figure.suptitle(title, fontsize="medium", parse_math=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _send_alike(series: Sequence[Series]) -> bool:
+    """Whether all methods have sent the same by every round: both axes then say the same."""
+    per_round = [
+        one.values("bytes_up").mean(0)[-1] / max(1.0, one.values("round")[0][-1])
+        for one in series
+        if one.has("bytes_up") and one.values("round").size
+    ]
+    return len(per_round) == len(series) and max(per_round) <= 1.01 * min(per_round)
 
 
 def _panel(axis: Axes, series: Sequence[Series], shown: Quantity, along: Quantity) -> None:

@@ -39,7 +39,7 @@ class Config(BaseModel):
     clients: int = Field(20, ge=1, description="Number of clients n; a natural partition brings its own.")
     partition: str = Field("auto", description="sorted, iid, shards[:k], dirichlet[:alpha] or natural.")
     algorithms: tuple[str, ...] = Field(("fednmap",), min_length=1, description="Methods to run.")
-    reg: str = Field("elastic-net:0.001,0.01", description="Regularizer phi; see `fednmap list regularizers`.")
+    reg: str = Field("l1:0.001", description="Regularizer phi; see `fednmap list regularizers`.")
     reg_only: str | None = Field(
         None, description="Regularize only `weights`, or parameters whose name fits a pattern."
     )
@@ -50,11 +50,11 @@ class Config(BaseModel):
         le=1000,
         description="Secants FedNMap's server remembers, 10 to 40 say, for exact gradients (batch size 0).",
     )
-    eta_a: float = Field(0.1, gt=0, description="Local step size; its first value where it follows a schedule.")
+    eta_a: float = Field(0.2, gt=0, description="Local step size; its first value where it follows a schedule.")
     schedule: str = Field("constant", description="Of eta_a: constant, cosine[:LAST], sqrt, or steps:FACTOR,EVERY.")
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
     local_steps: int = Field(10, ge=1, description="Local steps Q of a round.")
-    rounds: int = Field(300, ge=0, description="Communication rounds T.")
+    rounds: int = Field(200, ge=0, description="Communication rounds T.")
     tol: float | None = Field(None, gt=0, lt=1, description="Stop when |F_nat| is at most this times its first value.")
     tol_absolute: float | None = Field(None, gt=0, description="Stop when |F_nat| is at most this.")
     time_limit: float | None = Field(None, gt=0, description="Stop after so many seconds of computing and measuring.")

@@ -211,7 +211,7 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
 
 def _settled(config: Config, dataset: Dataset) -> Config:
     """What `auto` stands for with this data."""
-    classifier = "logistic" if is_sparse(dataset.x_train) else "mlp:64"
+    classifier = "logistic" if is_sparse(dataset.x_train) else "mlp:64:relu"
     settled = {
         "partition": "sorted" if dataset.clients is None else "natural",
         "model": "least-squares" if dataset.classes is None else classifier,

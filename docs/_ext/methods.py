@@ -1,0 +1,27 @@
+"""The table of methods, written from what each declares of itself when the site is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).parent.parent / "explanation" / "methods_table.txt"
+
+
+def table() -> str:
+    from fednmap.algorithms import ALGORITHMS
+
+    lines = [
+        "| name | solves | vectors up | vectors down | prox per round | ends with exact gradients at | rate as published |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, kind in ALGORITHMS.items():
+        t = kind.traits
+        down = f"{t.down}, {t.following} if counted before" if t.following is not None else f"{t.down}"
+        cells = (f"`{name}`", "f + phi" if t.composite else "f", f"{t.up}", down, t.prox, t.fixed_point.value, t.rate)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def setup(app: object) -> dict[str, bool]:
+    app.connect("builder-inited", lambda _: PAGE.write_text(table(), encoding="utf-8"))  # type: ignore[attr-defined]
+    return {"parallel_read_safe": True}

@@ -1,0 +1,71 @@
+"""The site: our Markdown pages, a gallery that is executed, the interface from the docstrings. Built by `make docs`."""
+
+import os
+import sys
+from importlib.metadata import version as installed
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "fednmap"
+author = "The fednmap developers"
+copyright = "2026, the fednmap developers"
+version = release = installed("fednmap")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "commands",
+    "docstrings",
+    "methods",
+]
+exclude_patterns = ["_build", "reproduction/trials", "reproduction/runs", "gallery/**/*.py.md5", "sg_execution_times.rst"]
+templates_path = ["_templates"]
+default_role = "code"
+suppress_warnings = ["config.cache"]  # the gallery's settings hold functions
+
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_block"]
+myst_heading_anchors = 3
+
+autosummary_generate = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"plot_",
+    "ignore_pattern": r"hospitals|__init__",
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "plot_gallery": "True",
+    "abort_on_example_error": True,
+    "matplotlib_animations": (True, "jshtml"),
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "fednmap"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "fednmap"},
+    "navbar_end": ["theme-switcher"],
+    "show_prev_next": False,
+    "header_links_before_dropdown": 6,
+    "secondary_sidebar_items": {"index": [], "**": ["page-toc"]},
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "monokai",
+}
+html_sidebars = {"index": []}

@@ -1,0 +1,78 @@
+"""FedAvg, pruned: what people do instead of a composite method. The smallest weights of FedAvg's model are set to 0.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017; pruning by
+magnitude as in Han, Pool, Tran and Dally, Learning both Weights and Connections for Efficient Neural Networks, 2015.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednmap.algorithms.fedavg import FedAvg
+from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.names import InputError
+from fednmap.regularizers import Zero
+
+
+@dataclass(frozen=True)
+class PrunedFedAvg(Algorithm):
+    """FedAvg runs as it is; what is measured and returned is its x without the smallest entries::
+
+        rounds:  as FedAvg
+        model:   x, but 0 where |x_j| is among the smallest `zeros` share of all entries
+
+    zeros: the share of entries that are set to 0, from 0 (FedAvg) to below 1.
+
+    >>> method = PrunedFedAvg(zeros=0.5)
+    >>> method.model(method.Server(torch.tensor([3.0, -1.0, 0.5, -2.0])))
+    tensor([ 3.,  0.,  0., -2.])
+    """
+
+    phi: Regularizer = field(default_factory=Zero)
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+    zeros: float = 0.8
+
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.NONE, rate="-")
+
+    class Server(NamedTuple):
+        x: Tensor
+
+    class Client(NamedTuple):
+        pass
+
+    class Up(NamedTuple):
+        change: Tensor
+
+    def __post_init__(self) -> None:
+        check(self, "eta_a", "eta_s", "Q")
+        smooth(self, self.phi)
+        if isinstance(self.zeros, bool) or not isinstance(self.zeros, Real) or not 0 <= self.zeros < 1:
+            raise InputError(f"PrunedFedAvg: zeros is {self.zeros!r}; the share of zeros must be in [0, 1)")
+
+    @property
+    def _fedavg(self) -> FedAvg:
+        return FedAvg(self.phi, self.eta_a, self.eta_s, self.Q)
+
+    def init(self, start: Tensor) -> tuple[Server, Client]:
+        return self.Server(start), self.Client()
+
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+        up, _ = self._fedavg.local(FedAvg.Server(down.x), FedAvg.Client(), g)
+        return self.Up(up.change), client
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        return self.Server(server.x + self.eta_s * up.change)
+
+    def model(self, server: Server) -> Tensor:
+        x, smallest = server.x, int(self.zeros * server.x.numel())
+        if smallest == 0:
+            return x
+        return torch.where(x.abs() > x.abs().kthvalue(smallest).values, x, 0.0)

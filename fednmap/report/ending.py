@@ -1,0 +1,54 @@
+"""The last lines of a run: what was learnt, where things are, what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+from fednmap.measure import QUANTITIES
+from fednmap.runs.folder import Job, RunFolder
+
+DENSE = 0.05
+"""Models with a smaller share of zeros are called dense."""
+
+Trials = Sequence[dict[str, Any]]
+
+
+def ending(folder: RunFolder, results: Trials) -> list[str]:
+    """What was learnt, where the model is, what comes next; only the folder where every method has failed."""
+    lines = [f"run folder: {folder.path}", f"picture: {folder.path / 'plot.png'}"]
+    sound = [r for r in results if "error" not in r and r.get("objective") is not None]
+    methods = {m: [r for r in sound if r["method"] == m] for m in dict.fromkeys(r["method"] for r in sound)}
+    if not methods:
+        return lines
+    best = min(methods, key=lambda m: _mean(methods[m], "objective"))
+    learnt = [_words(best, methods[best], " (lowest psi)" if len(methods) > 1 else "")]
+    dense = [m for m in methods if m != best and _mean(methods[m], "zeros") < DENSE <= _mean(methods[best], "zeros")]
+    accurate = [m for m in dense if _mean(methods[m], "test_accuracy") == _mean(methods[m], "test_accuracy")]
+    if accurate:
+        other = max(accurate, key=lambda m: _mean(methods[m], "test_accuracy"))
+        learnt.append(_words(other, methods[other], " (dense)"))
+    lines.insert(0, f"learnt: {'; '.join(learnt)}")
+    model = folder.model_path(Job(best, 0))
+    if model.exists():
+        lines.append(f"model: {model}")
+    path = shlex.quote(str(folder.path))
+    return [*lines, f"next: fednmap report {path} -o report.html, or fednmap export {path} --method {best} --prune"]
+
+
+def _mean(trials: Trials, key: str) -> float:
+    """Over the trials that have measured it; NaN if none has."""
+    values = [float(r[key]) for r in trials if r.get(key) is not None]
+    return mean(values) if values else float("nan")
+
+
+def _words(method: str, trials: Trials, what: str) -> str:
+    """The method with what it is known for, its zeros and its accuracy."""
+    shown = [(QUANTITIES[key].text(_mean(trials, key)), word) for key, word in _SHOWN.items()]
+    said = [f"{text} % {word}" for text, word in shown if text != "-"]
+    return f"{method}{what}: {', '.join(said)}"
+
+
+_SHOWN = {"zeros": "zeros", "test_accuracy": "accuracy"}
