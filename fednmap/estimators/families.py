@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.special import expit, softmax
 
 from fednmap.estimators.sites import Floats, Sites
@@ -179,9 +180,32 @@ class Cox(Family):
         return np.exp(scores)
 
 
+class Own(Family):
+    """A loss of one's own, written as a `fednmap.problems.families.Family` with one score per row."""
+
+    name = "own"
+
+    def __init__(self, loss: families.Family) -> None:
+        if loss.outputs != 1 or loss.constants:
+            words = f"{loss.outputs} outputs, {loss.constants} of them constants"
+            raise InputError(f"{type(loss).__name__} has {words}; a family of one's own has one score per row")
+        self.loss = loss
+
+    def problem(self, data: Any, outputs: int, **options: Any) -> Linear:
+        return GLM(data, self.loss, **options)
+
+    def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        return np.zeros(1)
+
+    def mean(self, scores: Floats) -> Floats:
+        return np.asarray(self.loss.mean(torch.as_tensor(scores)))
+
+
 FAMILIES: dict[str, type[Family]] = {kind.name: kind for kind in (Gaussian, Logistic, Poisson, Huber, Cox)}
 
 
-def family(given: str | Family) -> Family:
-    """A family by name, or as it is."""
+def family(given: str | Family | families.Family) -> Family:
+    """A family by name, as it is, or of a loss of one's own."""
+    if isinstance(given, families.Family):
+        return Own(given)
     return given if isinstance(given, Family) else choose("family", given, FAMILIES)()
