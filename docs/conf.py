@@ -24,7 +24,13 @@ extensions = [
     "docstrings",
     "methods",
 ]
-exclude_patterns = ["_build", "reproduction/trials", "reproduction/runs", "gallery/**/*.py.md5", "sg_execution_times.rst"]
+exclude_patterns = [
+    "_build",
+    "reproduction/trials",
+    "reproduction/runs",
+    "gallery/**/*.py.md5",
+    "sg_execution_times.rst",
+]
 templates_path = ["_templates"]
 default_role = "code"
 suppress_warnings = ["config.cache"]  # the gallery's settings hold functions
@@ -41,10 +47,9 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples",
+    "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
     "filename_pattern": r"plot_",
-    "ignore_pattern": r"hospitals|__init__",
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,

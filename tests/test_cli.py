@@ -227,7 +227,7 @@ def test_help_is_readable(command):
     assert all(name in out for name in ("train", "compare", "show", "report", "list"))
     code, out, _ = command("train", "--help")
     assert code == 0
-    assert "Communication rounds T. (default 300)" in " ".join(out.replace("│", " ").split())
+    assert "Communication rounds T. (default 200)" in " ".join(out.replace("│", " ").split())
 
 
 def loaded_by(*words, heavy="torch numpy scipy sklearn matplotlib pandas"):
@@ -398,7 +398,7 @@ def test_things_of_ones_own_are_imported_by_name(command, mine):
     code, out, err = command("train", *MINE, *FEW, *exact, "--set", "mine:Step.size=0.5", "--out", "run")
     assert (code, err) == (0, "")
     own = json.loads(out)
-    known = ["--model", "mine:net:5", "--reg", "squared-l2:0.01", "--algorithm", "prox-sgd", "--eta-a", "0.05"]
+    known = ["--model", "mine:net:5", "--reg", "squared-l2:0.01", "--algorithm", "prox-sgd", "--eta-a", "0.1"]
     found = json.loads(command("train", *known, *FEW, *exact)[1])
     assert own["objective"] == pytest.approx(found["objective"], rel=1e-5)  # the same steps under other names
     assert 'algorithms = [\n    "mine:Step",\n]' in (mine / "run" / "run.toml").read_text()

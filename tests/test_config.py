@@ -263,7 +263,11 @@ def written(tmp_path, command, *words):
 
 
 PROBLEM = ["--model", "logistic", "--clients", "4", "--batch-size", "0"]
-SHORT = [*PROBLEM, *["--rounds", "20", "--eval-every", "10", "--algorithms", "fednmap,fedda"]]
+SHORT = [
+    *PROBLEM,
+    *["--rounds", "20", "--eval-every", "10", "--algorithms", "fednmap,fedda"],
+    *["--reg", "elastic-net:0.001,0.01"],
+]
 
 
 def test_the_yardstick_belongs_to_the_problem(command, tmp_path):

@@ -35,6 +35,8 @@ def test_a_method_that_diverges_at_once_is_still_reported_by_the_run(tmp_path):
         "3",
         "--eta-a",
         "1e30",
+        "--model",
+        "mlp:64",
         "--eval-every",
         "auto",
         "--quiet",

@@ -239,7 +239,7 @@ def test_the_gamma_of_the_natural_residual_is_said(tmp_path, command):
 
 def test_names_that_nobody_knows_any_more_stay_readable(tmp_path, command):
     folder = made_up(tmp_path / "run", ("fednmap", "someone.else:Method", "fedcanon"), 20)
-    toml = (folder.path / "run.toml").read_text().replace("elastic-net:0.001,0.01", "ours:1").replace("digits", "gone")
+    toml = (folder.path / "run.toml").read_text().replace("l1:0.001", "ours:1").replace("digits", "gone")
     (folder.path / "run.toml").write_text(toml.replace(', "fedcanon"', ', "never-ran"'))
     assert [s.label for s in collect([folder])] == ["fednmap", "someone.else:Method", "fedcanon"]
     code, out, _ = command("show", "run")

@@ -210,10 +210,10 @@ def test_an_edited_configuration_is_refused(command, tmp_path):
     sweep = begun(tmp_path / "sweep")
     sweep.run(Heard())
     path = sweep.folder.path / "run.toml"
-    path.write_text(path.read_text().replace("eta_a = 0.1", "eta_a = 0.2"))
+    path.write_text(path.read_text().replace("eta_a = 0.2", "eta_a = 0.3"))
     code, _, err = command("speedup", "--resume", "sweep")
     assert code == 2
-    assert "eta_a is 0.2 and was 0.1" in err
+    assert "eta_a is 0.3 and was 0.2" in err
 
 
 def test_a_run_of_the_sweep_that_diverges_is_named(command):

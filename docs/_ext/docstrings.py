@@ -64,6 +64,17 @@ def process(app: object, what: str, name: str, thing: object, options: object, l
     lines[:] = rewritten(lines)
 
 
+FOREIGN = ("sklearn", "enum", "torch", "numpy")
+
+
+def skip(app: object, what: str, name: str, thing: object, skipped: bool, options: object) -> bool | None:
+    """What other libraries have put into our classes is on their pages, not on ours; a re-export is where it began."""
+    if getattr(thing, "__module__", "").startswith(FOREIGN) or name.endswith(("_request", "InputError")):
+        return True
+    return None
+
+
 def setup(app: object) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", process)  # type: ignore[attr-defined]
+    app.connect("autodoc-skip-member", skip)  # type: ignore[attr-defined]
     return {"parallel_read_safe": True}

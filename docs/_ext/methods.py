@@ -11,7 +11,7 @@ def table() -> str:
     from fednmap.algorithms import ALGORITHMS
 
     lines = [
-        "| name | solves | vectors up | vectors down | prox per round | ends with exact gradients at | rate as published |",
+        "| name | solves | up | down | prox per round | ends with exact gradients at | rate as published |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, kind in ALGORITHMS.items():

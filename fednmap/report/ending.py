@@ -24,18 +24,22 @@ def ending(folder: RunFolder, results: Trials) -> list[str]:
     if not methods:
         return lines
     best = min(methods, key=lambda m: _mean(methods[m], "objective"))
-    learnt = [_words(best, methods[best], " (lowest psi)" if len(methods) > 1 else "")]
+    said = [_words(best, methods[best], " (lowest psi)" if len(methods) > 1 else "")]
     dense = [m for m in methods if m != best and _mean(methods[m], "zeros") < DENSE <= _mean(methods[best], "zeros")]
     accurate = [m for m in dense if _mean(methods[m], "test_accuracy") == _mean(methods[m], "test_accuracy")]
     if accurate:
         other = max(accurate, key=lambda m: _mean(methods[m], "test_accuracy"))
-        learnt.append(_words(other, methods[other], " (dense)"))
-    lines.insert(0, f"learnt: {'; '.join(learnt)}")
+        said.append(_words(other, methods[other], " (dense)"))
     model = folder.model_path(Job(best, 0))
     if model.exists():
         lines.append(f"model: {model}")
     path = shlex.quote(str(folder.path))
-    return [*lines, f"next: fednmap report {path} -o report.html, or fednmap export {path} --method {best} --prune"]
+    then = [f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune"]
+    return [*_headed("learnt: ", said), *lines, *_headed("next: ", then)]
+
+
+def _headed(word: str, lines: Sequence[str]) -> list[str]:
+    return [f"{' ' * len(word) if k else word}{line}" for k, line in enumerate(lines)]
 
 
 def _mean(trials: Trials, key: str) -> float:

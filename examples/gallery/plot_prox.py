@@ -1,6 +1,6 @@
-"""Every regularizer of one coordinate: its penalty phi(x) and its prox, in one picture.
-
-    python examples/plot_prox.py [docs/images/prox.png]
+"""
+Every penalty of one coordinate, and its prox
+=============================================
 
 Each panel shows phi on the right axis and prox(v, step) on the left, with the identity for comparison. Convex
 penalties shrink every entry; the weakly convex ones leave large entries alone; L0 jumps, which is why the theory
@@ -12,9 +12,6 @@ from __future__ import annotations
 import sys
 import warnings
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 
@@ -60,23 +57,17 @@ def draw(axes: plt.Axes, phi: Regularizer) -> None:
     axes.text(3.8, -3.7, note, fontsize=8, ha="right", color="#444444")
 
 
-def main(path: str) -> None:
-    phis = panels()
-    figure, grid = plt.subplots(3, 4, figsize=(11, 8), layout="constrained")
-    for axes, phi in zip(grid.flat, phis, strict=False):
-        draw(axes, phi)
-    legend = grid.flat[-1]
-    legend.axis("off")
-    for color, style, label in (
-        (PROX, "-", f"prox(v, step = {STEP:g}), left axis"),
-        (PENALTY, "-", "phi(x), right axis; none = +inf"),
-        (IDENTITY, "--", "the identity"),
-    ):
-        legend.plot([], [], color=color, linestyle=style, linewidth=2, label=label)
-    legend.legend(loc="center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=110)
-    print(path)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "docs/images/prox.png")
+figure, grid = plt.subplots(3, 4, figsize=(11, 8), layout="constrained")
+for axes, phi in zip(grid.flat, panels(), strict=False):
+    draw(axes, phi)
+legend = grid.flat[-1]
+legend.axis("off")
+for color, style, label in (
+    (PROX, "-", f"prox(v, step = {STEP:g}), left axis"),
+    (PENALTY, "-", "phi(x), right axis; none = +inf"),
+    (IDENTITY, "--", "the identity"),
+):
+    legend.plot([], [], color=color, linestyle=style, linewidth=2, label=label)
+legend.legend(loc="center", frameon=False, fontsize=9)
+if len(sys.argv) > 1:  # python examples/gallery/plot_prox.py docs/images/prox.png
+    figure.savefig(sys.argv[1], dpi=110)
