@@ -105,6 +105,7 @@ def simulate(
     # freed at once: glibc then keeps blocks up to this size for the next step
     torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
     about, start = declared(problem), first_point(problem, start)
+    schedules.check_end(eta_a, rounds)
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
