@@ -276,6 +276,19 @@ def test_one_number_changed_in_the_data_is_noticed(tmp_path, row):
     assert resume(folder).done == [12]
 
 
+def test_who_takes_part_must_not_change_while_a_run_is_stopped(tmp_path):
+    trace = tmp_path / "trace.txt"
+    trace.write_text("0 1 2\n3 4\n")
+    settings = {"sampler": f"trace:{trace}", "participation": 1.0, "rounds": 12}
+    folder = begin(tmp_path / "run", **settings)
+    longer = small(**settings | {"rounds": 16})
+    trace.write_text("0 1 2\n5 6\n")
+    with pytest.raises(InputError, match="have changed since the run began"):
+        execute(longer, folder, Heard())
+    trace.write_text("0, 1, 2\n3, 4\n")  # the same clients
+    assert execute(longer, folder, Heard())[0]["rounds"] == 16
+
+
 def test_data_of_another_size_do_not_fit_a_checkpoint(tmp_path):
     folder = stopped(tmp_path / "run", 14)
     experiment = prepare(small(data="synthetic:1,1", clients=30))
