@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -49,6 +50,12 @@ class Diverged(ArithmeticError):
         super().__init__(f"the iterate is no longer finite after round {t}; use a smaller eta_a (or eta_s)")
         self.t = t
         self.result: Any = None
+
+    @classmethod
+    def told(cls, words: str) -> Diverged:
+        """The error again, from its message as a run folder keeps it."""
+        found = re.search(r"after round (\d+)", words)
+        return cls(int(found[1]) if found else 0)
 
 
 def simulate(
