@@ -82,7 +82,7 @@ class EControlDA(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q", "K")
         if self.Q != 1:
-            raise InputError(f"EControlDA takes one gradient per round: use Q = 1, given {self.Q}")
+            raise InputError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
         if self.K >= 1 and int(self.K) != self.K:
             raise InputError(f"EControlDA: K is {self.K}; use a whole number of coordinates, or a fraction below 1")
         if self.compressor not in ("top", "random"):

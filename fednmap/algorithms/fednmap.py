@@ -40,7 +40,7 @@ class FedNMap(Algorithm):
     gamma:  prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
     memory: secants that the server remembers, 10 to 40 say; 0 is the paper's method. With exact gradients it then
             takes quasi-Newton steps on the normal map (`fednmap.algorithms.memory`), from the same uplinks: some tens
-            of rounds instead of thousands. For noisy gradients leave it at 0: differences of noise are not curvature.
+            of rounds instead of thousands. For noisy gradients leave it at 0: differences of noise are no curvature.
 
     Converges at rate O(sqrt(sigma^2 / (n Q T)) + 1/T) for nonconvex f (Theorem 1), and linearly to a
     neighbourhood under the Polyak-Lojasiewicz condition (Theorem 2).

@@ -107,12 +107,12 @@ def simulate(
     if algorithm.traits.full_participation and not everybody:
         name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
+    schedules.check_end(eta_a, rounds)
     if compile:
         check_compiler()
     # freed at once: glibc then keeps blocks up to this size for the next step
     torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
     about, start = declared(problem), first_point(problem, start)
-    schedules.check_end(eta_a, rounds)
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
