@@ -104,10 +104,10 @@ def simulate(
     for name, value in (("sampler", who), ("eta_a", eta_a)):
         if isinstance(value, type) or (name == "sampler" and not callable(value)):
             raise InputError(f"{name} is {_kind(value)}; see fednmap.simulation.{HOMES[name]} for what can be given")
+    schedules.check_end(eta_a, rounds)
     if algorithm.traits.full_participation and not everybody:
         name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
-    schedules.check_end(eta_a, rounds)
     if compile:
         check_compiler()
     # freed at once: glibc then keeps blocks up to this size for the next step
