@@ -202,6 +202,14 @@ def test_without_any_intact_checkpoint_the_run_begins_again_and_says_so(tmp_path
     assert outcome(folder) == whole
 
 
+def says(data):
+    """What a file says: JSON may say the same in other bytes, as by the last of too many digits."""
+    try:
+        return json.dumps(json.loads(data), sort_keys=True)
+    except ValueError:
+        return data
+
+
 def test_a_thousand_damaged_checkpoints(tmp_path):
     folder = stopped(tmp_path / "run", 14)
     experiment = prepare(small())
@@ -214,7 +222,7 @@ def test_a_thousand_damaged_checkpoints(tmp_path):
     for _ in range(1000):
         path = rng.choice(sorted(whole))
         path.write_bytes(damaged(whole[path], rng))
-        harmed = path.read_bytes() != whole[path]
+        harmed = says(path.read_bytes()) != says(whole[path])
         after, totals, refused = checkpoints.newest(*arguments)
         t = 7 if harmed and "11" in path.name else 11
         assert after.t == t
@@ -389,7 +397,7 @@ def test_a_flipped_bit_in_a_model_is_noticed(finished):
 
 def test_the_measurements_are_a_plain_table(finished):
     pandas = pytest.importorskip("pandas")
-    table = pandas.read_csv(finished.path / "metrics.csv")
+    table = pandas.read_csv(finished.path / "metrics.csv", float_precision="round_trip")
     assert list(table.columns) == ["method", "trial", "round", "metric", "value", "check"]
     wide = table.pivot(index=["method", "trial", "round"], columns="metric", values="value")
     assert list(wide["objective"]) == [r["objective"] for r in finished.records(*FEDNMAP)]
