@@ -1,4 +1,4 @@
-"""What a round costs with many clients: seconds a round and peak memory for n = 10^2, 10^4, 10^6, 100 of them sampled.
+"""What a round costs with many clients: seconds per round and peak memory for n = 10^2, 10^4, 10^6, 100 sampled.
 
     python benchmarks/clients.py [--rounds 100] [--json FILE]
 
@@ -65,7 +65,8 @@ def measure(n: int, rounds: int) -> dict[str, float]:
             assert len(last.participants) == SAMPLED
             states = len(last.clients)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"clients": n, "ms a round": 1e3 * statistics.median(seconds[10:]), "GB": peak, "s": ready, "states": states}
+    median = 1e3 * statistics.median(seconds[10:])
+    return {"clients": n, "ms per round": median, "GB": peak, "s": ready, "states": states}
 
 
 def main() -> int:
@@ -77,8 +78,8 @@ def main() -> int:
     for n in (10**2, 10**4, 10**6):
         command = [sys.executable, __file__, "--one", str(n), "--rounds", str(given.rounds)]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    table(f"FedNMap, {SAMPLED} clients a round, {given.rounds} rounds, states on disk", rows)
-    times = [row["ms a round"] for row in rows]
+    table(f"FedNMap, {SAMPLED} clients per round, {given.rounds} rounds, states on disk", rows)
+    times = [row["ms per round"] for row in rows]
     ratio, memory = max(times) / min(times), rows[-1]["GB"]
     print(f"\nslowest / fastest {ratio:.2f} (limit {SLOWER}); n = 10^6 takes {memory:.2f} GB (limit {GIGABYTES:g})")
     write(given.json, rows=rows, ratio=ratio)

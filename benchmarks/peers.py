@@ -1,4 +1,4 @@
-"""One FedAvg job in our simulator, in a plain PyTorch loop and in other simulators: seconds a round.
+"""One FedAvg job in our simulator, in a plain PyTorch loop and in other simulators: seconds per round.
 
     python benchmarks/peers.py [--venvs FOLDER] [--passes 3] [--json FILE]
 
@@ -75,7 +75,7 @@ def main() -> int:
     rows = [
         {
             "program": name,
-            "s a round": seconds_,
+            "s per round": seconds_,
             "fastest": min(pair[0] for pair in seconds[name]),
             "over ours": seconds_ / wall[OURS],
             "asked": FACTORS.get(name),

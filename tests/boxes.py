@@ -118,7 +118,7 @@ def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma):
 
 
 def econtrolda(g, n, x_0, T, P, *, K, gamma):
-    """Top-K; one gradient a round."""
+    """Top-K; one gradient per round."""
 
     def C(v):
         kept = torch.zeros_like(v)

@@ -1,4 +1,4 @@
-"""One thread a process: the tests run side by side, and their products are small. And the command, run here."""
+"""One thread per process: the tests run side by side, and their products are small. And the command, run here."""
 
 import os
 import sys

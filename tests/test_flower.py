@@ -332,6 +332,30 @@ def test_an_ended_run_is_finished_until_asked_for_more(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(federation.server()[0], plain.server()[0], strict=True))
 
 
+class Without:
+    """A client that takes part in rounds and is not heard when measurements number `first` to `last` are taken."""
+
+    def __init__(self, name, first, last):
+        self.name, self.first, self.last, self.measured = name, first, last, 0
+
+    def __call__(self, name, message, answer):
+        if name != self.name or message.metadata.message_type != MessageType.EVALUATE:
+            return [answer()]
+        self.measured += 1
+        return [] if self.first <= self.measured <= self.last else [answer()]
+
+
+@pytest.mark.parametrize("reason", [{"tol_absolute": 1e3}, {"tol": 0.9}, {"patience": 1}], ids=str)
+def test_what_some_clients_have_measured_is_not_judged(tmp_path, reason):
+    """The residual of three clients is not that of f: a run ends only by what all of them have measured."""
+    settings = ONE_STEP | {"local_steps": 2, "eta_a": 0.02, "rounds": 12, "eval_every": 2, "deadline": 0.2} | reason
+    federation = Federation(tmp_path, min_clients=3, fault=Without("dora", 1, 4), **settings)
+    closing = federation.start()
+    records = federation.coordinator.folder.records("fednmap", 0)
+    assert [r["clients_measured"] for r in records][:5] == [3, 3, 3, 3, 4]
+    assert closing["rounds"] >= 8
+
+
 def test_patience_and_time_end_a_federation_too(tmp_path):
     settings = ONE_STEP | {"eval_every": 2, "measure_stationarity": False}
     assert "no progress" in Federation(tmp_path, patience=2, **settings).start()["ended"]

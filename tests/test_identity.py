@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import pytest
@@ -136,6 +136,39 @@ def test_digests_of_what_repr_cuts_short():
     other[1500] = 2
     assert described(Weighted(odds, 0.5)) != described(Weighted(other, 0.5))
     assert described(Weighted(odds, 0.5)) == described(Weighted(odds.copy(), 0.5))
+
+
+STEPS, WEIGHT = [0.1, 0.05], 2.0
+
+
+class Lazy:
+    @cached_property
+    def weight(self):
+        return 3.0
+
+
+def listed(t):
+    return STEPS[t]
+
+
+def nested(x):
+    return sum(WEIGHT * v for v in x)
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "other"), [(listed, "STEPS", [0.1, 0.01]), (nested, "WEIGHT", 1.0)], ids=["list", "nested"]
+)
+def test_what_a_function_has_from_its_module_counts(monkeypatch, value, name, other):
+    before = identity(value)
+    assert identity(value) == before
+    monkeypatch.setitem(globals(), name, other)
+    assert identity(value) != before
+
+
+def test_the_code_of_what_is_computed_once_counts(monkeypatch):
+    before = identity(Lazy())
+    monkeypatch.setattr(Lazy, "weight", cached_property(lambda self: 4.0))
+    assert identity(Lazy()) != before
 
 
 def test_what_repr_says_in_full_stays_as_it_is():

@@ -231,3 +231,14 @@ def test_a_schedule_that_a_method_cannot_follow_is_refused_before_anything_runs(
     assert "FastFedDA" in err
     assert "cannot follow a schedule" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_tells_the_round_after_which_a_run_diverged(tmp_path):
+    def after(**options):
+        with pytest.raises(Diverged) as caught:
+            run(A.FedAvg(eta_a=3.0, Q=1), heterogeneous(), rounds=600, every=100, **options)
+        return caught.value.t, str(caught.value)
+
+    alone = after()
+    assert alone[0] % 100
+    assert [after(folder=tmp_path / "run") for _ in range(2)] == [alone, alone]

@@ -25,6 +25,13 @@ def test_auto_becomes_a_number_of_the_run(tmp_path):
     assert Config.read(out / "run.toml").eval_every in (1, 2, 5, 10, 12)
 
 
+def test_no_more_rounds_are_tried_than_the_run_has(tmp_path):
+    """Beyond them a cosine has no step left."""
+    options = ["--rounds", "3", "--schedule", "cosine", "--clients", "3", "--model", "logistic", "--eval-every", "auto"]
+    ended = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "run"), "--quiet", *options])
+    assert ended.exit_code == 0, ended.output
+
+
 def test_a_method_that_diverges_at_once_is_still_reported_by_the_run(tmp_path):
     options = [
         "--algorithm",

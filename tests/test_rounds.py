@@ -228,6 +228,20 @@ def test_schedules_by_name():
     assert [StepDown(1.0, 0.5, 10)(t) for t in (0, 9, 10, 25)] == [1.0, 1.0, 0.5, 0.25]
 
 
+@pytest.mark.parametrize("schedule", [Cosine(0.1, 5), StepDown(0.1, 1e-200, 2), lambda t: 0.1 if t < 5 else math.nan])
+def test_a_schedule_that_ends_before_the_run_is_refused_at_its_start(schedule):
+    with pytest.raises(InputError, match="must be above 0 in all 9 rounds"):
+        simulate(method(), SIX, rounds=9, eta_a=schedule)
+    assert len(list(simulate(method(), SIX, rounds=4, eta_a=schedule))) == 4
+    with pytest.raises(InputError, match="in all 9 rounds"):
+        run(method(), SIX, rounds=9, after=run(method(), SIX, rounds=4, eta_a=schedule), eta_a=schedule)
+
+
+def test_a_cosine_with_a_last_step_stays_there():
+    steps = list(simulate(method(), SIX, rounds=9, eta_a=Cosine(0.01, 5, 0.001)))
+    assert len(steps) == 9
+
+
 BAD = ["", "x", "constant:1", "cosine:x", "cosine:-1", "sqrt:1", "steps", "steps:0.5", "steps:1,0.5", "steps:nan,3"]
 
 

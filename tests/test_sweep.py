@@ -10,12 +10,13 @@ import pytest
 import torch
 from small import Heard, outcome, small
 
+from fednmap.names import InputError
 from fednmap.report.progress import Lines
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.keeping import Reporter
-from fednmap.runs.sweep import Sweep
+from fednmap.runs.sweep import Sweep, varied
 from fednmap.theory.scaling import fit_speedup, plot
 
 WORDS = [
@@ -31,6 +32,21 @@ def begun(path, over="n", **given) -> Sweep:
 
 def results(sweep) -> list:
     return [outcome(part) for part in sweep.parts()]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"set": {"fednmap.Q": 5}}, "set keeps fednmap.Q"),
+        ({"set": {"fednmap.eta_a": 0.01}}, "set keeps fednmap.eta_a"),
+        ({"schedule": "cosine:0.01"}, "the last step of cosine:0.01 is the same for all Q"),
+    ],
+)
+def test_what_would_not_be_varied_is_refused(tmp_path, given, why):
+    """A sweep over q whose Q or eta_a Q is not what it says measures no speedup."""
+    with pytest.raises(InputError, match=why):
+        varied(small(**given), "q", 4)
+    assert varied(small(**given), "n", 4).clients == 4
 
 
 class Fall(Heard):

@@ -19,7 +19,7 @@ from fedlab.core.standalone import StandalonePipeline  # noqa: E402
 
 
 class Data:
-    """Every client's samples; a loader is asked for once a client and round."""
+    """Every client's samples; a loader is asked for once per client and round."""
 
     def __init__(self):
         self.samples = [tuple(map(torch.from_numpy, client(i))) for i in range(CLIENTS)]

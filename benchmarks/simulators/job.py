@@ -1,4 +1,4 @@
-"""The job that every simulator runs, in numpy alone: FedAvg, 784-64-10, 600 samples a client, 10 steps, batch 32."""
+"""The job that every simulator runs, in numpy alone: FedAvg, 784-64-10, 600 samples per client, 10 steps, batch 32."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ def client(i):
 
 
 def batches(i, t):
-    """Rows of the minibatches of client i in round t, one line a step."""
+    """Rows of the minibatches of client i in round t, one line per step."""
     return np.random.default_rng([1, i, t]).permutation(SAMPLES)[: STEPS * BATCH].reshape(STEPS, BATCH)
 
 

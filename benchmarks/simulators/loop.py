@@ -1,4 +1,4 @@
-"""FedAvg as people write it: one module, torch.optim.SGD, a state dict a client."""
+"""FedAvg as people write it: one module, torch.optim.SGD, a state dict per client."""
 
 import torch
 from job import CLASSES, CLIENTS, HIDDEN, INPUTS, RATE, batches, client, report

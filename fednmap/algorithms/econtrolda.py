@@ -20,7 +20,7 @@ from fednmap.regularizers.parameters import integer, positive
 
 @dataclass(frozen=True)
 class EControlDA(Algorithm):
-    """EControlDA solves min f(x) + phi(x) for convex f and phi with compressed uplinks, one gradient a round.
+    """EControlDA solves min f(x) + phi(x) for convex f and phi with compressed uplinks, one gradient per round.
 
     C keeps K coordinates, delta = K/p, eta = delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), 0 when K = p::
 

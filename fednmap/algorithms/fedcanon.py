@@ -20,7 +20,7 @@ from fednmap.regularizers.parameters import positive
 
 @dataclass(frozen=True)
 class FedCanon(Algorithm):
-    """FedCanon solves min f(x) + phi(x) with a single prox a round, up to a bias of order eta_a.
+    """FedCanon solves min f(x) + phi(x) with a single prox per round, up to a bias of order eta_a.
 
     This box is reconstructed from the abstract of the paper, not from its text. With c_i = h - h_i::
 

@@ -67,7 +67,7 @@ def read(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is truncated or no gzip file ({error}); {_FRESH}") from None
+        raise InputError(f"{path} is truncated or not a gzip file ({error}); {_FRESH}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_FRESH}") from None
 

@@ -276,6 +276,15 @@ class Coordinator:
         return any([stop.on_residual(size) for stop in judges])
 
     def _heard(self, record: Record) -> str | None:
+        """A reason to end here. What only some clients have measured is of another f: nothing is judged by it."""
+        if record["clients_measured"] < self.n:
+            log.warning(
+                "round %d: %d of %d clients measured, so that it is not judged whether to end",
+                record["round"],
+                record["clients_measured"],
+                self.n,
+            )
+            return None
         return heard(self.stops, lambda stop: stop.on_record(record))
 
     def _measure(self, done: int, server: State) -> Record:

@@ -1,4 +1,4 @@
-"""`flower-supernode` that looks for messages three times a second; run as a script, so that it imports Flower alone.
+"""`flower-supernode` that looks for messages three times per second; run as a script, so that it imports Flower alone.
 
 Flower 1.41 lets an idle node sleep for 3 s, which then is most of a short round.
 """

@@ -1,4 +1,4 @@
-"""The paper's experiments: one file a figure, with what the paper claims of it and the verdict."""
+"""The paper's experiments: one file per figure, with what the paper claims of it and the verdict."""
 
 from fednmap.paper import local_stepsize, mobilenet, nn, speedup_n, speedup_q, table1
 from fednmap.paper.figure import Figure

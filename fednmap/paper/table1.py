@@ -229,7 +229,7 @@ def draw(curves: list[Curve]) -> Picture:
 
 
 def closing(curves: list[Curve]) -> str:
-    """The measured exponents, one line a row of Table 1 and factor."""
+    """The measured exponents, one line per row of Table 1 and factor."""
     lines_ = ["method,problem,factor,value,error,step"]
     for row in ROWS:
         for factor in FACTORS:

@@ -15,7 +15,7 @@ from fednmap.regularizers.parameters import nonnegative, plain, wrong
 
 @dataclass(frozen=True)
 class Box(Regularizer):
-    """phi(x) = 0 where lo <= x_j <= hi for every j, else +inf; an infinite bound is no bound.
+    """phi(x) = 0 where lo <= x_j <= hi for every j, else +inf; an infinite bound is not a bound.
 
     prox(v, s) = clamp(v, lo, hi), the projection.
 
@@ -31,7 +31,7 @@ class Box(Regularizer):
     def __post_init__(self) -> None:
         for name in ("lo", "hi"):
             if plain(self, name) is None:
-                raise wrong(self, name, "a number; an infinite bound is no bound")
+                raise wrong(self, name, "a number; an infinite bound is not a bound")
         if not self.lo <= self.hi:
             raise InputError(f"Box needs lo <= hi, given lo = {self.lo} and hi = {self.hi}")
 

@@ -18,7 +18,7 @@ from fednmap.regularizers.parameters import nonnegative, weights
 
 GroupSpec = int | Tensor | Sequence[Sequence[int]]
 """How groups are given: the size of consecutive groups of equal size; a tensor with the group number of
-each coordinate, -1 for none; or the lists of coordinates, one a group."""
+each coordinate, -1 for none; or the lists of coordinates, one per group."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,7 +61,7 @@ def execute(
                 raise Interrupted
             if experiment is None or experiment.config.seed != config.seed + job.trial:
                 experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
-            folder.recognise(experiment.dataset.digest)
+            folder.recognise(experiment.digest)
             task, order = task_of(job, experiment), _Order(job, experiment.config, folder.path, threads.asked())
             finished[job] = keep(
                 task,
@@ -108,7 +108,7 @@ class Elsewhere:
         experiment, folder = self._experiment, RunFolder(order.folder, shared=True)
         if experiment is None or experiment.config != order.config:
             experiment = self._experiment = prepare(order.config)
-        folder.recognise(experiment.dataset.digest)
+        folder.recognise(experiment.digest)
         task = replace(task_of(order.job, experiment), beside=order.beside)
         return keep(task, folder, (reporter,), asked, measured=order.measured)
 
@@ -151,7 +151,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
 
 def settings(config: Config) -> dict[str, Any]:
     """What the states of a run depend on; a setting of a later version that is not used leaves no trace."""
-    fixed = {"rounds"} if config.schedule.startswith("cosine") else set()  # where they decide the steps
+    fixed = {"rounds"} if config.schedule.strip().startswith("cosine") else set()  # where they decide the steps
     return config.model_dump(mode="json", exclude=set(EXTENDABLE) - fixed, exclude_defaults=True)
 
 

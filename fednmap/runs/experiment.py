@@ -24,6 +24,8 @@ from fednmap.names import InputError
 from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Zero, parse, restrict
 from fednmap.runs.configuration import Config
+from fednmap.runs.files import digest
+from fednmap.simulation.participation import Trace, sampler_of
 from fednmap.simulation.schedules import step_of
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
@@ -124,6 +126,13 @@ class Experiment:
         with Crew() as crew:
             whole = divided(self.problem, crew, here=True)
             return self.config.measure_gamma or problem_gamma(whole, self.phi, self.problem.start)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells what the run is made from in files, the data and the trace of who takes part, from others."""
+        sampler = sampler_of(self.config.sampler, self.config.participation)
+        traced = {"trace": sampler.rounds, "data": self.dataset.digest} if isinstance(sampler, Trace) else None
+        return self.dataset.digest if traced is None else digest(traced)
 
     def algorithm(self, name: str) -> Algorithm:
         return self.methods.algorithm(name)

@@ -108,8 +108,16 @@ def _enclosed(function: FunctionType) -> list[Any]:
 
 def _globals(function: FunctionType) -> list[Any]:
     """What a function has from its module, where that decides what it gives: numbers, tensors, other functions."""
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return [v for v in named if isinstance(v, bool | int | float | str | tuple | Tensor | np.ndarray | FunctionType)]
+    named = (function.__globals__.get(name) for name in _names(function.__code__))
+    return [
+        v for v in named if isinstance(v, bool | int | float | str | tuple | list | Tensor | np.ndarray | FunctionType)
+    ]
+
+
+def _names(code: CodeType) -> list[str]:
+    """What a function's lines name, also those of functions and comprehensions inside it."""
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
 
 
 def _written(kind: type) -> dict[str, Any]:
@@ -117,6 +125,7 @@ def _written(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in vars(kind).items():
         inner = value.fget if isinstance(value, property) else value
+        inner = inner.func if isinstance(inner, cached_property) else inner
         inner = inner.__func__ if isinstance(inner, staticmethod | classmethod) else inner
         if isinstance(inner, FunctionType) or (isinstance(inner, Plain) and not name.startswith("__")):
             found[name] = inner

@@ -47,7 +47,7 @@ def _seconds(experiment: Experiment, name: str) -> tuple[float, float]:
     whole, options = divided(task.problem, crew), {key: task.options[key] for key in OPTIONS}
     times = []
     try:
-        running = simulate(task.algorithm, task.problem, rounds=TRIED, start=task.start, **options)
+        running = simulate(task.algorithm, task.problem, rounds=min(TRIED, task.rounds), start=task.start, **options)
         while True:
             began = time.perf_counter()
             last = next(running, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -50,6 +51,12 @@ class Diverged(ArithmeticError):
         self.t = t
         self.result: Any = None
 
+    @classmethod
+    def told(cls, words: str) -> Diverged:
+        """The error again, from its message as a run folder keeps it."""
+        found = re.search(r"after round (\d+)", words)
+        return cls(int(found[1]) if found else 0)
+
 
 def simulate(
     algorithm: Algorithm,
@@ -97,6 +104,7 @@ def simulate(
     for name, value in (("sampler", who), ("eta_a", eta_a)):
         if isinstance(value, type) or (name == "sampler" and not callable(value)):
             raise InputError(f"{name} is {_kind(value)}; see fednmap.simulation.{HOMES[name]} for what can be given")
+    schedules.check_end(eta_a, rounds)
     if algorithm.traits.full_participation and not everybody:
         name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")

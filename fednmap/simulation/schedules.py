@@ -89,6 +89,15 @@ def at(algorithm: Algorithm, eta_a: float | Schedule | None, t: int) -> Algorith
     return algorithm if value == step_of(algorithm) else replace(algorithm, eta_a=value)  # type: ignore[type-var]
 
 
+def check_end(eta_a: float | Schedule | None, rounds: int) -> None:
+    """Refuse a schedule that is at its end before the run is: its step of the last round is not a step."""
+    if callable(eta_a) and rounds > 0 and not 0 < eta_a(rounds - 1) < math.inf:
+        raise InputError(
+            f"eta_a is {eta_a(rounds - 1):g} in round {rounds - 1}, by {eta_a}; it must be above 0 in all {rounds} "
+            "rounds: give the schedule as many rounds as the run has, or a last step above 0"
+        )
+
+
 def _numbers(spec: str, text: str, low: int, high: int) -> list[float]:
     try:
         values = [float(word) for word in text.split(",")] if text else []
