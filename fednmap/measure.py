@@ -57,6 +57,8 @@ class Quantity(NamedTuple):
     """Also in the one line that tells how a run goes."""
     tex: str = ""
     html: str = ""
+    meaning: str = ""
+    """In a sentence, for a glossary."""
 
     @property
     def head(self) -> str:
@@ -84,7 +86,16 @@ class Quantity(NamedTuple):
 QUANTITIES = {
     q.key: q
     for q in (
-        Quantity("objective", "psi", "objective ψ(x)", digits=".4f", better=-1, log=True, brief=True),
+        Quantity(
+            "objective",
+            "psi",
+            "objective ψ(x)",
+            digits=".4f",
+            better=-1,
+            log=True,
+            brief=True,
+            meaning="f(x) + phi(x): the mean of the clients' losses on all training data, plus the regularizer.",
+        ),
         Quantity(
             "stationarity",
             "|F_nat|^2",
@@ -95,10 +106,22 @@ QUANTITIES = {
             brief=True,
             tex=r"$\|F_{nat}(x)\|^2$",
             html="|F<sub>nat</sub>(x)|²",
+            meaning="F_nat(x) = (x - prox(x - gamma grad f(x), gamma)) / gamma, squared: how far x is from being "
+            "stationary; 0 exactly where no small step improves psi. One gamma for all methods, said beside the table.",
         ),
         Quantity("loss", "loss", "loss f(x)", digits=".4f", better=-1, log=True, shown=False),
-        Quantity("zeros", "zeros", "zero weights", "%", 100, ".1f", 1, brief=True),
-        Quantity("hoyer", "Hoyer", "Hoyer sparsity", digits=".3f", better=1),
+        Quantity(
+            "zeros", "zeros", "zero weights", "%", 100, ".1f", 1, brief=True, meaning="Weights that are exactly 0."
+        ),
+        Quantity(
+            "hoyer",
+            "Hoyer",
+            "Hoyer sparsity",
+            digits=".3f",
+            better=1,
+            meaning="(sqrt(p) - |x|_1 / |x|_2) / (sqrt(p) - 1): 0 if all weights are alike, 1 for a single one; "
+            "small weights count as nearly none.",
+        ),
         Quantity("test_accuracy", "acc.", "test accuracy", "%", 100, ".1f", 1, brief=True),
         Quantity("support_precision", "precision", "support, precision", digits=".3f", better=1),
         Quantity("support_recall", "recall", "support, recall", digits=".3f", better=1),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +25,7 @@ from fednmap.runs.sweep import Sweep, is_sweep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 14
+RUNAWAY = 1e100  # a method that is lost does not set the scale
 
 
 def show(
@@ -38,22 +39,25 @@ def show(
         _show(RunFolder.open(run) if run else _newest(Path("runs")))
 
 
-def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False) -> str:
-    """A curve in one line of text, as high as its largest value.
+def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
+    """A curve in one line of text, from the least to the largest of its own values, or of those of `scale`.
 
     >>> sparkline([0, 1, 2, 3, 2, 1, 0])
     '▁▃▆█▆▃▁'
     """
-    y = np.asarray(values, dtype=float)
-    if log:
-        y = np.log10(np.where(y > 0, y, np.nan))
+    y, common = (_scaled(v, log) for v in (values, values if scale is None else scale))
     if len(y) > width:
         y = y[np.linspace(0, len(y) - 1, width).round().astype(int)]
-    finite = y[np.isfinite(y)]
+    finite = common[np.isfinite(common)]
     if not len(finite):
         return ""
     low, span = finite.min(), np.ptp(finite) or 1.0
-    return "".join(BLOCKS[round(7 * (v - low) / span)] if np.isfinite(v) else " " for v in y)
+    return "".join(BLOCKS[min(7, round(7 * (v - low) / span))] if np.isfinite(v) else " " for v in y)
+
+
+def _scaled(values: ArrayLike, log: bool) -> NDArray[np.float64]:
+    y = np.asarray(values, dtype=float)
+    return np.log10(np.where(y > 0, y, np.nan)) if log else y
 
 
 def _show(folder: RunFolder) -> None:
@@ -78,17 +82,19 @@ def _show(folder: RunFolder) -> None:
 
 
 def _sparks(series: list[Series]) -> Grid:
-    """The curves in small, a row per method."""
+    """The curves in small, a row per method, each column on one scale."""
     columns = []
     for shown in (q for q in drawn(series) if q.brief):
         log = shown.log and positive(series, shown.key)
-        cells = [_spark(one, shown.key, log) for one in series]
+        curves = [one.having(shown.key).values(shown.key).mean(0) if one.has(shown.key) else None for one in series]
+        scale = np.concatenate([y for y in curves if y is not None])
+        scale = scale[np.abs(scale) < RUNAWAY]
+        cells = [
+            "-" if y is None else sparkline(np.where(np.abs(y) < RUNAWAY, y, np.nan), log=log, scale=scale)
+            for y in curves
+        ]
         columns.append((f"{shown.label} (log)" if log else shown.label, cells))
     return Grid("along the rounds", [one.label for one in series], columns)
-
-
-def _spark(one: Series, name: str, log: bool) -> str:
-    return sparkline(one.having(name).values(name).mean(0), log=log) if one.has(name) else "-"
 
 
 def state(folder: RunFolder) -> str:

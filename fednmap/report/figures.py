@@ -41,7 +41,7 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
             if not whole.has(quantity.key):
                 continue
             one = whole.having(quantity.key)
-            line = {"color": COLORS[k % len(COLORS)], "dash": DASHES[k // len(COLORS) % len(DASHES)], "width": 1.8}
+            line = {"color": COLORS[k % len(COLORS)], "dash": DASHES[k % len(DASHES)], "width": 1.8}
             style = {"name": one.label, "legendgroup": one.label, "mode": "lines"}
             y = quantity.scale * one.values(quantity.key, points)
             x = {axis: _along(one, axis, points) for axis in _AXES}

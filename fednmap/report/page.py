@@ -40,7 +40,9 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
         ended=_ended(folders),
         weights=_weights(models),
         runs="".join(_run(folder) for folder in folders),
+        glossary=_glossary(series),
         sort=_SORT,
+        phone=_PHONE,
     )
     with clear_errors(path.parent):
         write_atomically(path, page.encode())
@@ -89,6 +91,13 @@ def _table(series: Sequence[Series]) -> str:
     return f"<table id=numbers><thead><tr><th>method</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def _glossary(series: Sequence[Series]) -> str:
+    """What the columns mean, of those that need a word."""
+    shown = [q for q in columns({s.label: s.results for s in series if s.results}) if q.meaning]
+    words = "".join(f"<dt>{escape(q.label)}</dt><dd>{escape(q.meaning)}</dd>" for q in shown)
+    return f"<details><summary>what the columns mean</summary><dl>{words}</dl></details>" if words else ""
+
+
 def _row(row: Row) -> str:
     cells = "".join(
         f"<td data-value={'' if cell.value is None else repr(cell.value)!s}{' class=best' if cell.best else ''}>"
@@ -114,11 +123,17 @@ def _weights(models: Mapping[str, Model]) -> str:
     parts = []
     zeros, first = figures.layers(models), figures.first_layer(models)
     if zeros is not None:
-        parts.append("<h2>Which weights survived</h2><p>Zeros of each layer.</p>" + _figure(zeros, "layers"))
+        parts.append(
+            "<h2>Which weights survived</h2><p>Zeros of each layer.</p>" + _scrolling(_figure(zeros, "layers"))
+        )
     if first is not None:
         explained = "First layer: the norm of the weights at each pixel, or of a filter's entries. White is zero."
-        parts.append(f"<p>{explained}</p>" + _figure(first, "first-layer"))
+        parts.append(f"<p>{explained}</p>" + _scrolling(_figure(first, "first-layer")))
     return "".join(parts)
+
+
+def _scrolling(html: str) -> str:
+    return f"<div class=wide>{html}</div>"
 
 
 def _run(folder: RunFolder) -> str:
@@ -163,6 +178,11 @@ th { cursor: pointer; user-select: none } th[aria-sort=ascending]::after { conte
 th[aria-sort=descending]::after { content: " ▼" }
 .best { font-weight: 700; color: #05603a }
 .wide { overflow-x: auto }
+dt { font-weight: 600; margin-top: .5rem } dd { margin-left: 1.2rem }
+summary { cursor: pointer }
+@media (max-width: 700px) {
+#layers, #first-layer { min-width: 620px }
+body { margin: 1rem auto } th, td { padding: .3rem .5rem } }
 pre { background: #f6f6f6; padding: .8rem; overflow-x: auto }
 </style>
 <script>$plotly</script>
@@ -174,6 +194,7 @@ $notes
 <h2>Closing numbers</h2>
 <div class=wide>$table</div>
 <p>The best of each column is bold. A click on a heading sorts. $gamma</p>
+$glossary
 $ended
 <h2>Curves</h2>
 <p>A click on a name hides or shows a method, a double click shows it alone; drag to zoom, double click to go back.</p>
@@ -181,8 +202,38 @@ $curves
 $weights
 $runs
 <script>$sort</script>
+<script>$phone</script>
 </body>
 </html>
+"""
+
+# On a narrow screen the panels stand in one column, with the legend below them.
+_PHONE = """
+const curves = document.getElementById("curves");
+const wide = JSON.parse(JSON.stringify(curves.layout));
+const panels = [...new Set(curves.data.map(line => (line.xaxis || "x").slice(1)))];
+let narrow = false;
+function arrange() {
+  if ((window.innerWidth < 700) === narrow) return;
+  narrow = !narrow;
+  const n = panels.length, change = {};
+  for (const [k, id] of panels.entries()) {
+    change["xaxis" + id + ".domain"] = narrow ? [0, 1] : wide["xaxis" + id].domain;
+    change["yaxis" + id + ".domain"] = narrow ? [1 - (k + 0.72) / n, 1 - k / n] : wide["yaxis" + id].domain;
+  }
+  const below = {orientation: "h", x: 0, y: -0.12 / n, yanchor: "top", groupclick: "togglegroup"};
+  change.legend = narrow ? below : wide.legend;
+  change.height = narrow ? 300 * n + 190 : wide.height;
+  change["margin.t"] = narrow ? 120 : wide.margin.t;
+  for (const [k, menu] of (wide.updatemenus || []).entries()) {
+    change["updatemenus[" + k + "].x"] = narrow ? 0 : menu.x;
+    change["updatemenus[" + k + "].pad.b"] = narrow ? 12 + 46 * k : menu.pad.b;
+  }
+  curves.style.height = curves.parentNode.style.height = change.height + "px";
+  Plotly.relayout(curves, change);
+}
+arrange();
+window.addEventListener("resize", arrange);
 """
 
 _SORT = """
