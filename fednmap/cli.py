@@ -14,6 +14,7 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fednmap import __version__
 from fednmap.names import FOREIGN, InputError
 
 COMMANDS = {
@@ -95,11 +96,27 @@ class Later(TyperCommand):
         return context
 
 
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        print(f"fednmap {__version__}")
+        context.exit()
+
+
 app = TyperGroup(
     name="fednmap",
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
     commands={name: Later(name, *where) for name, where in COMMANDS.items()},
     no_args_is_help=True,
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            help="The version, and exit.",
+        )
+    ],
 )
 
 
@@ -107,6 +124,8 @@ def main() -> NoReturn:
     """Run the command. What the user did wrong is one line and exit code 2; a run that ended badly, by diverging or for
     want of memory, disk or a connection, is one line and 1; a fault of ours keeps its traceback, and is 70. So does
     one of code of the user's own, package.module:Name, which is 2."""
+    if "_FEDNMAP_COMPLETE" in os.environ:  # eval "$(_FEDNMAP_COMPLETE=source_bash fednmap)"
+        import_module("typer.completion").completion_init()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
