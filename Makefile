@@ -1,18 +1,21 @@
-# Everything starts here: `make run` for a first result, `make test` for the tests.
+# Everything starts here: `make run` for a first result, `make test` for the tests, `make docs` for the site.
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow lint format clean
+.PHONY: run test test-slow docs lint format clean
 
 run: $(VENV)/.run
-	$(VENV)/bin/fednmap compare --algorithms fednmap,zhang,fedcanon,fedda,fedavg
+	$(VENV)/bin/fednmap compare --preset digits
 
 test: $(VENV)/.test
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m "not slow"
 
 test-slow: $(VENV)/.test
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m slow
+
+docs: $(VENV)/.docs
+	$(VENV)/bin/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
@@ -35,6 +38,10 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) --editable ".[all]" --group test --group lint
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.run
+	$(PIP) --editable ".[all]" --group docs
 	touch $@
 
 clean:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fednmap.runs.in_python import run
     from fednmap.simulation import Callback, Diverged, Patience, Result, Round, TimeLimit, Tolerance, simulate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Callback",
