@@ -41,6 +41,8 @@ myst_heading_anchors = 3
 autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_inherit_docstrings = False  # what an interface says is said once, on the page of core
+highlight_language = "text"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -69,7 +71,6 @@ html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "show_prev_next": False,
     "header_links_before_dropdown": 6,
-    "secondary_sidebar_items": {"index": [], "**": ["page-toc"]},
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",
 }
