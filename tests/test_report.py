@@ -439,6 +439,31 @@ def test_hovering_shows_the_numbers(browser, large):
     assert browser.execute_script(hover) == 1
 
 
+@pytest.fixture
+def phone(browser):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_on_a_phone_the_panels_stand_in_one_column_with_the_legend_below(phone, large):
+    phone.get(large.as_uri())
+    until(lambda: drawn(phone) == 50)
+    boxes = """return [...document.querySelectorAll("#curves .subplot .bglayer, #curves .nsewdrag")]
+        .map(e => e.getBoundingClientRect()).filter(b => b.width > 50).map(b => [b.left, b.top, b.bottom])"""
+    until(lambda: len({round(left) for left, _, _ in phone.execute_script(boxes)}) == 1)
+    panels = phone.execute_script(boxes)
+    assert len(panels) == 5
+    legend = phone.execute_script("return document.querySelector('#curves .legend').getBoundingClientRect().top")
+    assert legend > max(bottom for _, _, bottom in panels)
+    assert phone.execute_script("return document.documentElement.scrollWidth") <= 390
+    for part in phone.find_elements("id", "layers"):  # what follows is not covered
+        assert phone.execute_script("return arguments[0].getBoundingClientRect().top", part) > legend
+    glossary = phone.execute_script("return document.querySelector('details dl').textContent")
+    assert "exactly 0" in glossary
+
+
 def test_closing_numbers_keep_a_metric_of_ones_own():
     spent = dict.fromkeys(("train_seconds", "eval_seconds", "bytes_up", "bytes_down"), 1.0)
     found = summary({"round": 3, "objective": 1.0, "margin": 0.5, "clients_measured": 4.0, **spent})
