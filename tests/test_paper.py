@@ -57,6 +57,7 @@ def test_compare_pairs_the_trials() -> None:
     assert compare({k: 1.1 * v for k, v in a.items()}, a) == "higher"
     assert compare(a, {0: 1.3, 1: 9.0, 2: 100.0}) == "level"
     assert compare(a, {1: 9.0}) == "higher"
+    assert compare(a, {k: 1.01 * v for k, v in a.items()}) == "level"  # as sure as can be, and too small to matter
     assert ratio(a, {k: 2 * v for k, v in a.items()}) == pytest.approx(0.5)
 
 

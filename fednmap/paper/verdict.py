@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import log
+from math import log, log1p
 from statistics import mean, stdev
 from typing import Any
 
@@ -13,10 +13,14 @@ import numpy as np
 
 from fednmap.paper.trials import Curve
 
-RULE = """\
+SMALLEST = 0.02
+"""The smallest effect that counts: final values that differ by less than this share are level, whatever their spread."""
+
+RULE = f"""\
 The final value of a trial is the mean of its measurements in the last tenth of the rounds. A is lower than B if the
 mean over the trials of log(final A / final B), trial by trial, is below zero by more than its standard deviation over
-the trials; higher if above by more; else they are level. With one trial the sign decides. Ratios: geometric means."""
+the trials and by at least {100 * SMALLEST:g} %, the smallest effect that counts; higher if above by as much; else they are level.
+With one trial there is no spread. Ratios: geometric means."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def compare(a: Values, b: Values) -> str:
     """`lower`, `level` or `higher`: a against b by the rule."""
     logs = _logs(a, b)
     spread = stdev(logs) if len(logs) > 1 else 0.0
-    if abs(mean(logs)) <= spread:
+    if abs(mean(logs)) <= max(spread, log1p(SMALLEST)):
         return "level"
     return "lower" if mean(logs) < 0 else "higher"
 
