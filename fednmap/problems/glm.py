@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, take
 from fednmap.names import choose
+from fednmap.problems.curvature import by_client
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
 from fednmap.problems.finite_sum import FiniteSum, Weight
@@ -36,6 +38,7 @@ class GLM(FiniteSum):
     intercept: whether there is c; it comes after the coefficients: a regularizer on `coefficients` leaves it alone.
     weights:   of the clients in f; "samples" makes f the mean over all rows of all clients.
     sample_weights: what each row counts in its client's mean (by "samples": in f).
+    minibatches, local_steps: how samples are drawn, see `FiniteSum`.
 
     Numbers that a family estimates once for all rows, such as a scale, come last in x.
 
@@ -56,6 +59,8 @@ class GLM(FiniteSum):
         seed: int = 0,
         weights: Weights = None,
         sample_weights: RowWeights = None,
+        minibatches: str = "replacement",
+        local_steps: int | None = None,
     ) -> None:
         rows = samples(data)
         self.family = _family(family, rows.y) if isinstance(family, str) else family
@@ -66,6 +71,8 @@ class GLM(FiniteSum):
             seed=seed,
             weights=weights,
             sample_weights=sample_weights,
+            minibatches=minibatches,
+            local_steps=local_steps,
         )
         self.features = self.data.x.shape[1:].numel()
         self.intercept = intercept
@@ -146,6 +153,10 @@ class GLM(FiniteSum):
                     block[d, d] += c.sum()
         total[:, d, :, :d] = total[:, :d, :, d].permute(2, 0, 1)
         return total.reshape(outputs * (d + 1), -1)[self._places()[:, None], self._places()]
+
+    def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
+        """hessians(clients)(x): that of each client's f_i."""
+        return by_client(self, clients)
 
     def _places(self) -> Tensor:
         """Where the coordinates of x are among (output, feature or constant 1)."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import FedNMap, method
+from fednmap.algorithms import CompressedFedNMap, FedNMap, method
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
-from fednmap.core import Algorithm, Regularizer
+from fednmap.core import Algorithm, Regularizer, oracle_of
 from fednmap.data import ClientData, Dataset
 from fednmap.data.sparse import deviations, is_sparse
 from fednmap.measure import accuracy, problem_gamma, support
@@ -69,7 +69,7 @@ class Methods:
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
         if config.memory:
             common["memory"] = config.memory
-        if kind is FedNMap and config.gamma is not None:
+        if kind in (FedNMap, CompressedFedNMap) and config.gamma is not None:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
             del common["Q"]
@@ -179,7 +179,13 @@ def prepare(config: Config) -> Experiment:
             "not curvature; use batch_size = 0, or memory = 0"
         )
     problem = _problem(dataset, data, config)
-    return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+    experiment = Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+    for name in config.algorithms:
+        algorithm = experiment.algorithm(name)
+        if algorithm.traits.hessians:  # refused here, where there is no folder yet
+            algorithm.init(problem.start)
+            oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)
+    return experiment
 
 
 def dataset_of(config: Config) -> Dataset:
@@ -260,6 +266,8 @@ def _divide(dataset: Dataset, config: Config) -> ClientData:
 
 def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
     options: dict[str, Any] = {"batch_size": config.batch_size or None, "seed": config.seed}
+    if config.minibatches == "reshuffle":
+        options |= {"minibatches": config.minibatches, "local_steps": config.local_steps}
     if config.model == "least-squares":
         return LeastSquares(data, **options)
     if config.model == "logistic":
