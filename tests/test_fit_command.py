@@ -5,6 +5,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+from hospital_files import write_hospitals
 
 from fednmap.estimators import FederatedLogisticRegression
 from fednmap.tables import FederatedPreprocessor, read_sites
@@ -12,25 +13,7 @@ from fednmap.tables import FederatedPreprocessor, read_sites
 
 @pytest.fixture
 def hospitals(tmp_path):
-    """Four hospitals with words, gaps, a level that occurs at some only, an outcome and survival times."""
-    rng = np.random.default_rng(0)
-    (tmp_path / "hospitals").mkdir()
-    for k, (name, n) in enumerate({"basel": 120, "bern": 80, "chur": 60, "zug": 40}.items()):
-        age, sex = rng.normal(60 + 3 * k, 10, n), rng.choice(["f", "m"], n)
-        score = 0.05 * (age - 60) + 0.8 * (sex == "m") - 0.3
-        pressure = [None if rng.random() < 0.1 else float(v) for v in rng.normal(130, 15, n)]
-        time, censored = rng.exponential(10 * np.exp(-score)), rng.exponential(15, n)
-        columns = {
-            "age": age,
-            "sex": sex,
-            "ecg": rng.choice(["a", "b", "c"][: 2 + (k > 0)], n),
-            "pressure": pressure,
-            "outcome": np.where(rng.random(n) < 1 / (1 + np.exp(-score)), "sick", "healthy"),
-            "time": np.minimum(time, censored),
-            "event": (time <= censored).astype(int),
-        }
-        pl.DataFrame(columns).write_csv(tmp_path / "hospitals" / f"{name}.csv")
-    return tmp_path / "hospitals"
+    return write_hospitals(tmp_path / "hospitals")
 
 
 def test_a_fit_with_names_path_and_choice(command, hospitals):

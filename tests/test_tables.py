@@ -9,7 +9,7 @@ import pytest
 
 from fednmap import InputError
 from fednmap.tables import FederatedPreprocessor, read_sites, table
-from fednmap.tables.preprocessor import median
+from fednmap.tables.statistics import median
 
 
 def hospitals():
@@ -71,7 +71,7 @@ REFUSED = [
     (lambda: FederatedPreprocessor().fit(sites(age=None)), "column 'age' is missing at site 'bern', and site 'basel'"),
     (
         lambda: FederatedPreprocessor().fit(sites(age=["x", "y", "y"])),
-        "words at site 'bern' and numbers at site 'basel'",
+        "words at site 'bern' ('x', 'y') and numbers at site 'basel'",
     ),
     (lambda: FederatedPreprocessor().fit(sites(age=[None] * 3)), "column 'age' has no value at site 'bern'"),
     (lambda: FederatedPreprocessor().fit(sites(age=[1, 2, np.inf])), "column 'age' has infinity at site 'bern', row 2"),
@@ -89,7 +89,10 @@ REFUSED = [
         "column 'seen' at basel holds dates",
     ),
     (lambda: FederatedPreprocessor("mode").fit(sites()), "unknown way to impute 'mode'"),
-    (lambda: FederatedPreprocessor(max_levels=1).fit(sites()), "'sex' has 2 different words, more than max_levels = 1"),
+    (
+        lambda: FederatedPreprocessor(max_levels=1).fit(sites()),
+        "2 different words at site 'basel', more than max_levels = 1",
+    ),
     (lambda: fitted().transform({"age": [1.0], "sex": ["f"]}), "column 'ecg' is missing; the model was fitted with it"),
     (
         lambda: fitted().transform({"age": [1.0], "sex": ["f"], "ecg": ["z"]}),

@@ -16,6 +16,7 @@ from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet
 from fednmap.estimators import folder as kept
 from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
+from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.path import path as walk_path
@@ -25,8 +26,6 @@ from fednmap.estimators.survival import FederatedCoxRegression
 from fednmap.names import InputError, choose
 from fednmap.runs.files import clear_errors, json_text, write_atomically
 from fednmap.tables.table import is_words, missing
-
-RATIOS = {"logistic": "odds ratio", "cox": "hazard ratio", "poisson": "rate ratio"}
 
 
 def fit(
@@ -267,24 +266,3 @@ def _write(place: Path, made: dict[str, Any]) -> None:
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"folder: {place}", highlight=False, soft_wrap=True)
-
-
-def coefficient_rows(model: kept.FittedModel, path: Any, errors: Any) -> tuple[list[str], list[list[Any]]]:
-    """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters."""
-    head = [*(["class"] if len(model.coef) > 1 else []), "name", "coefficient"]
-    head += [RATIOS[model.family]] if model.family in RATIOS else []
-    head += ["standard error", "low", "high", "p"] if errors is not None else []
-    head += ["enters at lam"] if path is not None else []
-    rows = []
-    for k, coefs in enumerate(model.coef):
-        constant = [] if model.family == "cox" else [("(intercept)", float(model.intercept[k]))]
-        for j, (name, value) in enumerate([*zip(model.columns, map(float, coefs), strict=True), *constant]):
-            row: list[Any] = [*([model.classes[k]] if len(model.coef) > 1 else []), name, value]
-            row += [float(np.exp(value))] if model.family in RATIOS else []
-            if errors is not None:
-                row += [float(v[j]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
-            if path is not None:
-                enters = path.enters[j] if j < len(model.columns) else np.nan
-                row.append(None if np.isnan(enters) else float(enters))
-            rows.append(row)
-    return head, rows

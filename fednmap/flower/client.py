@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, Point, plan_from
-from fednmap.flower.settings import client_name, read
+from fednmap.flower.settings import Federation, client_name, read
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture
 from fednmap.simulation import schedules
@@ -24,19 +24,24 @@ from fednmap.simulation.loop import dry_run
 from fednmap.simulation.traffic import Traffic
 
 Load = Callable[[Context], LocalProblem]
+MakePlan = Callable[[Context, LocalProblem], Plan]
+ReadFederation = Callable[[Mapping[str, Any]], Federation]
 
 log = logging.getLogger("flwr")
 
 
-def client_app(load: Load) -> ClientApp:
+def client_app(load: Load, plan: MakePlan | None = None, federation: ReadFederation | None = None) -> ClientApp:
     """The app that a node runs: it computes, keeps its state on its own disk, and measures the model.
 
     load: this client's data as a LocalProblem; called once per message, because Flower starts a process for each.
+    plan, federation: for apps with settings of their own: the method, and what the federation allows. Default: as the
+          settings of `fednmap.flower.settings` say.
 
     The node's own configuration says who it is and where its state is kept:
     `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`.
     """
     app = ClientApp()
+    make_plan, allowed = plan or _plan, federation or (lambda run_config: read(run_config)[1])
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -54,9 +59,9 @@ def client_app(load: Load) -> ClientApp:
         name = _name(context)
         if order["refused"]:
             log.warning("%s: the server refused the last reply: %.200s", name, order["refused"])
-        store = Store(_state_dir(context), order["run"], name)
+        store = Store(state_dir(context), order["run"], name)
         with store.locked():
-            up = _answer(_plan(context, local), local, message.content, order, store)
+            up = _answer(make_plan(context, local), local, message.content, order, store)
         content = RecordDict(
             {
                 "up": wire.pack(up),
@@ -70,14 +75,13 @@ def client_app(load: Load) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local = load(context)
-        _, federation = read(context.run_config)
         x = wire.unpack(message.content["model"], Point(local.start)).x
         numbers: dict[str, Any] = {"samples": local.samples, "loss": local.loss(x)}
         accuracy = local.accuracy(x)
         if accuracy is not None:
             numbers["accuracy"] = accuracy
         content = RecordDict({"about": MetricRecord(numbers)})
-        if federation.measure_stationarity:
+        if allowed(context.run_config).measure_stationarity:
             content["gradient"] = wire.pack(Point(local.gradient(x)))
         return Message(content, reply_to=message)
 
@@ -123,5 +127,5 @@ def _name(context: Context) -> str:
     return client_name(context.node_config["client"])
 
 
-def _state_dir(context: Context) -> Path:
+def state_dir(context: Context) -> Path:
     return Path(str(context.node_config.get("state-dir", Path.home() / ".fednmap" / "clients"))).expanduser()

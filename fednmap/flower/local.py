@@ -19,6 +19,7 @@ class LocalProblem:
 
     problem: a LeastSquares, Logistic or Network (or another FiniteSum) of one client.
     test:    samples and labels kept back to measure accuracy on; None, or none of them, if nothing is.
+    weight:  a factor of f_i: n times this client's share where not all count the same.
 
     >>> from fednmap.problems import LeastSquares
     >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
@@ -28,6 +29,7 @@ class LocalProblem:
 
     problem: FiniteSum
     test: tuple[Tensor, Tensor] | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if self.problem.n != 1:
@@ -48,13 +50,14 @@ class LocalProblem:
     def oracle(self, client: int, t: int) -> Oracle:
         """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
         self.problem.first = client
-        return self.problem.oracle(torch.tensor(0), t)
+        g = self.problem.oracle(torch.tensor(0), t)
+        return g if self.weight == 1 else lambda x, q: self.weight * g(x, q)
 
     def loss(self, x: Tensor) -> float:
-        return float(self.problem.loss(x))
+        return self.weight * float(self.problem.loss(x))
 
     def gradient(self, x: Tensor) -> Tensor:
-        return self.problem.gradient(x)
+        return self.weight * self.problem.gradient(x)
 
     def accuracy(self, x: Tensor) -> float | None:
         """The share of test labels that x predicts; None without test samples."""

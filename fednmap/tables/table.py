@@ -116,3 +116,10 @@ def _date(name: str, at: str) -> InputError:
     return InputError(
         f"column {name!r}{at} holds dates; turn it into a number, such as days since admission, or drop the column"
     )
+
+
+def as_word(value: Any) -> str:
+    """A level or label as text: whole numbers without a point, all others with every digit."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() else repr(float(value))

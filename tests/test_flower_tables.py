@@ -1,0 +1,146 @@
+"""A fit of tables between machines is the estimator's: in one process here, between real processes where slow."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flower_grid import FakeGrid
+from hospital_files import write_hospitals
+
+from fednmap import InputError
+from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
+from fednmap.estimators import folder as kept
+from fednmap.flower import tables
+from fednmap.tables import FederatedPreprocessor, read, read_sites
+
+NAMES = ("basel", "bern", "chur", "zug")
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    return write_hospitals(tmp_path / "hospitals")
+
+
+def fit(hospitals, load=None, fault=None, **settings):
+    """The app in one process: its closing numbers and its run folder."""
+    folder = hospitals.parent
+    given = {"names": ",".join(NAMES), "run-folder": str(folder / "run"), "deadline": 5.0}
+    given |= {key.replace("_", "-"): v for key, v in settings.items()}
+    app = tables.client_app(load or (lambda context: read(hospitals / f"{context.node_config['client']}.csv")))
+    grid = FakeGrid({101 + i: name for i, name in enumerate(NAMES)}, app, given, folder / "states", fault)
+    return tables.fit(grid, *tables.read(given)), folder / "run"
+
+
+def pooled(hospitals, goals, drop, **options):
+    """All rows in one place, as the estimators take them."""
+    sites = read_sites(f"csv:{hospitals}")
+    features = {name: t.without([*goals, *drop]) for name, t in sites.items()}
+    preprocessor = FederatedPreprocessor(**options).fit(features)
+    X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+    y = np.concatenate([np.stack([t[g] for g in goals], 1) for t in sites.values()])
+    where = np.repeat(list(sites), [t.rows for t in sites.values()])
+    return X, y[:, 0] if len(goals) == 1 else y, where, list(preprocessor.get_feature_names_out())
+
+
+LOGISTIC = [
+    {"penalty": "l1", "lam": 0.01},
+    {"penalty": "none"},
+    {"penalty": "mcp", "lam": 0.02, "weights": "sites"},
+    {"penalty": "ridge", "lam": 0.1, "standardize": False, "impute": "median"},
+]
+
+
+@pytest.mark.parametrize("options", LOGISTIC, ids=lambda o: o["penalty"])
+def test_logistic_regression_is_the_estimators(hospitals, options):
+    closing, run = fit(hospitals, target="outcome", drop_columns="time,event", tol=1e-11, **options)
+    assert str(closing["ended"]).startswith("converged")
+    impute = {"impute": options.pop("impute")} if "impute" in options else {}
+    X, y, where, names = pooled(hospitals, ["outcome"], ["time", "event"], **impute)
+    alone = FederatedLogisticRegression(tol=1e-11, **options).fit(X, y.astype(str), where)
+    model = kept.load(run)
+    assert list(model.columns) == names
+    assert model.classes == ("healthy", "sick")
+    assert np.abs(model.coef - alone.coef_).max() <= 1e-8
+    assert np.abs(model.intercept - alone.intercept_).max() <= 1e-8 * max(1, np.abs(alone.intercept_).max())
+    said = model.predict(read(hospitals / "zug.csv"))
+    assert said["P(sick)"] == pytest.approx(alone.predict_proba(X[where == "zug"])[:, 1], abs=1e-8)
+
+
+FAMILIES = [
+    ({"family": "gaussian", "target": "time"}, ["event", "outcome"]),
+    ({"family": "huber", "target": "time"}, ["event", "outcome"]),
+    ({"family": "poisson", "target": "event"}, ["time", "outcome"]),
+    ({"family": "logistic", "target": "ecg"}, ["time", "event", "outcome"]),
+]
+
+
+@pytest.mark.parametrize(("settings", "drop"), FAMILIES, ids=[f"{s['family']}-{s['target']}" for s, _ in FAMILIES])
+def test_every_family_is_the_estimators(hospitals, settings, drop):
+    closing, run = fit(hospitals, **settings, drop_columns=",".join(drop), penalty="elastic-net", lam=0.02, tol=1e-10)
+    assert str(closing["ended"]).startswith("converged")
+    X, y, where, _ = pooled(hospitals, [settings["target"]], drop)
+    y = y.astype(str) if settings["family"] == "logistic" else y.astype(float)
+    alone = FederatedGLM(settings["family"], penalty="elastic-net", lam=0.02, tol=1e-10).fit(X, y, where)
+    model = kept.load(run)
+    assert np.abs(model.coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
+    assert closing["objective"] == pytest.approx(alone.objective_, abs=1e-9)
+
+
+def test_cox_is_the_estimators(hospitals):
+    _, run = fit(hospitals, family="cox", time="time", event="event", penalty="l1", drop_columns="outcome", tol=1e-11)
+    X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
+    alone = FederatedCoxRegression("l1", tol=1e-11).fit(X, y.astype(float), where)
+    assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+
+
+def test_codes_as_categories_and_groups(hospitals):
+    _, run = fit(
+        hospitals,
+        **{"target": "outcome", "drop_columns": "time", "categorical": "event"},
+        **{"penalty": "group-lasso", "lam": 0.01, "tol": 1e-10},
+    )
+    assert "event=1" in kept.load(run).columns
+    assert (run / "coefficients.csv").read_text().startswith("name,coefficient,odds ratio\n")
+
+
+def test_only_sums_leave_a_site(hospitals):
+    """No answer of a site has as many numbers as it has rows."""
+    said = []
+
+    def listen(name, message, answer):
+        reply = answer()
+        said.append(str(reply.content["answer"]["json"]) if "answer" in reply.content else "")
+        return [reply]
+
+    fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
+    assert max(text.count(",") for text in said) < 40
+
+
+REFUSED = [
+    ({"target": "result"}, "basel: there is no column 'result'"),
+    ({"target": "pressure", "family": "gaussian"}, "the target 'pressure' has no value in row"),
+    ({"target": "sex", "family": "gaussian"}, "basel: column 'sex' holds words, such as"),
+    ({"target": "outcome", "penalty": "l3"}, "unknown penalty 'l3'"),
+    ({"target": "outcome", "reg": "l1:0.1"}, "unknown setting 'reg'"),
+    ({}, "say what to predict"),
+    ({"target": "outcome", "lam": -1.0}, "lam: Input should be greater than or equal to 0, given -1.0"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refused_in_one_line(hospitals, settings, message):
+    with pytest.raises(InputError) as refused:
+        fit(hospitals, **settings)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (hospitals.parent / "run").exists()
+
+
+def test_a_column_that_one_site_lacks_is_named(hospitals):
+    def load(context):
+        found = read(hospitals / f"{context.node_config['client']}.csv")
+        return found.without(["age"]) if context.node_config["client"] == "chur" else found
+
+    with pytest.raises(InputError, match="column 'age' is missing at site 'chur', and site 'basel' has it"):
+        fit(hospitals, load=load, target="outcome", drop_columns="time,event")
