@@ -1,5 +1,10 @@
 """A fit of tables between machines is the estimator's: in one process here, between real processes where slow."""
 
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,11 +12,14 @@ pytest.importorskip("flwr")
 
 from flower_grid import FakeGrid
 from hospital_files import write_hospitals
+from public_data import needs
 
 from fednmap import InputError
 from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
 from fednmap.estimators import folder as kept
 from fednmap.flower import tables
+from fednmap.flower.launch import Launcher
+from fednmap.flower.new import write
 from fednmap.tables import FederatedPreprocessor, read, read_sites
 
 NAMES = ("basel", "bern", "chur", "zug")
@@ -47,7 +55,7 @@ LOGISTIC = [
     {"penalty": "l1", "lam": 0.01},
     {"penalty": "none"},
     {"penalty": "mcp", "lam": 0.02, "weights": "sites"},
-    {"penalty": "ridge", "lam": 0.1, "standardize": False, "impute": "median"},
+    {"penalty": "ridge", "lam": 0.1, "impute": "median"},
 ]
 
 
@@ -144,3 +152,54 @@ def test_a_column_that_one_site_lacks_is_named(hospitals):
 
     with pytest.raises(InputError, match="column 'age' is missing at site 'chur', and site 'basel' has it"):
         fit(hospitals, load=load, target="outcome", drop_columns="time,event")
+
+
+def test_the_template_has_every_setting_and_reads_as_it_is(tmp_path):
+    write(tmp_path / "my-tables", "tables")
+    settings = tomllib.loads((tmp_path / "my-tables" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    task, federation = tables.read(settings)
+    assert (task.target, task.lam, federation.min_clients) == ("outcome", 0.01, 3)
+    assert "file='$PWD/client-0.csv'" in (tmp_path / "my-tables" / "README.md").read_text()
+    with pytest.raises(InputError, match="unknown template 'table'; did you mean 'tables'"):
+        write(tmp_path / "other", "table")
+
+
+@pytest.mark.slow
+def test_the_template_between_real_processes_is_the_estimator(tmp_path):
+    """The four hospitals of the heart-disease data, each a node with a file of its own."""
+    needs("heart_disease", "processed.va.data")
+    hospitals = tmp_path / "hospitals"
+    script = Path(__file__).parents[1] / "examples" / "hospitals" / "files.py"
+    subprocess.run([sys.executable, script, hospitals], check=True)
+    write(tmp_path / "my-tables", "tables")
+    names = [path.stem for path in sorted(hospitals.iterdir())]
+    run = tmp_path / "run"
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        for name in names:
+            launcher.supernode(name, tmp_path / "states", file=str(hospitals / f"{name}.csv"))
+        settings = {"names": ",".join(names), "lam": 0.005, "tol": 1e-10, "impute": "median"}
+        process = launcher.run(
+            tmp_path / "my-tables", run_folder=str(run), drop_columns="cholesterol", **settings
+        )  # not measured in Switzerland
+        process.wait(900)
+        assert (run / "model.json").exists(), launcher.log("run")
+    X, y, where, columns = pooled(hospitals, ["outcome"], ["cholesterol"], impute="median")
+    alone = FederatedLogisticRegression("l1", 0.005, tol=1e-10).fit(X, y.astype(str), where)
+    model = kept.load(run)
+    assert list(model.columns) == columns
+    assert np.abs(model.coef - alone.coef_).max() <= 1e-8
+    assert np.abs(model.intercept - alone.intercept_).max() <= 1e-8
+    said = command("predict", run, hospitals / "va.csv").splitlines()
+    assert said[0] == "outcome,P(healthy),P(sick)"
+    assert [float(line.split(",")[2]) for line in said[1:]] == pytest.approx(
+        alone.predict_proba(X[where == "va"])[:, 1], abs=1e-8
+    )
+    for words in (["show", run], ["report", run], ["export", run]):
+        command(*words)
+
+
+def command(*words):
+    done = subprocess.run([sys.executable, "-m", "fednmap", *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
