@@ -34,10 +34,8 @@ FIRST_TABLE = {"names": FIRST["names"], "target": "outcome", "lam": 0.01, "deadl
 ALWAYS = ("min_clients", "measure_stationarity")
 """What a fit of tables does not leave open: every site, in every round, with its gradient."""
 REAL = "## Real machines"
-NODE, NODE_OF_TABLE = (
-    "--node-config \"client='client-0' ",
-    "--node-config \"client='client-0' file='$PWD/client-0.csv' ",
-)
+NODE = "--node-config \"client='client-0' "
+FILE = "file='$PWD/client-0.csv' "
 
 TEMPLATES = {"plain": "any problem: fill in `load`", "tables": "a linear model of tables, one file per site"}
 
