@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fednmap.names import InputError
+from fednmap.tables.table import as_word
 
 
 def located(path: str) -> Path:
@@ -47,3 +48,10 @@ def targets(paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], re
                 f"{path} has the label {strange[0]}, which the training file has not; give files that match"
             )
     return [torch.from_numpy(np.searchsorted(names, value)) for value in values]
+
+
+def label_names(values: npt.NDArray[np.generic], y: Tensor) -> tuple[str, ...]:
+    """What labels 0, 1, ... stand for in a file; () where y holds numbers."""
+    if y.is_floating_point():
+        return ()
+    return tuple(as_word(name) for name in np.unique(values).tolist())

@@ -18,7 +18,7 @@ from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.settings import Federation, client_name, read
 from fednmap.names import InputError
-from fednmap.runs.experiment import architecture
+from fednmap.runs.experiment import architecture, regularized
 from fednmap.simulation import schedules
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.traffic import Traffic
@@ -92,7 +92,7 @@ def _plan(context: Context, local: LocalProblem) -> Plan:
     """The method and the regularizer of the settings, for this client's model."""
     config, _ = read(context.run_config)
     torch.set_num_threads(1)  # several nodes may share this machine
-    return plan_from(config, local.start, architecture(local.problem))
+    return plan_from(config, local.start, architecture(local.problem), regularized(local.problem))
 
 
 def _answer(plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store) -> State:

@@ -50,15 +50,19 @@ class Plan:
         return Model(named, self.inputs)
 
 
-def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) -> Plan:
+def plan_from(
+    config: Config, start: Tensor, module: nn.Module | None = None, coefficients: slice | None = None
+) -> Plan:
     """The plan of whoever holds the settings, the first model and the network it belongs to, if there is one.
 
     No data is needed: |F_nat|^2 is measured with the settings' gamma, else with 1.
+
+    coefficients: of a linear model with an intercept; see `Methods.of`.
     """
     size = len(start) if module is None else sum(p.numel() for p in trained(module).values())
     if size != len(start):
         raise InputError(f"the server's network has {size} parameters, the clients' {len(start)}")
-    methods = Methods.of(config, module)
+    methods = Methods.of(config, module, coefficients)
     algorithm = methods.algorithm(config.algorithms[0])
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")

@@ -13,7 +13,7 @@ from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs.beside import Hands, Order
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import Experiment, prepare
+from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
 from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, interrupts, keep
@@ -165,7 +165,16 @@ def scheduled_step(algorithm: Algorithm, config: Config) -> Schedule | None:
 def _model(experiment: Experiment, x: Tensor) -> Model:
     problem = experiment.problem
     parameters = problem.parameters(x) if isinstance(problem, Network) else {"x": x}
-    return Model(parameters, tuple(experiment.dataset.x_train.shape[1:]))
+    data = experiment.dataset
+    scaling = tuple(tuple(part.tolist()) for part in data.scaling) if data.scaling else ((), ())
+    return Model(
+        parameters,
+        tuple(data.x_train.shape[1:]),
+        data.features,
+        data.labels,
+        regularized(problem) is not None,
+        scaling,  # type: ignore[arg-type]
+    )
 
 
 class _Order(NamedTuple):

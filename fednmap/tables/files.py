@@ -73,21 +73,28 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
     return table({name: frame[name].to_numpy() for name in names if name not in set(drop)}, path.stem)
 
 
-def _files(rest: str) -> list[Path]:
-    places = [Path(word.strip()).expanduser() for word in rest.split(",")]
+def places(words: str) -> list[Path]:
+    """The paths that are named, separated by commas; those that do not exist also inside the folder of FEDNMAP_DATA."""
+    found = [Path(word.strip()).expanduser() for word in words.split(",")]
     if root := os.environ.get("FEDNMAP_DATA"):
-        places = [place if place.exists() else Path(root) / place for place in places]
-    if len(places) == 1 and places[0].is_dir():
-        found = sorted(path for path in places[0].iterdir() if path.suffix.lower() in KINDS)
+        found = [place if place.exists() else Path(root) / place for place in found]
+    return found
+
+
+def _files(rest: str) -> list[Path]:
+    whole = Path(rest.strip()).expanduser()
+    named = [whole] if whole.is_file() else places(rest)  # a comma may belong to a name
+    if len(named) == 1 and named[0].is_dir():
+        found = sorted(path for path in named[0].iterdir() if path.suffix.lower() in KINDS and path.is_file())
         if not found:
-            raise InputError(f"{places[0]} holds no .csv or .parquet file; put one file per site there")
+            raise InputError(f"{named[0]} holds no .csv or .parquet file; put one file per site there")
         return found
-    for place in places:
+    for place in named:
         if place.is_dir():
             raise InputError(f"{place} is a folder among several names; give one folder, or files only")
         if not place.exists():
             raise InputError(f"there is no file or folder {place}; give csv:FOLDER or csv:a.csv,b.csv")
-    return places
+    return named
 
 
 def _polars() -> Any:
