@@ -156,8 +156,18 @@ def ask_all(grid: Grid, roster: Roster, federation: Federation, question: Questi
 
 def plan_of(known: Agreement) -> Plan:
     """The same on the server and at every site."""
-    method = known.method()
-    return Plan(method, method.phi, known.prepared().start, measure_gamma=known.gamma, inputs=(len(known.names),))
+    method, prepared = known.method(), known.prepared()
+    scaling = prepared.scaling
+    scale = [1 / v if v else 1.0 for v in scaling.factor.tolist()]
+    about = {"features": known.names, "labels": known.classes, "scaling": (scaling.shift.tolist(), scale)}
+    return Plan(
+        method,
+        method.phi,
+        prepared.start,
+        measure_gamma=known.gamma,
+        inputs=(len(known.names),),
+        about=about | {"intercept": prepared.intercept},
+    )
 
 
 def config_of(known: Agreement) -> Config:

@@ -17,6 +17,7 @@ from fednmap.flower.plan import Plan, plan_from
 from fednmap.flower.server import server_app
 from fednmap.flower.settings import read
 from fednmap.runs.configuration import Config
+from fednmap.runs.execution import saved_model
 from fednmap.runs.experiment import architecture, prepare, regularized
 
 
@@ -45,6 +46,8 @@ def plan(config: Config, start: Callable[[], Tensor]) -> Plan:
         measure_gamma=experiment.measure_gamma,
         inputs=tuple(experiment.dataset.x_train.shape[1:]),
         metrics=experiment.metrics(),
+        weights=None if problem.weights is None else tuple(problem.weights.tolist()),
+        about=saved_model(experiment, problem.start).about(),
     )
 
 

@@ -143,7 +143,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         config.checkpoint_every,
         settings(config),
         options,
-        lambda x: _model(experiment, x),
+        lambda x: saved_model(experiment, x),
         config.trials,
         config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
     )
@@ -162,7 +162,8 @@ def scheduled_step(algorithm: Algorithm, config: Config) -> Schedule | None:
     return schedule_of(config.schedule, schedules.step_of(algorithm), config.rounds)
 
 
-def _model(experiment: Experiment, x: Tensor) -> Model:
+def saved_model(experiment: Experiment, x: Tensor) -> Model:
+    """The model x as it is kept: by the names of parameters, columns and labels."""
     problem = experiment.problem
     parameters = problem.parameters(x) if isinstance(problem, Network) else {"x": x}
     data = experiment.dataset
