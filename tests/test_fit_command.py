@@ -82,6 +82,20 @@ def test_cox_with_errors(command, hospitals):
     assert out.startswith("hazard ratio\n")
 
 
+def test_columns_that_cannot_be_told_apart_are_named_and_the_rest_is_written(command, hospitals):
+    """Two pressures that lack in the same rows: their indicators are one column twice."""
+    for path in hospitals.iterdir():
+        frame = pl.read_csv(path).with_columns(pressure2=pl.col("pressure") * 2 + pl.col("time"))
+        frame.write_csv(path)
+    words = ("--target", "outcome", "--penalty", "none", "--drop-columns", "time,event", "--out", "run")
+    code, out, err = command("fit", "--data", f"csv:{hospitals}", *words)
+    assert code == 0
+    assert "pressure=missing and pressure2=missing are the same in every row" in err
+    assert "no standard errors: the Hessian is singular" in err
+    assert "sex=m" in out
+    assert (hospitals.parent / "run" / "model.json").exists()
+
+
 MISTAKES = [
     (["--target", "result"], "basel: there is no column 'result'; there are age, sex"),
     ([], "say what to predict: --target COLUMN, or --time and --event"),
@@ -91,6 +105,9 @@ MISTAKES = [
     (["--target", "age", "--drop-columns", "weight"], "'weight' is to be dropped, and no site has such a column"),
     (["--target", "age", "--cv", "5", "--lam", "1"], "--cv and --select choose lam; leave --lam out"),
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
+    (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),
+    (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),
+    (["--target", "outcome", "--categorical", "eec"], "'eec' is to be categorical, and no site has such a column"),
     (["--target", "pressure"], "the target 'pressure' has no value in row"),
 ]
 
