@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fednmap.algorithms import FedNMap
 from fednmap.core import Regularizer, declared
@@ -20,11 +21,12 @@ from fednmap.data.clients import ClientData
 from fednmap.estimators.engine import MEMORY, smoothness
 from fednmap.estimators.families import Family
 from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
-from fednmap.estimators.prepare import Prepared, dense
+from fednmap.estimators.prepare import LEAST, Parameters, dense
 from fednmap.estimators.sites import Floats, Sites, no_site_of_one
-from fednmap.estimators.standardise import from_moments
+from fednmap.estimators.standardise import Scaling, from_moments
 from fednmap.estimators.task import Task
 from fednmap.names import InputError
+from fednmap.regularizers import Box, Separable
 from fednmap.tables import FederatedPreprocessor, Table
 from fednmap.tables import statistics as columns
 
@@ -74,30 +76,42 @@ class Agreement:
         """What the site counts in f."""
         return self.row_weight(site) * self.rows[site]
 
-    def prepared(self, problem: Any = None) -> Prepared:
-        """The meaning of the model's vector; with a site's problem, or with none for the server."""
-        level = self.family.level
-        constants = self.family.constants(*self.y)
-        first = self.family.first(*self.y, self.outputs) if level else np.zeros(0)
-        size = self.outputs * len(self.mean)
-        return Prepared(
-            self.family,
-            problem,
-            from_moments(self.mean, self.deviation, standardize=self.task.standardize, free_level=True),
-            Sites(tuple(self.rows), np.repeat(np.arange(len(self.rows)), list(self.rows.values()))),
-            np.array([self.weight(site) for site in self.rows]),
-            self.outputs,
-            len(self.mean),
-            level,
-            len(constants),
-            self.family.unit(*self.y),
-            torch.from_numpy(np.concatenate([np.zeros(size), first, constants])),
-        )
+    @cached_property
+    def scaling(self) -> Scaling:
+        return from_moments(self.mean, self.deviation, standardize=self.task.standardize, free_level=True)
+
+    @cached_property
+    def constants(self) -> Floats:
+        """Where the numbers begin that the family estimates once for all rows."""
+        return self.family.constants(*self.y)
+
+    @property
+    def unit(self) -> float:
+        """Tolerances are relative to it."""
+        return self.family.unit(*self.y)
+
+    @property
+    def start(self) -> Tensor:
+        """Coefficients, one output after another, then the intercepts, then what the family estimates once."""
+        first = self.family.first(*self.y, self.outputs) if self.family.level else np.zeros(0)
+        return torch.from_numpy(np.concatenate([np.zeros(self._end), first, self.constants]))
+
+    def parameters(self, x: Tensor) -> Parameters:
+        """The model on the scale of the given columns."""
+        end, level = self._end, self.family.level
+        intercept = x[end : end + self.outputs].numpy() if level else np.zeros(self.outputs)
+        coef, constant = self.scaling.original(x[:end].reshape(self.outputs, -1).numpy(), intercept)
+        return Parameters(coef, constant, float(x[-1]) if len(self.constants) else None)
+
+    @property
+    def _end(self) -> int:
+        """Of the coefficients in x."""
+        return self.outputs * len(self.mean)
 
     def local(self, table: Table) -> Any:
         """f_i of a site: the mean loss of its rows, on scaled columns."""
         X = self.preprocessor.transform(self.task.features(table))
-        scaled = self.prepared().scaling.apply(X)
+        scaled = self.scaling.apply(X)
         data = ClientData(dense(scaled), dense(_targets(self.task, table, self.classes)), dense(np.array([len(X)])))
         return self.family.problem(
             data, self.outputs, intercept=self.family.level, weights=dense(np.ones(1)), sample_weights=None
@@ -109,7 +123,12 @@ class Agreement:
         groups = self.preprocessor.groups() if penalty_name(task.penalty) in GROUPED else None
         numbers = group_numbers(groups, self.names)
         on_them = regularizer(task.penalty, settled_lam(task.penalty, task.lam), task.l1_ratio, numbers, self.outputs)
-        return self.prepared().on_coefficients(on_them)
+        parts: list[tuple[slice, Regularizer]] = [(slice(0, self._end), on_them)]
+        if len(self.constants):
+            size = len(self.start)
+            least = LEAST * float(self.constants.min())
+            parts.append((slice(size - len(self.constants), size), Box(least, float("inf"))))
+        return Separable(parts)
 
     @property
     def gamma(self) -> float:
@@ -118,7 +137,7 @@ class Agreement:
 
     def method(self) -> FedNMap:
         """As `estimators.engine` has it: exact gradients, one local step, memory."""
-        memory = min(MEMORY, self.prepared().start.numel())
+        memory = min(MEMORY, len(self.start))
         return FedNMap(self.phi(), eta_a=self.task.step / self.L, eta_s=1.0, Q=1, gamma=self.gamma, memory=memory)
 
     def said(self) -> dict[str, Any]:
@@ -184,7 +203,7 @@ def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
     if ask == "curvature":
         problem = known.local(table)
         own = declared(problem).smoothness
-        return {"L": float(own() if own is not None else smoothness(problem, known.prepared().start))}
+        return {"L": float(own() if own is not None else smoothness(problem, known.start))}
     X = known.preprocessor.transform(task.features(table))
     y = _targets(task, table, known.classes)
     weight = np.full(len(X), known.row_weight(table.name))

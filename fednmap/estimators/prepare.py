@@ -56,10 +56,10 @@ class Prepared:
 
     def solve(self, phi: Regularizer, after: Fit | None, tol: float, max_rounds: int) -> Fit:
         """The minimiser of f + phi, phi on the coefficients; begun where `after` ended, a fit with another phi."""
-        whole = self.on_coefficients(phi)
+        whole = self._on_coefficients(phi)
         return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
 
-    def on_coefficients(self, phi: Regularizer) -> Regularizer:
+    def _on_coefficients(self, phi: Regularizer) -> Regularizer:
         """phi on the coefficients, the intercepts left alone, constants kept positive."""
         if isinstance(phi, Zero) and not self.constants:
             return phi

@@ -156,17 +156,16 @@ def ask_all(grid: Grid, roster: Roster, federation: Federation, question: Questi
 
 def plan_of(known: Agreement) -> Plan:
     """The same on the server and at every site."""
-    method, prepared = known.method(), known.prepared()
-    scaling = prepared.scaling
+    method, scaling = known.method(), known.scaling
     scale = [1 / v if v else 1.0 for v in scaling.factor.tolist()]
     about = {"features": known.names, "labels": known.classes, "scaling": (scaling.shift.tolist(), scale)}
     return Plan(
         method,
         method.phi,
-        prepared.start,
+        known.start,
         measure_gamma=known.gamma,
         inputs=(len(known.names),),
-        about=about | {"intercept": prepared.intercept},
+        about=about | {"intercept": known.family.level},
     )
 
 
@@ -187,7 +186,7 @@ def config_of(known: Agreement) -> Config:
         batch_size=0,
         rounds=task.max_rounds,
         eval_every=task.max_rounds,
-        tol_absolute=task.tol * known.prepared().unit,
+        tol_absolute=task.tol * known.unit,
         dtype="float64",
         measure_gamma=known.gamma,
     )
@@ -198,7 +197,7 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
     found = coordinator.folder.model(coordinator.job)
     if found is None:
         return
-    task, parameters = known.task, known.prepared().parameters(found.parameters["x"])
+    task, parameters = known.task, known.parameters(found.parameters["x"])
     model = kept.FittedModel(
         task.family,
         " and ".join(task.goals),
