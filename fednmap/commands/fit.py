@@ -254,8 +254,8 @@ def _write(place: Path, made: dict[str, Any]) -> None:
         sites = [[s["site"], s["rows"], s["weight"], s["loss"]] for s in estimator.site_report_]
         sent = [[s.column, s.kind, s.sent, s.missing] for s in made["preprocessor"].statistics_]
         summary = (
-            f"{family}, penalty {made['penalty']}, lam {'-' if lam is None else f'{lam:.4g}'}, {estimator.n_iter_} rounds, "
-            f"{estimator.bytes_sent_} bytes, objective {estimator.objective_:.6g}"
+            f"{family}, penalty {made['penalty']}, lam {'-' if lam is None else f'{lam:.4g}'}, "
+            f"{estimator.n_iter_} rounds, {estimator.bytes_sent_} bytes, objective {estimator.objective_:.6g}"
         )
         about_classes = [f"Coefficients are for {target} = {classes[1]}."] if len(classes) == 2 else []
         lines = [summary, *made["notes"], *about_classes]

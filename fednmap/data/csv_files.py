@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as reader
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ def csv(
             raise InputError(f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree")
     x = [torch.from_numpy(part[1]) for part in parts]
     y = targets(paths, [part[2] for part in parts], regression)
-    named = {"features": tuple(parts[0][0]), "labels": label_names(parts[0][2], y[0])}
+    named: dict[str, Any] = {"features": tuple(parts[0][0]), "labels": label_names(parts[0][2], y[0])}
     owners = parts[0][3]
     if owners is None:
         return replace(hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1]), **named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,9 @@ def standardized(data: Dataset, centre: bool) -> Dataset:
     mean, deviation = x.mean(0), x.std(0, correction=0)
     scale = torch.where(deviation > CONSTANT * mean.abs(), deviation, torch.ones_like(deviation))
     shift = mean if centre else torch.zeros_like(mean)
-    parts = {k: ((getattr(data, k).double() - shift) / scale).to(data.x_train) for k in ("x_train", "x_test")}
+    parts: dict[str, Any] = {
+        k: ((getattr(data, k).double() - shift) / scale).to(data.x_train) for k in ("x_train", "x_test")
+    }
     return replace(data, **parts, scaling=(shift, scale))
 
 

@@ -27,8 +27,10 @@ FIRST: dict[str, Any] = {
     "set": "",
 }
 MEANING = {"measure_gamma": "gamma of |F_nat|^2; default 1, the server has no data to estimate a better one from."}
-ELSEWHERE = ("algorithms", "clients", "partition", "test", "trials", "drop", "chunk", "checkpoint_every", "device")
-ELSEWHERE += ("intercept", "standardize", "weights")  # for `load` to decide
+ELSEWHERE = (
+    *("algorithms", "clients", "partition", "test", "trials", "drop", "chunk", "checkpoint_every", "device"),
+    *("intercept", "standardize", "weights"),  # for `load` to decide
+)
 
 
 FIRST_TABLE = {"names": FIRST["names"], "target": "outcome", "lam": 0.01, "deadline": 600.0}

@@ -241,7 +241,8 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
     def to(v: Tensor) -> Tensor:
         return v.to(device, getattr(torch, config.dtype)) if v.is_floating_point() else v.to(device)
 
-    return replace(dataset, **{k: to(getattr(dataset, k)) for k in ("x_train", "y_train", "x_test", "y_test")})
+    parts: dict[str, Any] = {k: to(getattr(dataset, k)) for k in ("x_train", "y_train", "x_test", "y_test")}
+    return replace(dataset, **parts)
 
 
 def _settled(config: Config, dataset: Dataset) -> Config:
