@@ -64,9 +64,8 @@ def standardized(data: Dataset, centre: bool) -> Dataset:
     mean, deviation = x.mean(0), x.std(0, correction=0)
     scale = torch.where(deviation > CONSTANT * mean.abs(), deviation, torch.ones_like(deviation))
     shift = mean if centre else torch.zeros_like(mean)
-    parts: dict[str, Any] = {
-        k: ((getattr(data, k).double() - shift) / scale).to(data.x_train) for k in ("x_train", "x_test")
-    }
+    named = {"x_train": data.x_train, "x_test": data.x_test}
+    parts: dict[str, Any] = {k: ((v.double() - shift) / scale).to(v) for k, v in named.items()}
     return replace(data, **parts, scaling=(shift, scale))
 
 
