@@ -96,6 +96,7 @@ def fit(
     frame = _frame(X, columns)
     if choice:
         _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
+        estimator.on_fold = lambda k, of, name: _say(quiet, f"fold {k} of {of}: {name}")
     estimator.fit(frame, y, where)
     found = None
     if choice:
@@ -107,7 +108,8 @@ def fit(
         quiet, f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB, {clock.perf_counter() - began:.1f} s"
     )
     errors = None
-    notes = [f"{a} and {b} are the same in every row: no fit can tell them apart" for a, b in _same(frame)]
+    twins = [f"{a} and {b}" for a, b in _same(frame)]
+    notes = [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
     if penalty == "none" and _has_errors(estimator, family):
         try:
             errors = estimator.inference(frame, y, where)

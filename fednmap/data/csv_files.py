@@ -13,7 +13,6 @@ import torch
 
 from fednmap.data.dataset import Dataset, hold_out
 from fednmap.data.rows import label_names, located, targets
-from fednmap.data.site_files import is_of_sites, site_files
 from fednmap.names import InputError
 
 LABELS = ("label", "target", "y")
@@ -37,6 +36,8 @@ def csv(
     A folder, or several files, csv:a.csv,b.csv: one file per client, with words and gaps as they are; see
     `fednmap.data.site_files`, also for `drop` and `categorical`.
     """
+    from fednmap.data.site_files import is_of_sites, site_files  # which need more than a help text may load
+
     if is_of_sites(path):
         if client is not None:
             raise InputError(f"{path} has one file per client; leave client={client} out")

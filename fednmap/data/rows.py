@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fednmap.names import InputError
-from fednmap.tables.table import as_word
 
 
 def located(path: str) -> Path:
@@ -54,4 +53,6 @@ def label_names(values: npt.NDArray[np.generic], y: Tensor) -> tuple[str, ...]:
     """What labels 0, 1, ... stand for in a file; () where y holds numbers."""
     if y.is_floating_point():
         return ()
+    from fednmap.tables.table import as_word
+
     return tuple(as_word(name) for name in np.unique(values).tolist())

@@ -19,7 +19,6 @@ from fednmap.core import Algorithm, Problem, Regularizer
 from fednmap.data import ClientData, Dataset
 from fednmap.data.dataset import standardized
 from fednmap.data.datasets import path_of
-from fednmap.data.site_files import is_of_sites
 from fednmap.data.sparse import deviations, is_sparse
 from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
@@ -33,6 +32,7 @@ from fednmap.simulation.schedules import step_of
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
 
+OVERSHOT = 20.0  # eta_a times a smoothness of f beyond which a run is doubtful; from 2 on steps overshoot
 UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the largest, beyond which a table is doubtful
 
 
@@ -265,7 +265,11 @@ def _settled(config: Config, dataset: Dataset) -> Config:
 def _of_sites(config: Config) -> bool:
     """Whether the data are one file per client: tables as they are, whose columns are far from 0."""
     kind, _, path = config.data.partition(":")
-    return kind == "csv" and is_of_sites(path_of(path)[0])
+    if kind != "csv":
+        return False
+    from fednmap.data.site_files import is_of_sites
+
+    return is_of_sites(path_of(path)[0])
 
 
 def _check(dataset: Dataset, config: Config) -> None:
@@ -296,10 +300,10 @@ def _check_step(dataset: Dataset, config: Config) -> None:
         return
     steep = bound * dataset.x_train.square().mean(0)
     j = int(steep.argmax())
-    if config.eta_a * float(steep[j]) > 2:
+    if config.eta_a * float(steep[j]) > OVERSHOT:
         name = dataset.features[j] if dataset.features else f"{j}"
         _warn(
-            f"column {name} of {config.data} is so large that steps of eta_a = {config.eta_a:g} overshoot; add "
+            f"column {name} of {config.data} is so large that steps of eta_a = {config.eta_a:g} overshoot far; add "
             f"--standardize, or use eta_a below {2 / float(steep[j]):.1g}"
         )
 
