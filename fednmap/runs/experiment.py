@@ -290,7 +290,8 @@ def _check(dataset: Dataset, config: Config) -> None:
                 f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "
                 "add --standardize, or no step size suits them all"
             )
-        _check_step(dataset, config)
+        else:
+            _check_step(dataset, config)
 
 
 def _check_step(dataset: Dataset, config: Config) -> None:
