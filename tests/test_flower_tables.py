@@ -203,3 +203,39 @@ def command(*words):
     done = subprocess.run([sys.executable, "-m", "fednmap", *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_server_that_was_killed_goes_on(hospitals):
+    settings = {"target": "outcome", "drop_columns": "time,event", "tol": 1e-10}
+
+    def killed(name, message, answer):
+        if "round" in message.content and message.content["round"]["t"] == 4:
+            raise KeyboardInterrupt
+        return [answer()]
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(hospitals, fault=killed, **settings)
+    run = hospitals.parent / "run"
+    assert not (run / "model.json").exists()
+    with pytest.raises(InputError, match=r"the settings differ from those of .*; keep them, or begin a new run"):
+        fit(hospitals, resume=True, **settings, lam=0.5)
+    with pytest.raises(InputError, match="exists already; choose another run-folder, or set resume = true"):
+        fit(hospitals, **settings)
+    fit(hospitals, resume=True, **settings)
+    X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
+    alone = FederatedLogisticRegression(tol=1e-10).fit(X, y.astype(str), where)
+    assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+
+
+def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
+    lost = []
+
+    def fault(name, message, answer):
+        if name == "chur" and "question" in message.content and len(lost) < 2:
+            lost.append(message)
+            return []
+        return [answer()]
+
+    closing, _ = fit(hospitals, fault=fault, target="outcome", drop_columns="time,event", deadline=0.3)
+    assert len(lost) == 2
+    assert str(closing["ended"]).startswith("converged")
