@@ -18,6 +18,7 @@ from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.settings import Federation, client_name, read
 from fednmap.names import InputError
+from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import architecture, regularized
 from fednmap.simulation import schedules
 from fednmap.simulation.loop import dry_run
@@ -25,23 +26,23 @@ from fednmap.simulation.traffic import Traffic
 
 Load = Callable[[Context], LocalProblem]
 MakePlan = Callable[[Context, LocalProblem], Plan]
-ReadFederation = Callable[[Mapping[str, Any]], Federation]
+Settings = Callable[[Mapping[str, Any]], tuple[Config, Federation]]
 
 log = logging.getLogger("flwr")
 
 
-def client_app(load: Load, plan: MakePlan | None = None, federation: ReadFederation | None = None) -> ClientApp:
+def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = read) -> ClientApp:
     """The app that a node runs: it computes, keeps its state on its own disk, and measures the model.
 
     load: this client's data as a LocalProblem; called once per message, because Flower starts a process for each.
-    plan, federation: for apps with settings of their own: the method, and what the federation allows. Default: as the
-          settings of `fednmap.flower.settings` say.
+    plan, settings: for apps with settings of their own: the method, and what their settings mean. Default: as
+          `fednmap.flower.settings` has it.
 
     The node's own configuration says who it is and where its state is kept:
     `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`.
     """
     app = ClientApp()
-    make_plan, allowed = plan or _plan, federation or (lambda run_config: read(run_config)[1])
+    make_plan = plan or _plan
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -59,7 +60,7 @@ def client_app(load: Load, plan: MakePlan | None = None, federation: ReadFederat
         name = _name(context)
         if order["refused"]:
             log.warning("%s: the server refused the last reply: %.200s", name, order["refused"])
-        store = Store(state_dir(context), order["run"], name)
+        store = Store(_state_dir(context), order["run"], name)
         with store.locked():
             up = _answer(make_plan(context, local), local, message.content, order, store)
         content = RecordDict(
@@ -75,13 +76,14 @@ def client_app(load: Load, plan: MakePlan | None = None, federation: ReadFederat
     def evaluate(message: Message, context: Context) -> Message:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local = load(context)
+        _, federation = settings(context.run_config)
         x = wire.unpack(message.content["model"], Point(local.start)).x
         numbers: dict[str, Any] = {"samples": local.samples, "loss": local.loss(x)}
         accuracy = local.accuracy(x)
         if accuracy is not None:
             numbers["accuracy"] = accuracy
         content = RecordDict({"about": MetricRecord(numbers)})
-        if allowed(context.run_config).measure_stationarity:
+        if federation.measure_stationarity:
             content["gradient"] = wire.pack(Point(local.gradient(x)))
         return Message(content, reply_to=message)
 
@@ -127,5 +129,5 @@ def _name(context: Context) -> str:
     return client_name(context.node_config["client"])
 
 
-def state_dir(context: Context) -> Path:
+def _state_dir(context: Context) -> Path:
     return Path(str(context.node_config.get("state-dir", Path.home() / ".fednmap" / "clients"))).expanduser()

@@ -57,6 +57,12 @@ def read(run_config: Mapping[str, Any]) -> tuple[Task, Federation]:
     return Task.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
 
 
+def _settings(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
+    """What the common part of the app reads; the method is the agreement's."""
+    federation = read(run_config)[1]
+    return Config.make(data="own", clients=len(federation.names), batch_size=0, dtype="float64"), federation
+
+
 def client_app(load: LoadTable) -> ClientApp:
     """The app of a site's node.
 
@@ -73,7 +79,7 @@ def client_app(load: LoadTable) -> ClientApp:
     app = plain.client_app(
         local,
         plan=lambda context, _: plan_of(_agreed(context)),
-        federation=lambda run_config: read(run_config)[1],
+        settings=_settings,
     )
 
     @app.query("tables")
@@ -253,4 +259,4 @@ def _place(context: Context) -> Path:
     task, federation = read(context.run_config)
     which = [task.model_dump(), list(federation.names), str(federation.run_folder)]
     name = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:16]
-    return plain.state_dir(context) / "agreements" / client_name(context.node_config["client"]) / f"{name}.json"
+    return plain._state_dir(context) / "agreements" / client_name(context.node_config["client"]) / f"{name}.json"
