@@ -5,6 +5,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+from hospital_files import write_hospitals
 
 from fednmap.estimators import FederatedLogisticRegression
 from fednmap.tables import FederatedPreprocessor, read_sites
@@ -12,25 +13,7 @@ from fednmap.tables import FederatedPreprocessor, read_sites
 
 @pytest.fixture
 def hospitals(tmp_path):
-    """Four hospitals with words, gaps, a level that occurs at some only, an outcome and survival times."""
-    rng = np.random.default_rng(0)
-    (tmp_path / "hospitals").mkdir()
-    for k, (name, n) in enumerate({"basel": 120, "bern": 80, "chur": 60, "zug": 40}.items()):
-        age, sex = rng.normal(60 + 3 * k, 10, n), rng.choice(["f", "m"], n)
-        score = 0.05 * (age - 60) + 0.8 * (sex == "m") - 0.3
-        pressure = [None if rng.random() < 0.1 else float(v) for v in rng.normal(130, 15, n)]
-        time, censored = rng.exponential(10 * np.exp(-score)), rng.exponential(15, n)
-        columns = {
-            "age": age,
-            "sex": sex,
-            "ecg": rng.choice(["a", "b", "c"][: 2 + (k > 0)], n),
-            "pressure": pressure,
-            "outcome": np.where(rng.random(n) < 1 / (1 + np.exp(-score)), "sick", "healthy"),
-            "time": np.minimum(time, censored),
-            "event": (time <= censored).astype(int),
-        }
-        pl.DataFrame(columns).write_csv(tmp_path / "hospitals" / f"{name}.csv")
-    return tmp_path / "hospitals"
+    return write_hospitals(tmp_path / "hospitals")
 
 
 def test_a_fit_with_names_path_and_choice(command, hospitals):
@@ -99,6 +82,20 @@ def test_cox_with_errors(command, hospitals):
     assert out.startswith("hazard ratio\n")
 
 
+def test_columns_that_cannot_be_told_apart_are_named_and_the_rest_is_written(command, hospitals):
+    """Two pressures that lack in the same rows: their indicators are one column twice."""
+    for path in hospitals.iterdir():
+        frame = pl.read_csv(path).with_columns(pressure2=pl.col("pressure") * 2 + pl.col("time"))
+        frame.write_csv(path)
+    words = ("--target", "outcome", "--penalty", "none", "--drop-columns", "time,event", "--out", "run")
+    code, out, err = command("fit", "--data", f"csv:{hospitals}", *words)
+    assert code == 0
+    assert "pressure=missing and pressure2=missing are the same in every row" in err
+    assert "no standard errors: the Hessian is singular" in err
+    assert "sex=m" in out
+    assert (hospitals.parent / "run" / "model.json").exists()
+
+
 MISTAKES = [
     (["--target", "result"], "basel: there is no column 'result'; there are age, sex"),
     ([], "say what to predict: --target COLUMN, or --time and --event"),
@@ -108,6 +105,9 @@ MISTAKES = [
     (["--target", "age", "--drop-columns", "weight"], "'weight' is to be dropped, and no site has such a column"),
     (["--target", "age", "--cv", "5", "--lam", "1"], "--cv and --select choose lam; leave --lam out"),
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
+    (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),
+    (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),
+    (["--target", "outcome", "--categorical", "eec"], "'eec' is to be categorical, and no site has such a column"),
     (["--target", "pressure"], "the target 'pressure' has no value in row"),
 ]
 

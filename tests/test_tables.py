@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from fednmap import InputError
-from fednmap.tables import FederatedPreprocessor, read_sites, table
-from fednmap.tables.preprocessor import median
+from fednmap.tables import FederatedPreprocessor, read, read_sites, table
+from fednmap.tables.statistics import median
 
 
 def hospitals():
@@ -71,7 +71,7 @@ REFUSED = [
     (lambda: FederatedPreprocessor().fit(sites(age=None)), "column 'age' is missing at site 'bern', and site 'basel'"),
     (
         lambda: FederatedPreprocessor().fit(sites(age=["x", "y", "y"])),
-        "words at site 'bern' and numbers at site 'basel'",
+        "words at site 'bern' ('x', 'y') and numbers at site 'basel'",
     ),
     (lambda: FederatedPreprocessor().fit(sites(age=[None] * 3)), "column 'age' has no value at site 'bern'"),
     (lambda: FederatedPreprocessor().fit(sites(age=[1, 2, np.inf])), "column 'age' has infinity at site 'bern', row 2"),
@@ -82,14 +82,17 @@ REFUSED = [
     ),
     (
         lambda: FederatedPreprocessor().fit(sites(seen=["2021-03-04", "2021-03-05", None])),
-        "column 'seen' at basel holds dates; turn it into a number, such as days",
+        "column 'seen' at basel holds dates or times; turn it into a number, such as days",
     ),
     (
         lambda: FederatedPreprocessor().fit(sites(seen=[datetime.date(2021, 3, k) for k in (1, 2, 2)])),
         "column 'seen' at basel holds dates",
     ),
     (lambda: FederatedPreprocessor("mode").fit(sites()), "unknown way to impute 'mode'"),
-    (lambda: FederatedPreprocessor(max_levels=1).fit(sites()), "'sex' has 2 different words, more than max_levels = 1"),
+    (
+        lambda: FederatedPreprocessor(max_levels=1).fit(sites()),
+        "2 different words at site 'basel', more than max_levels = 1",
+    ),
     (lambda: fitted().transform({"age": [1.0], "sex": ["f"]}), "column 'ecg' is missing; the model was fitted with it"),
     (
         lambda: fitted().transform({"age": [1.0], "sex": ["f"], "ecg": ["z"]}),
@@ -108,6 +111,110 @@ def test_refused_in_one_line(attempt, message):
     with pytest.raises(InputError) as refused:
         attempt()
     assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_level_called_missing_is_a_gap():
+    said = {"basel": {"sex": ["f", "missing", None]}, "bern": {"sex": ["m", "f", "missing"]}}
+    fitted = FederatedPreprocessor().fit(said)
+    assert list(fitted.get_feature_names_out()) == ["sex=m", "sex=missing"]
+    assert fitted.transform(said["basel"]).tolist() == [[0, 0], [0, 1], [0, 1]]
+    assert fitted.statistics_[0].missing == 3
+
+
+def test_columns_that_would_get_one_name_are_refused():
+    with pytest.raises(InputError, match="columns 'a' and 'a=b' would both become 'a=b=c'"):
+        FederatedPreprocessor().fit({"x": {"a": ["a", "b=c", "a"], "a=b": ["b", "c", "c"]}})
+
+
+def test_the_median_fills_gaps_that_only_new_rows_have():
+    fitted = FederatedPreprocessor("median").fit({"a": {"v": [1.0, 2.0, 3.0]}, "b": {"v": [2.0, 100.0]}})
+    assert fitted.transform({"v": [None]})[0, 0] == pytest.approx(2.0)
+
+
+def test_pandas_na_is_a_gap():
+    frame = pd.DataFrame({"v": pd.Series([1, pd.NA, 3], dtype=object), "w": pd.Series(["a", pd.NA, "b"], dtype=object)})
+    found = table(frame)
+    assert np.isnan(found["v"][1])
+    assert found["w"][1] is None
+
+
+def test_codes_at_one_site_and_words_at_another():
+    """Numbers that are codes are levels where the column is said to be categorical: 1 and 1.0 are the same."""
+    said = {"a": {"ecg": [1.0, 2.0, 1.0]}, "b": {"ecg": ["1", "unknown", "2", "1"]}}
+    fitted = FederatedPreprocessor(categorical=["ecg"]).fit(said)
+    assert list(fitted.get_feature_names_out()) == ["ecg=2", "ecg=unknown"]
+    assert fitted.transform({"ecg": [2]}).tolist() == [[1, 0]]
+    with pytest.raises(InputError, match="name it among the categorical columns"):
+        FederatedPreprocessor().fit(said)
+    with pytest.raises(InputError, match="'eeg' is to be categorical, and no site has such a column"):
+        FederatedPreprocessor(categorical=["eeg"]).fit(said | {"b": {"ecg": [1.0, 2.0, 2.0]}})
+
+
+DATES = ["2021-03-04", "2021/03/04", "4.3.2021", "04-03-2021", "03/04/21 10:30", "12:30", "4 Mar 2021", "Mar 4, 2021"]
+
+
+@pytest.mark.parametrize("word", DATES)
+def test_dates_are_refused(word):
+    with pytest.raises(InputError, match="column 'seen' holds dates or times; turn it into a number"):
+        table({"seen": [word, word, word, word, "unknown"]})
+
+
+@pytest.mark.parametrize("name", ["PatientID", "patient_no", "Subject", "Unnamed: 0", "case.number", "id"])
+def test_identifiers_are_refused_by_their_name(name):
+    with pytest.raises(InputError, match=r"looks like an identifier .* drop the column"):
+        FederatedPreprocessor().fit({"a": {name: [17, 3, 5]}})
+
+
+def test_numbers_that_count_the_rows_are_refused():
+    with pytest.raises(InputError, match="column 'k' looks like an identifier"):
+        FederatedPreprocessor().fit({"a": {"k": list(range(1, 31))}})
+
+
+WRITTEN = {
+    "crlf": b"age,sex\r\n50,f\r\n60,m\r\n",
+    "bom": b"\xef\xbb\xbfage,sex\n50,f\n60,m\n",
+    "semicolons": b"age;sex\n50,0;f\n60;m\n",
+    "tabs": b"age\tsex\n50\tf\n60\tm\n",
+    "quotes": b'"age","sex"\n"50","f"\n"60","m"\n',
+    "spaces": b" age , sex\n50,f \n60, m\n",
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_the_same_table_however_it_is_written(tmp_path, how):
+    (tmp_path / "site.csv").write_bytes(WRITTEN[how])
+    found = read(tmp_path / "site.csv")
+    assert found["age"].tolist() == [50, 60]
+    assert found["sex"].tolist() == ["f", "m"]
+
+
+def test_commas_in_quotes_belong_to_the_word(tmp_path):
+    (tmp_path / "site.csv").write_text('kind,"age, years"\n"a, b",3\nc,4\n')
+    found = read(tmp_path / "site.csv")
+    assert found["kind"].tolist() == ["a, b", "c"]
+    assert found["age, years"].tolist() == [3, 4]
+
+
+UNREADABLE = {
+    "empty": (b"", "is empty, or its first line is; it must name the columns"),
+    "header only": (b"age,sex\n", "has no rows"),
+    "latin-1": ("größe,sex\n1,f\n".encode("latin-1"), "is not in UTF-8; save it as CSV UTF-8"),
+    "no header": (b"50,1\n60,0\n", "begins with numbers (50, ...); its first line must name the columns"),
+    "one name twice": (b"a, a\n1,2\n", "has two columns called 'a'; names must differ"),
+    "an index": (b",a\n0,2\n", "column 1 has no name; name it, or write the file without an index"),
+    "too many cells": (b"a,b\n1,2\n1,2,3\n", "cannot be read as a table"),
+}
+
+
+@pytest.mark.parametrize("why", UNREADABLE)
+def test_files_that_are_not_tables(tmp_path, why):
+    written, message = UNREADABLE[why]
+    (tmp_path / "site.csv").write_bytes(written)
+    with pytest.raises(InputError) as refused:
+        read(tmp_path / "site.csv")
+    assert message in str(refused.value)
+    assert "site.csv" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

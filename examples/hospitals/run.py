@@ -1,111 +1,118 @@
-"""Four hospitals train one sparse model: which risk factors survive, and is it worth taking part?"""
+"""Four hospitals fit one sparse model: which risk factors survive, and is it worth taking part?"""
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import torch
+import numpy as np
+from files import write as write_files
 from rich.console import Console
 from rich.table import Table
 
-from fednmap import simulate
-from fednmap.measure import accuracy
-from fednmap.problems import Logistic
-from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import prepare
-from fednmap.runs.folder import Job, RunFolder
+from fednmap.estimators import FederatedLogisticRegression
+from fednmap.estimators import folder as kept
+from fednmap.flower.launch import Launcher
+from fednmap.flower.new import write as write_app
+from fednmap.tables import read
 
-HOSPITALS = ("Cleveland", "Hungary", "Switzerland", "Long Beach")
-FACTORS = (
-    "age",
-    "male",
-    "blood pressure at rest",
-    "cholesterol",
-    "blood sugar above 120 mg/dl",
-    "highest heart rate",
-    "pain under exercise",
-    "ST depression under exercise",
-    "chest pain: atypical angina",
-    "chest pain: not anginal",
-    "chest pain: none",
-    "ECG at rest: ST-T abnormal",
-    "ECG at rest: thick left ventricle",
-)
-REGULARIZERS = {"elastic net": "elastic-net:0.02,0.01", "MCP": "mcp:0.03,3"}
-COMMON = {"data": "heart-disease", "model": "logistic", "batch_size": 0, "eta_a": 0.2, "local_steps": 5, "gamma": 1.0}
+PENALTIES = {"lasso": {"penalty": "l1", "lam": 0.02}, "MCP": {"penalty": "mcp", "lam": 0.03}}
+UNMEASURED = "cholesterol"  # in Switzerland; a column that a site lacks must be left out by all
+TOL = 1e-10
 
 
-def federated(reg, rounds, folder):
-    """Trained by four nodes; each reads the public files and trains on the rows of its own hospital alone."""
-    options = COMMON | {"reg": reg, "rounds": rounds, "eval_every": rounds, "out": folder}
-    words = [word for k, v in options.items() for word in (f"--{k.replace('_', '-')}", str(v))]
-    command = [sys.executable, "-m", "fednmap", "flower", "up", "--clients", "4", *words, "--json"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return RunFolder.open(folder).model(Job("fednmap", 0)).parameters["x"]
+def hospitals(out):
+    """HOSPITAL.csv to fit to, and new/HOSPITAL.csv with every fifth patient, kept back; their names."""
+    for folder in ("tables", "new"):
+        (out / folder).mkdir(parents=True)
+    names = []
+    for path in write_files(out / "all"):
+        head, *lines = path.read_text().splitlines()
+        for folder, chosen in (("tables", lambda k: k % 5 != 4), ("new", lambda k: k % 5 == 4)):
+            rows = [line for k, line in enumerate(lines) if chosen(k)]
+            (out / folder / path.name).write_text("\n".join([head, *rows]) + "\n")
+        names.append(path.stem)
+    return names
 
 
-def trained(problem, experiment):
-    """The same method on other data, in this process, until it no longer moves."""
-    algorithm = experiment.algorithm("fednmap")
-    *_, last = simulate(algorithm, problem, rounds=2000, start=experiment.start(algorithm))
-    return algorithm.model(last.server)
+def federated(names, out):
+    """Fitted by four nodes, each with the file of its own hospital; the models by penalty."""
+    write_app(out / "hospitals-app", "tables")
+    models = {}
+    with Launcher(out / "flower") as launcher:
+        launcher.superlink()
+        for name in names:
+            launcher.supernode(name, out / "states", file=str((out / "tables" / f"{name}.csv").resolve()))
+        for title, penalty in PENALTIES.items():
+            run = (out / title).resolve()
+            common = {"names": ",".join(names), "run_folder": str(run), "drop_columns": UNMEASURED, "tol": TOL}
+            launcher.run(out / "hospitals-app", **common, **penalty).wait()
+            if not (run / kept.MODEL).exists():
+                raise SystemExit(f"the run did not finish:\n{launcher.log('run')[-2000:]}")
+            models[title] = kept.load(run)
+    return models
+
+
+def rows(model, names, out, folder):
+    """Columns and labels of every hospital, as the model takes them."""
+    found = {}
+    for name in names:
+        table = read(out / folder / f"{name}.csv", [UNMEASURED])
+        found[name] = model.preprocessor.transform(table.without(["outcome"])), np.array(list(table["outcome"]))
+    return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--out", type=Path, default=None, help="where the run folders go")
+    parser.add_argument("--out", type=Path, default=None, help="where tables and run folders go")
     given = parser.parse_args()
-    out = given.out or Path(tempfile.mkdtemp(prefix="hospitals-"))
+    out = given.out or Path(tempfile.mkdtemp(prefix="hospitals-")) / "out"
     console, summary = Console(), {}
-    for name, reg in REGULARIZERS.items():
-        experiment = prepare(Config.make(**COMMON, reg=reg, clients=4))
-        data, problem = experiment.dataset, experiment.problem
-        pooled = Logistic([(data.x_train, data.y_train)], classes=2)
-        models = {
-            "federated": federated(reg, given.rounds, out / name.replace(" ", "-")),
-            "pooled data": trained(pooled, experiment),
-        }
-        alone = [trained(problem.alone(i), experiment) for i in range(4)]
-        console.print(factors(name, models))
-        table, numbers = accuracies(name, data, problem, models, alone)
+    names = hospitals(out)
+    for title, model in federated(names, out).items():
+        train, new = (rows(model, names, out, folder) for folder in ("tables", "new"))
+        X, y = (np.concatenate(parts) for parts in zip(*train.values(), strict=True))
+        where = np.repeat(names, [len(labels) for _, labels in train.values()])
+        fits = {"pooled": FederatedLogisticRegression(tol=TOL, **PENALTIES[title]).fit(X, y, where)}
+        for name, (own, labels) in train.items():
+            fits[name] = FederatedLogisticRegression(tol=1e-6, **PENALTIES[title]).fit(own, labels)
+        gap = float(np.abs(model.coef - fits["pooled"].coef_).max())
+        console.print(factors(title, model))
+        console.print(f"largest difference to the fit of all rows in one place: {gap:.1e}", highlight=False)
+        table, numbers = accuracies(title, model, fits, new)
         console.print(table)
-        survivors = [f for f, v in zip(FACTORS, models["federated"], strict=True) if v != 0]
-        summary[name] = {"survive": survivors, "accuracy": numbers}
+        survivors = [name for name, value in zip(model.columns, model.coef[0], strict=True) if value]
+        summary[title] = {"survive": survivors, "gap": gap, "accuracy": numbers}
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
-    console.print(f"run folders: {out}", highlight=False, soft_wrap=True)
+    console.print(f"tables and run folders: {out}", highlight=False, soft_wrap=True)
+    console.print(f"predict new patients: fednmap predict {out}/MCP {out}/new/va.csv", highlight=False, soft_wrap=True)
 
 
-def factors(name, models):
-    """Coefficients on standardised features; zero ones have not survived."""
-    table = Table("risk factor", *models, title=f"{name}: risk factors that survive")
-    order = models["federated"].abs().argsort(descending=True)
-    for j in order.tolist():
-        if any(float(x[j]) for x in models.values()):
-            table.add_row(FACTORS[j], *(f"{float(x[j]):+.2f}" if x[j] else "-" for x in models.values()))
+def factors(title, model):
+    """Odds ratios of what has survived, for the columns as they are in the tables."""
+    table = Table("risk factor", "coefficient", "odds ratio", title=f"{title}: risk factors that survive")
+    for name, value in zip(model.columns, model.coef[0].tolist(), strict=True):
+        if value:
+            table.add_row(name, f"{value:+.3f}", f"{np.exp(value):.2f}")
     return table
 
 
-def accuracies(name, data, problem, models, alone):
+def accuracies(title, model, fits, new):
     """On patients kept back, for each hospital and for all of them."""
     numbers = {}
-    for i, hospital in enumerate([*HOSPITALS, "all patients"]):
-        mine = data.test_clients == i if i < 4 else torch.ones(len(data.y_test), dtype=torch.bool)
-        samples, labels = data.x_test[mine], data.y_test[mine]
-        row = {label: accuracy(problem.predict(x, samples), labels) for label, x in models.items()}
-        if i < 4:
-            row["alone"] = accuracy(problem.predict(alone[i], samples), labels)
-        else:  # every hospital uses its own model
-            said = [problem.predict(x, data.x_test) for x in alone]
-            own = torch.stack(said).gather(0, data.test_clients.long().unsqueeze(0)).squeeze(0)
-            row["alone"] = accuracy(own, labels)
-        numbers[hospital] = row | {"patients": int(mine.sum())}
-    table = Table("hospital", "patients", *models, "alone", title=f"{name}: accuracy on patients kept back")
-    for hospital, row in numbers.items():
-        table.add_row(hospital, str(row["patients"]), *(f"{100 * row[k]:.0f} %" for k in [*models, "alone"]))
+    for name, (X, labels) in new.items():
+        said = np.array(model.classes)[(X @ model.coef[0] + model.intercept[0] > 0).astype(int)]
+        numbers[name] = {
+            "patients": len(labels),
+            "together": float((said == labels).mean()),
+            "alone": float((fits[name].predict(X) == labels).mean()),
+        }
+    total = sum(row["patients"] for row in numbers.values())
+    means = {key: sum(row[key] * row["patients"] for row in numbers.values()) / total for key in ("together", "alone")}
+    numbers["all patients"] = {"patients": total, **means}
+    table = Table("hospital", "patients", "together", "alone", title=f"{title}: accuracy on patients kept back")
+    for name, row in numbers.items():
+        table.add_row(name, str(row["patients"]), *(f"{100 * row[key]:.0f} %" for key in ("together", "alone")))
     return table, numbers
 
 

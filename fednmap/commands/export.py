@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -43,6 +43,7 @@ def export(
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
     module, example = trained(folder, method, trial, trust_code)
+    about = names(folder, Job(method, trial), folded=example is not None)
     if example is None and format == "onnx":
         raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
@@ -51,9 +52,9 @@ def export(
         module = pruned(module)
     path = out or folder.path / f"{Job(method, trial)}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
     with clear_errors(path):
-        report = write(module, path, format, example=example, compress=compress)
+        report = write(module, path, format, example=example, compress=compress, about=about)
     if json:
-        print(json_text(asdict(report) | {"path": str(path), "parameters_before": before}))
+        print(json_text(asdict(report) | {"path": str(path), "parameters_before": before} | about))
         return
     print(report)
     if prune and not smaller:
@@ -75,12 +76,27 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
     if folder.made_in_python() or folder.about().data == "own":
         return holding(saved.parameters), None
     config = folder.config(trust=trust)
-    problem = prepare(config.model_copy(update={"seed": config.seed + trial})).problem
+    experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
+    problem, scaling = experiment.problem, experiment.dataset.scaling
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
     if x.numel() != problem.dim:
         raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")
     few = take(problem.data.x, slice(0, 2))
-    return as_module(problem, x.to(problem.data.x.device)), few.to_dense() if is_sparse(few) else few
+    module = as_module(problem, x.to(problem.data.x.device))
+    if scaling is not None and not isinstance(problem, Network):
+        on_given_columns(module, *scaling)
+    return module, few.to_dense() if is_sparse(few) else few
+
+
+def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:
+    """The names of columns and labels, for the file; and how columns were standardised, where the model is not told."""
+    saved = folder.model(job)
+    if saved is None or not (saved.features or saved.labels):
+        return {}
+    found: dict[str, Any] = {"features": list(saved.features), "labels": list(saved.labels)}
+    if saved.scaling[0] and not (folded and list(saved.parameters) == ["x"]):
+        found |= {"shift": list(saved.scaling[0]), "scale": list(saved.scaling[1])}
+    return found
 
 
 def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -99,6 +115,15 @@ def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
             place = place.get_submodule(part)
         place.register_parameter(last, nn.Parameter(v, requires_grad=False))
     return root
+
+
+def on_given_columns(module: nn.Module, shift: Tensor, scale: Tensor) -> None:
+    """Make the linear layer of a model of standardised columns one of the columns as they were given."""
+    layer = next(part for part in module if isinstance(part, nn.Linear))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        layer.weight.div_(scale.to(layer.weight))
+        if layer.bias is not None:
+            layer.bias.sub_(layer.weight @ shift.to(layer.weight))
 
 
 def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:

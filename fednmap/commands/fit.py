@@ -16,17 +16,19 @@ from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet
 from fednmap.estimators import folder as kept
 from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
+from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.path import path as walk_path
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
+from fednmap.estimators.task import check_goals, complete, labels, listed, numbers
 from fednmap.names import InputError, choose
 from fednmap.runs.files import clear_errors, json_text, write_atomically
-from fednmap.tables.table import is_words, missing
+from fednmap.tables.table import is_words
 
-RATIOS = {"logistic": "odds ratio", "cox": "hazard ratio", "poisson": "rate ratio"}
+MANY_CLASSES = 50
 
 
 def fit(
@@ -49,6 +51,9 @@ def fit(
     time: Annotated[str | None, typer.Option(help="Cox: the column of times.")] = None,
     event: Annotated[str | None, typer.Option(help="Cox: the column of events, 1 or 0.")] = None,
     drop_columns: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
+    categorical: Annotated[
+        str | None, typer.Option(help="Columns whose numbers are codes, separated by commas.")
+    ] = None,
     l1_ratio: Annotated[float, typer.Option(help="The share of l1 in elastic-net and sparse-group-lasso.")] = 0.5,
     impute: Annotated[str, typer.Option(help="What fills a gap in a number: mean or median.")] = "mean",
     standardize: Annotated[bool, typer.Option(help="Penalise coefficients of standardised columns.")] = True,
@@ -62,12 +67,11 @@ def fit(
 ) -> None:
     """Fit a linear model to tables, one file per site: one model for all, and no row leaves its site."""
     began, place = clock.perf_counter(), _place(out)
-    dropped = [name.strip() for name in (drop_columns or "").split(",") if name.strip()]
-    sites = tables.read_sites(data, dropped)
+    sites = tables.read_sites(data, listed(drop_columns))
     choice = _choice(cv, select, lam, penalty)
     y, family, goals = _targets(sites, target, family, time, event)
     features = {name: t.without(goals) for name, t in sites.items()}
-    preprocessor = tables.FederatedPreprocessor(impute).fit(features)
+    preprocessor = tables.FederatedPreprocessor(impute, categorical=listed(categorical)).fit(features)
     columns = [str(name) for name in preprocessor.get_feature_names_out()]
     X = np.concatenate([preprocessor.transform(t) for t in features.values()])
     where = np.concatenate([np.full(t.rows, name, object) for name, t in features.items()])
@@ -92,6 +96,7 @@ def fit(
     frame = _frame(X, columns)
     if choice:
         _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
+        estimator.on_fold = lambda k, of, name: _say(quiet, f"fold {k} of {of}: {name}")
     estimator.fit(frame, y, where)
     found = None
     if choice:
@@ -102,7 +107,16 @@ def fit(
     _say(
         quiet, f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB, {clock.perf_counter() - began:.1f} s"
     )
-    errors = estimator.inference(frame, y, where) if penalty == "none" and _has_errors(estimator, family) else None
+    errors = None
+    twins = [f"{a} and {b}" for a, b in _same(frame)]
+    notes = [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
+    if penalty == "none" and _has_errors(estimator, family):
+        try:
+            errors = estimator.inference(frame, y, where)
+        except InputError as error:
+            notes.append(f"no standard errors: {error}")
+    for note in notes:
+        _say(False, f"fednmap: warning: {note}")
     _write(place, locals())
 
 
@@ -125,43 +139,33 @@ def _targets(
     sites: dict[str, tables.Table], target: str | None, family: str | None, time: str | None, event: str | None
 ) -> tuple[Any, str, list[str]]:
     """y of all rows, the family, and the columns that y is made of."""
-    if (time is None) != (event is None):
-        raise InputError("a Cox model needs both --time and --event")
+    check_goals(family, target, time, event)
     if time is not None and event is not None:
-        if target is not None or family not in (None, "cox"):
-            raise InputError("--time and --event are for --family cox, without --target")
-        pairs = [np.stack([_numbers(t, name) for name in (time, event)], 1) for t in sites.values()]
+        pairs = [np.stack([numbers(t, name) for name in (time, event)], 1) for t in sites.values()]
         return np.concatenate(pairs), "cox", [time, event]
-    if target is None:
-        raise InputError("say what to predict: --target COLUMN, or --time and --event for a Cox model")
-    if family == "cox":
-        raise InputError("--family cox needs --time and --event instead of --target")
-    parts = [t[target] for t in sites.values()]
-    for t, values in zip(sites.values(), parts, strict=True):
-        if bool(missing(values).any()):
-            row = int(missing(values).argmax())
-            raise InputError(f"{t.where}the target {target!r} has no value in row {row}; leave the row out")
-    words = [is_words(values) for values in parts]
-    if len(set(words)) > 1:
-        raise InputError(f"the target {target!r} holds words at one site and numbers at another; use one kind")
-    y = np.concatenate(parts)
+    assert target is not None  # checked above
+    parts = {t.name: complete(t, target) for t in sites.values()}
+    words = [name for name, values in parts.items() if is_words(values)]
+    if words and len(words) < len(parts):
+        other = next(name for name in parts if name not in words)
+        raise InputError(
+            f"the target {target!r} holds words at site {words[0]!r} and numbers at site {other!r}; use one kind"
+        )
+    y = np.concatenate(list(parts.values()))
     if family is None:
-        family = "logistic" if words[0] or len(np.unique(y)) == 2 else "gaussian"
+        family = "logistic" if words or len(np.unique(y)) == 2 else "gaussian"
     choose("family", family, FAMILIES)
-    if words[0] and family != "logistic":
+    if words and family != "logistic":
         raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
     if family == "logistic":
-        y = np.array([tables.as_word(v) for v in y], object).astype(str)
+        y = np.concatenate([labels(t, target) for t in sites.values()]).astype(str)
+        most = len(np.unique(y))
+        if most > MANY_CLASSES:
+            raise InputError(
+                f"the target {target!r} has {most} different values; logistic tells classes apart, for numbers use "
+                "--family gaussian"
+            )
     return y, family, [target]
-
-
-def _numbers(t: tables.Table, name: str) -> Any:
-    values = t[name]
-    if is_words(values):
-        raise InputError(f"{t.where}column {name!r} holds words; times and events are numbers")
-    if bool(np.isnan(values).any()):
-        raise InputError(f"{t.where}column {name!r} has no value in row {int(np.isnan(values).argmax())}")
-    return values
 
 
 def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
@@ -186,8 +190,21 @@ def _frame(X: Any, columns: list[str]) -> Any:
     return polars.DataFrame({name: X[:, j] for j, name in enumerate(columns)})
 
 
+def _same(frame: Any) -> list[tuple[str, str]]:
+    """Columns that are the same in every row, with the first that they are the same as."""
+    seen: dict[bytes, str] = {}
+    twins = []
+    for name in frame.columns:
+        first = seen.setdefault(frame[name].to_numpy().tobytes(), name)
+        if first != name:
+            twins.append((first, name))
+    return twins
+
+
 def _place(out: Path | None) -> Path:
     place = out or Path("runs") / clock.strftime("%Y%m%d-%H%M%S-fit")
+    if place.exists() and not place.is_dir():
+        raise InputError(f"{place} is a file; name a folder with --out")
     if place.exists() and any(place.iterdir()):
         raise InputError(f"{place} exists already; choose another folder with --out")
     return place
@@ -239,10 +256,11 @@ def _write(place: Path, made: dict[str, Any]) -> None:
         sites = [[s["site"], s["rows"], s["weight"], s["loss"]] for s in estimator.site_report_]
         sent = [[s.column, s.kind, s.sent, s.missing] for s in made["preprocessor"].statistics_]
         summary = (
-            f"{family}, penalty {made['penalty']}, lam {lam if lam is not None else '-'}, {estimator.n_iter_} rounds, "
-            f"{estimator.bytes_sent_} bytes, objective {estimator.objective_:.6g}"
+            f"{family}, penalty {made['penalty']}, lam {'-' if lam is None else f'{lam:.4g}'}, "
+            f"{estimator.n_iter_} rounds, {estimator.bytes_sent_} bytes, objective {estimator.objective_:.6g}"
         )
-        lines = [summary, *([f"Coefficients are for {target} = {classes[1]}."] if len(classes) == 2 else [])]
+        about_classes = [f"Coefficients are for {target} = {classes[1]}."] if len(classes) == 2 else []
+        lines = [summary, *made["notes"], *about_classes]
         text = kept.page(
             f"{target}: {len(sites)} sites",
             lines,
@@ -267,24 +285,3 @@ def _write(place: Path, made: dict[str, Any]) -> None:
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"folder: {place}", highlight=False, soft_wrap=True)
-
-
-def coefficient_rows(model: kept.FittedModel, path: Any, errors: Any) -> tuple[list[str], list[list[Any]]]:
-    """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters."""
-    head = [*(["class"] if len(model.coef) > 1 else []), "name", "coefficient"]
-    head += [RATIOS[model.family]] if model.family in RATIOS else []
-    head += ["standard error", "low", "high", "p"] if errors is not None else []
-    head += ["enters at lam"] if path is not None else []
-    rows = []
-    for k, coefs in enumerate(model.coef):
-        constant = [] if model.family == "cox" else [("(intercept)", float(model.intercept[k]))]
-        for j, (name, value) in enumerate([*zip(model.columns, map(float, coefs), strict=True), *constant]):
-            row: list[Any] = [*([model.classes[k]] if len(model.coef) > 1 else []), name, value]
-            row += [float(np.exp(value))] if model.family in RATIOS else []
-            if errors is not None:
-                row += [float(v[j]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
-            if path is not None:
-                enters = path.enters[j] if j < len(model.columns) else np.nan
-                row.append(None if np.isnan(enters) else float(enters))
-            rows.append(row)
-    return head, rows

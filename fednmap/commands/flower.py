@@ -36,12 +36,20 @@ LOOK = 0.5  # seconds between looks at the run folder
 
 
 @app.command()
-def new(folder: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")]) -> None:
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
+    template: Annotated[
+        str, typer.Option(help="plain: any problem; tables: a linear model of tables, one file per site.")
+    ] = "plain",
+) -> None:
     """Write a small Flower app: fill in one function, `load`, and run it."""
     from fednmap.flower.new import write
 
     with clear_errors(folder):
-        write(folder)
+        write(folder, template)
+    if template == "tables":
+        print(f"wrote {folder}: set target, family and penalty in its pyproject.toml, then follow its README.md")
+        return
     print(f"wrote {folder}: fill in `load` in {folder.name.replace('-', '_')}/client_app.py, then follow its README.md")
 
 

@@ -38,8 +38,12 @@ def with_config(
             shown = f"(default {default})" if default is not None else None
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
-            option = typer.Option("--" + name.replace("_", "-"), help=help, show_default=False)
-            kind = str if word else bool if field.annotation is bool else _plain(field.annotation)
+            flag = "--" + name.replace("_", "-")
+            if field.annotation == bool | None:  # which may be said or left open
+                flag = f"{flag}/--no-{flag.removeprefix('--')}"
+            option = typer.Option(flag, help=help, show_default=False)
+            truth = field.annotation in (bool, bool | None)
+            kind = str if word else bool if truth else _plain(field.annotation)
             options.append(
                 inspect.Parameter(
                     name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

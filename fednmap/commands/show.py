@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +17,12 @@ from rich.table import Table
 
 from fednmap.measure import quantity
 from fednmap.names import InputError
+from fednmap.report import coefficients
 from fednmap.report.closing import closing_table
 from fednmap.report.lines import about_line
 from fednmap.report.series import Series, collect, drawn, expected, positive
 from fednmap.report.terminal import Grid
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -75,10 +77,24 @@ def _show(folder: RunFolder) -> None:
         console.print(closing_table(results, said.measure_gamma))
     if measured := [one for one in collect(parts or [folder]) if one.trials]:
         console.print(_sparks(measured))
+    if not sweep:
+        for table in coefficients.shown(_models(folder)):
+            console.print(table)
     for line in (line for part in parts or [folder] for line in part.cut()):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if sweep and (found := sweep.outcome()):
         console.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
+
+
+def _models(folder: RunFolder) -> dict[str, Model]:
+    """What the methods have trained in the first trial; a file that cannot be read is not shown."""
+    found = {}
+    for method in dict.fromkeys(str(r["method"]) for r in folder.results()):
+        with suppress(InputError):
+            model = folder.model(Job(method, 0))
+            if model is not None:
+                found[method] = model
+    return found
 
 
 def _sparks(series: list[Series]) -> Grid:

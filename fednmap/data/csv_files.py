@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv as reader
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.rows import located, targets
+from fednmap.data.rows import label_names, located, targets
 from fednmap.names import InputError
 
 LABELS = ("label", "target", "y")
@@ -22,13 +24,26 @@ def csv(
     label: str | None = None,
     client: str | None = None,
     regression: bool | None = None,
+    drop: str | None = None,
+    categorical: str | None = None,
 ) -> Dataset:
     """A table, csv:PATH, with a header; it predicts the column `label` (else label, target, y, or the last).
 
     A column `client` (if named or called so) says whose row it is. Every other column must be numbers.
     Without a `test` file every fifth row of every client is for the test. Whole numbers and words are
     labels, fractions are targets; `regression` decides otherwise.
+
+    A folder, or several files, csv:a.csv,b.csv: one file per client, with words and gaps as they are; see
+    `fednmap.data.site_files`, also for `drop` and `categorical`.
     """
+    from fednmap.data.site_files import is_of_sites, site_files  # which need more than a help text may load
+
+    if is_of_sites(path):
+        if client is not None:
+            raise InputError(f"{path} has one file per client; leave client={client} out")
+        return site_files(path, test, label, regression, drop, categorical)
+    if drop is not None or categorical is not None:
+        raise InputError("drop and categorical are for one file per client, csv:FOLDER; one file is taken as it is")
     paths = [located(p) for p in (path, test) if p is not None]
     parts = [_read(p, label, client) for p in paths]
     for file, part in zip(paths, parts, strict=True):
@@ -36,17 +51,19 @@ def csv(
             raise InputError(f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree")
     x = [torch.from_numpy(part[1]) for part in parts]
     y = targets(paths, [part[2] for part in parts], regression)
+    named: dict[str, Any] = {"features": tuple(parts[0][0]), "labels": label_names(parts[0][2], y[0])}
     owners = parts[0][3]
     if owners is None:
-        return hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1])
+        return replace(hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1]), **named)
     names, ids = np.unique(owners, return_inverse=True)
     clients = torch.from_numpy(ids)
+    named["sites"] = tuple(map(str, names))
     if test is None:
-        return hold_out(x[0], y[0], clients)
+        return replace(hold_out(x[0], y[0], clients), **named)
     others = parts[1][3]
     if others is None or not np.isin(others, names).all():
-        return Dataset(x[0], y[0], x[1], y[1], clients)
-    return Dataset(x[0], y[0], x[1], y[1], clients, torch.from_numpy(np.searchsorted(names, others)))
+        return Dataset(x[0], y[0], x[1], y[1], clients, **named)
+    return Dataset(x[0], y[0], x[1], y[1], clients, torch.from_numpy(np.searchsorted(names, others)), **named)
 
 
 _Part = tuple[list[str], npt.NDArray[np.float32], npt.NDArray[np.generic], npt.NDArray[np.generic] | None]

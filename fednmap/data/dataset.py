@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fednmap.data.sparse import stored, take
+
+CONSTANT = 1e-10
+"""A column whose deviation is this small beside its size does not vary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +22,9 @@ class Dataset:
 
     A table may be sparse, in rows (see `fednmap.data.sparse`). Labels are int64 from 0, targets of a regression
     float32. `clients` holds the client id of each training row where the split is natural (`test_clients` of each test
-    row); `truth` is the vector that made the targets, where it is known.
+    row); `truth` is the vector that made the targets, where it is known. `features` and `labels` are the names of the
+    columns and of the labels 0, 1, ..., and `sites` those of the clients; () where there are none. `scaling` is what
+    `standardized` subtracted from the columns and divided them by.
     """
 
     x_train: Tensor
@@ -28,6 +34,10 @@ class Dataset:
     clients: Tensor | None = None
     test_clients: Tensor | None = None
     truth: Tensor | None = None
+    features: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    sites: tuple[str, ...] = ()
+    scaling: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -45,6 +55,18 @@ class Dataset:
     def classes(self) -> int | None:
         """How many labels there are; None for regression."""
         return None if self.y_train.is_floating_point() else int(self.y_train.max()) + 1
+
+
+def standardized(data: Dataset, centre: bool) -> Dataset:
+    """Columns divided by their deviation over the training rows, and with `centre` with mean 0 there; both are sums
+    over rows, so over clients. A column that does not vary is left as it is."""
+    x = data.x_train.double()
+    mean, deviation = x.mean(0), x.std(0, correction=0)
+    scale = torch.where(deviation > CONSTANT * mean.abs(), deviation, torch.ones_like(deviation))
+    shift = mean if centre else torch.zeros_like(mean)
+    named = {"x_train": data.x_train, "x_test": data.x_test}
+    parts: dict[str, Any] = {k: ((v.double() - shift) / scale).to(v) for k, v in named.items()}
+    return replace(data, **parts, scaling=(shift, scale))
 
 
 def hold_out(x: Tensor, y: Tensor, clients: Tensor | None = None, truth: Tensor | None = None) -> Dataset:

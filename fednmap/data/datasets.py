@@ -60,7 +60,7 @@ def load(name: str, **options: Any) -> Dataset:
     make = choose("data set", name, DATASETS)
     arguments: list[str] | list[float] | list[int] = []
     if name in ("svm", "csv"):
-        path, more = _path(argument)
+        path, more = path_of(argument)
         arguments, options = [path], more | options
     if name == "synthetic" and colon:
         arguments = _numbers(argument)
@@ -85,7 +85,7 @@ def _own(spec: str, options: dict[str, Any]) -> Dataset:
     return found
 
 
-def _path(argument: str) -> tuple[str, dict[str, Any]]:
+def path_of(argument: str) -> tuple[str, dict[str, Any]]:
     """PATH,option=value,... taken apart from the right; other commas belong to the path."""
     options: dict[str, Any] = {}
     while match := re.fullmatch(r"(.*),(\w+)=([^,]*)", argument):

@@ -19,6 +19,21 @@ HOSPITALS = {
 ADDRESSES = ("https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",)
 SLOPE, CA, THAL = 10, 11, 12
 CHEST_PAIN, REST_ECG = 2, 6
+FACTORS = (
+    "age",
+    "male",
+    "blood pressure at rest",
+    "cholesterol",
+    "blood sugar above 120 mg/dl",
+    "highest heart rate",
+    "pain under exercise",
+    "ST depression under exercise",
+    "chest pain: atypical angina",
+    "chest pain: not anginal",
+    "chest pain: none",
+    "ECG at rest: ST-T abnormal",
+    "ECG at rest: thick left ventricle",
+)
 
 
 def heart_disease() -> Dataset:
@@ -55,4 +70,7 @@ def heart_disease() -> Dataset:
         data.y_test,
         data.clients,
         data.test_clients,
+        features=FACTORS,
+        labels=("healthy", "sick"),
+        sites=tuple(HOSPITALS),
     )

@@ -47,3 +47,12 @@ def targets(paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], re
                 f"{path} has the label {strange[0]}, which the training file has not; give files that match"
             )
     return [torch.from_numpy(np.searchsorted(names, value)) for value in values]
+
+
+def label_names(values: npt.NDArray[np.generic], y: Tensor) -> tuple[str, ...]:
+    """What labels 0, 1, ... stand for in a file; () where y holds numbers."""
+    if y.is_floating_point():
+        return ()
+    from fednmap.tables.table import as_word
+
+    return tuple(as_word(name) for name in np.unique(values).tolist())

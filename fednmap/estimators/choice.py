@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -34,6 +34,8 @@ class CrossValidated(Federated):
     cv: int | str
     select: str
     random_state: int
+    on_fold: Callable[[int, int, str], None] | None = None
+    """Hears the number of a fold, how many there are, and its name, before it is computed."""
 
     def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
         """Choose lam, and fit the model there to all rows."""
@@ -63,7 +65,12 @@ class CrossValidated(Federated):
     def _by_folds(self, rows: Rows, fold: Any) -> int:
         weight = row_weights(rows.sites, rows.weight, self.weights)
         shares = np.bincount(fold, weight, len(self.folds_))
-        self.cv_losses_ = np.stack([self._held_out(rows, fold == k, name) for k, name in enumerate(self.folds_)])
+        each = []
+        for k, name in enumerate(self.folds_):
+            if self.on_fold is not None:
+                self.on_fold(k + 1, len(self.folds_), name)
+            each.append(self._held_out(rows, fold == k, name))
+        self.cv_losses_ = np.stack(each)
         self.cv_mean_ = shares @ self.cv_losses_
         spread = shares @ np.square(self.cv_losses_ - self.cv_mean_)
         self.cv_se_ = np.sqrt(spread / max(1, len(self.folds_) - 1))

@@ -19,6 +19,7 @@ from fednmap.runs.files import clear_errors, from_json, to_json, write_atomicall
 from fednmap.tables import FederatedPreprocessor, Statistic, Table
 
 MODEL = "model.json"
+PICTURES = {"path": "Coefficients along lam", "cv": "The choice of lam"}
 VERSION = 1
 
 
@@ -107,6 +108,7 @@ def page(
         parts.append(f"<h2>{escape(head)}</h2><table><tr>{names}</tr>{cells}</table>")
     for picture in pictures:
         data = b64encode(picture.read_bytes()).decode()
+        parts.append(f"<h2>{PICTURES.get(picture.stem, picture.stem)}</h2>")
         parts.append(f'<img alt="{escape(picture.stem)}" src="data:image/png;base64,{data}">')
     style = (
         "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"

@@ -22,6 +22,7 @@ def plot_path(path: Path, file: str | File, chosen: float | None = None, scale: 
     factor = np.ones(path.coefs.shape[2]) if scale is None else np.asarray(scale, float)
     figure, axis = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     lambdas = np.clip(path.lambdas, 1e-300, None)
+    ends: list[tuple[float, str, Any]] = []
     for k in range(path.coefs.shape[1]):
         curves = path.coefs[:, k] * factor
         order = np.argsort(-np.abs(curves[-1]))
@@ -29,9 +30,10 @@ def plot_path(path: Path, file: str | File, chosen: float | None = None, scale: 
         for place, j in enumerate(order):
             if not curves[:, j].any():
                 continue
-            axis.plot(lambdas, curves[:, j], linewidth=1.2)
+            (line,) = axis.plot(lambdas, curves[:, j], linewidth=1.2)
             if place < max(2, NAMED // path.coefs.shape[1]):
-                axis.annotate(f"{prefix}{path.names[j]}", (lambdas[-1], curves[-1, j]), fontsize="x-small", va="center")
+                ends.append((float(curves[-1, j]), f"{prefix}{path.names[j]}", line.get_color()))
+    _write_apart(axis, float(lambdas[-1]), ends)
     _along_lambda(axis, chosen, None)
     axis.set_ylabel("coefficient" if scale is None else "coefficient per standard deviation")
     figure.savefig(file, dpi=130)
@@ -56,6 +58,30 @@ def plot_cv(fitted: Any, file: str | File) -> None:
         _along_lambda(axis, fitted.lam_min_, fitted.lam_1se_)
     figure.savefig(file, dpi=130)
     plt.close(figure)
+
+
+def _write_apart(axis: Any, x: float, ends: list[tuple[float, str, Any]]) -> None:
+    """Names at the ends of their curves, in the curves' colours, moved apart where they would lie on each other."""
+    low, high = axis.get_ylim()
+    gap, last = (high - low) / 24, -np.inf
+    places = []
+    for y, *_ in sorted(ends):
+        last = max(y, last + gap)
+        places.append(last)
+    over = max(0.0, places[-1] - high) if places else 0.0
+    for place, (y, name, colour) in zip(places, sorted(ends), strict=True):
+        at = place - over * (place - low) / (places[-1] - low) if over else place
+        style = {"arrowstyle": "-", "color": colour, "linewidth": 0.5}
+        axis.annotate(
+            name,
+            (x, y),
+            xytext=(1.03, (at - low) / (high - low)),
+            textcoords="axes fraction",
+            fontsize="x-small",
+            va="center",
+            color=colour,
+            arrowprops=style,
+        )
 
 
 def _along_lambda(axis: Any, chosen: float | None, other: float | None) -> None:

@@ -73,7 +73,11 @@ def scaling(X: Any, weight: Floats, *, standardize: bool, free_level: bool) -> S
     free_level: the model has an intercept, or does not see the level of a column (Cox): then columns are centred too,
                 which changes no coefficient and makes the problem easier; sparse ones by `Centred`, to stay sparse.
     """
-    mean, deviation = moments(X, weight)
+    return from_moments(*moments(X, weight), standardize=standardize, free_level=free_level)
+
+
+def from_moments(mean: Floats, deviation: Floats, *, standardize: bool, free_level: bool) -> Scaling:
+    """The scaling of columns with these means and deviations."""
     constant = deviation <= CONSTANT * np.abs(mean)
     factor = 1 / np.where(constant | (deviation == 0), 1, deviation) if standardize else np.ones_like(mean)
     if free_level:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,33 @@ from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, Point, plan_from
-from fednmap.flower.settings import client_name, read
+from fednmap.flower.settings import Federation, client_name, read
 from fednmap.names import InputError
-from fednmap.runs.experiment import architecture
+from fednmap.runs.configuration import Config
+from fednmap.runs.experiment import architecture, regularized
 from fednmap.simulation import schedules
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.traffic import Traffic
 
 Load = Callable[[Context], LocalProblem]
+MakePlan = Callable[[Context, LocalProblem], Plan]
+Settings = Callable[[Mapping[str, Any]], tuple[Config, Federation]]
 
 log = logging.getLogger("flwr")
 
 
-def client_app(load: Load) -> ClientApp:
+def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = read) -> ClientApp:
     """The app that a node runs: it computes, keeps its state on its own disk, and measures the model.
 
     load: this client's data as a LocalProblem; called once per message, because Flower starts a process for each.
+    plan, settings: for apps with settings of their own: the method, and what their settings mean. Default: as
+          `fednmap.flower.settings` has it.
 
     The node's own configuration says who it is and where its state is kept:
     `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`.
     """
     app = ClientApp()
+    make_plan = plan or _plan
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -56,7 +62,7 @@ def client_app(load: Load) -> ClientApp:
             log.warning("%s: the server refused the last reply: %.200s", name, order["refused"])
         store = Store(_state_dir(context), order["run"], name)
         with store.locked():
-            up = _answer(_plan(context, local), local, message.content, order, store)
+            up = _answer(make_plan(context, local), local, message.content, order, store)
         content = RecordDict(
             {
                 "up": wire.pack(up),
@@ -70,7 +76,7 @@ def client_app(load: Load) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local = load(context)
-        _, federation = read(context.run_config)
+        _, federation = settings(context.run_config)
         x = wire.unpack(message.content["model"], Point(local.start)).x
         numbers: dict[str, Any] = {"samples": local.samples, "loss": local.loss(x)}
         accuracy = local.accuracy(x)
@@ -88,7 +94,7 @@ def _plan(context: Context, local: LocalProblem) -> Plan:
     """The method and the regularizer of the settings, for this client's model."""
     config, _ = read(context.run_config)
     torch.set_num_threads(1)  # several nodes may share this machine
-    return plan_from(config, local.start, architecture(local.problem))
+    return plan_from(config, local.start, architecture(local.problem), regularized(local.problem))
 
 
 def _answer(plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store) -> State:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Oracle, oracle_of
+from fednmap.core import Algorithm, Oracle, SecondOrder, oracle_of
 from fednmap.measure import accuracy
 from fednmap.names import InputError
 from fednmap.problems import FiniteSum
@@ -19,6 +19,7 @@ class LocalProblem:
 
     problem: a LeastSquares, Logistic or Network (or another FiniteSum) of one client.
     test:    samples and labels kept back to measure accuracy on; None, or none of them, if nothing is.
+    weight:  a factor of f_i: n times this client's share where not all count the same.
 
     >>> from fednmap.problems import LeastSquares
     >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
@@ -28,6 +29,7 @@ class LocalProblem:
 
     problem: FiniteSum
     test: tuple[Tensor, Tensor] | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if self.problem.n != 1:
@@ -48,13 +50,14 @@ class LocalProblem:
     def oracle(self, algorithm: Algorithm, client: int, t: int) -> Oracle:
         """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
         self.problem.first = client
-        return oracle_of(algorithm, self.problem, torch.tensor(0), t)
+        g = oracle_of(algorithm, self.problem, torch.tensor(0), t)
+        return g if self.weight == 1 else _scaled(g, self.weight)
 
     def loss(self, x: Tensor) -> float:
-        return float(self.problem.loss(x))
+        return self.weight * float(self.problem.loss(x))
 
     def gradient(self, x: Tensor) -> Tensor:
-        return self.problem.gradient(x)
+        return self.weight * self.problem.gradient(x)
 
     def accuracy(self, x: Tensor) -> float | None:
         """The share of test labels that x predicts; None without test samples."""
@@ -62,3 +65,12 @@ class LocalProblem:
             return None
         inputs, labels = self.test
         return accuracy(self.problem.predict(x, inputs), labels)
+
+
+def _scaled(g: Oracle, weight: float) -> Oracle:
+    """The oracle of `weight` times the loss."""
+
+    def gradient(x: Tensor, q: int) -> Tensor:
+        return weight * g(x, q)
+
+    return SecondOrder(gradient, lambda x: weight * g.hessian(x)) if isinstance(g, SecondOrder) else gradient

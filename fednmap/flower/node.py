@@ -26,7 +26,8 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-import fednmap.flower.client  # noqa: F401  # torch and all of ours
+import fednmap.flower.client  # torch and all of ours
+import fednmap.flower.tables  # noqa: F401  # and what tables need
 from fednmap.names import InputError
 
 POLL = 0.1  # seconds between looks for a message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -30,6 +30,8 @@ class Plan:
     measure_gamma: gamma of |F_nat|^2.
     inputs:        the shape of one sample; () where it is not known.
     metrics:       more to measure: name -> function of the model x.
+    weights:       what each client counts, in the order of their names; None where all count the same.
+    about:         what else the saved model says of itself, as `runs.folder.Model.about` has it: names of features, ...
     """
 
     algorithm: Algorithm
@@ -39,26 +41,36 @@ class Plan:
     measure_gamma: float = 1.0
     inputs: tuple[int, ...] = ()
     metrics: Mapping[str, Callable[[Tensor], float]] = field(default_factory=dict)
+    weights: tuple[float, ...] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def counts(self, client: int) -> float:
+        """What a client counts, relative to the others."""
+        return 1.0 if self.weights is None else self.weights[client]
 
     def saved(self, x: Tensor) -> Model:
         """The model x as it is saved: by the names of the network's parameters, if there is one."""
         if self.module is None:
-            return Model({"x": x}, self.inputs)
+            return Model.of({"x": x}, {"inputs": self.inputs, **self.about})
         parameters = trained(self.module)
         pieces = x.split([p.numel() for p in parameters.values()])
         named = {name: v.view(p.shape) for (name, p), v in zip(parameters.items(), pieces, strict=True)}
-        return Model(named, self.inputs)
+        return Model.of(named, {"inputs": self.inputs, **self.about})
 
 
-def plan_from(config: Config, start: Tensor, module: nn.Module | None = None) -> Plan:
+def plan_from(
+    config: Config, start: Tensor, module: nn.Module | None = None, coefficients: slice | None = None
+) -> Plan:
     """The plan of whoever holds the settings, the first model and the network it belongs to, if there is one.
 
     No data is needed: |F_nat|^2 is measured with the settings' gamma, else with 1.
+
+    coefficients: of a linear model with an intercept; see `Methods.of`.
     """
     size = len(start) if module is None else sum(p.numel() for p in trained(module).values())
     if size != len(start):
         raise InputError(f"the server's network has {size} parameters, the clients' {len(start)}")
-    methods = Methods.of(config, module)
+    methods = Methods.of(config, module, coefficients)
     algorithm = methods.algorithm(config.algorithms[0])
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")

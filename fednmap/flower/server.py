@@ -169,7 +169,9 @@ class Coordinator:
                 f"round {t} failed {self.federation.attempts} times; its state is saved, continue with resume = true"
             )
         order = [name for name in self.federation.names if name in ups]
-        up, share = mean([ups[name] for name in order]), len(order) / self.n
+        each = [self._counts(name) for name in order]
+        total = sum(self._counts(name) for name in self.federation.names)
+        up, share = mean([ups[name] for name in order], each), sum(each) / total
         server = algorithm.aggregate(server, up, share)
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
@@ -181,6 +183,9 @@ class Coordinator:
         seconds = time.monotonic() - began
         log.info("round %d: %d of %d replies counted, %.1f s", t, len(order), len(nodes), seconds)
         return server
+
+    def _counts(self, name: str) -> float:
+        return self.plan.counts(self.federation.names.index(name))
 
     def _participants(self, t: int, attempt: int) -> dict[str, int]:
         """Those of the simulator's draw who are connected; a repeated round draws among whoever is."""
@@ -306,10 +311,11 @@ class Coordinator:
                 log.warning("%s: measurement left out: %.200s", name, error)
         self.totals["eval_wire_up"] += found.wire_up
         self.totals["eval_wire_down"] += found.wire_down
-        loss = sum(v["loss"] for v in told.values()) / len(told) if told else math.nan
+        each = [self._counts(name) for name in told]
+        loss = sum(w * v["loss"] for w, v in zip(each, told.values(), strict=True)) / sum(each) if told else math.nan
         gradient = None
         if self.federation.measure_stationarity:
-            gradient = mean(gradients).x if gradients else torch.full_like(x, math.nan)
+            gradient = mean(gradients, each).x if gradients else torch.full_like(x, math.nan)
         record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
         record |= {"clients_measured": len(told), **{name: f(x) for name, f in plan.metrics.items()}}
         self.totals["eval_seconds"] += time.monotonic() - began

@@ -17,7 +17,8 @@ from fednmap.flower.plan import Plan, plan_from
 from fednmap.flower.server import server_app
 from fednmap.flower.settings import read
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import architecture, prepare
+from fednmap.runs.execution import saved_model
+from fednmap.runs.experiment import architecture, prepare, regularized
 
 
 def load(context: Context) -> LocalProblem:
@@ -39,11 +40,14 @@ def _test_rows(data: Dataset, i: int) -> tuple[Tensor, Tensor] | None:
 def plan(config: Config, start: Callable[[], Tensor]) -> Plan:
     """In a trial the server has the data too: it begins where `train` does, and measures what `train` measures."""
     experiment = prepare(config)
+    problem = experiment.problem
     return replace(
-        plan_from(experiment.config, experiment.problem.start, architecture(experiment.problem)),
+        plan_from(experiment.config, experiment.problem.start, architecture(problem), regularized(problem)),
         measure_gamma=experiment.measure_gamma,
         inputs=tuple(experiment.dataset.x_train.shape[1:]),
         metrics=experiment.metrics(),
+        weights=None if problem.weights is None else tuple(problem.weights.tolist()),
+        about=saved_model(experiment, problem.start).about(),
     )
 
 

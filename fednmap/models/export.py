@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fednmap.names import InputError, choose
+
+Metadata = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -41,27 +45,28 @@ class Report:
         )
 
 
-def _safetensors(module: nn.Module, example: Tensor | None) -> bytes:
+def _safetensors(module: nn.Module, example: Tensor | None, about: Metadata) -> bytes:
     """Weights and buffers by name, without code."""
     from safetensors.torch import save
 
     # contiguous copies: the format has neither strides nor shared memory
-    return save({name: v.detach().cpu().contiguous().clone() for name, v in module.state_dict().items()})
+    tensors = {name: v.detach().cpu().contiguous().clone() for name, v in module.state_dict().items()}
+    return save(tensors, metadata=about or None)
 
 
-def _torch(module: nn.Module, example: Tensor | None) -> bytes:
+def _torch(module: nn.Module, example: Tensor | None, about: Metadata) -> bytes:
     """The state dict, for torch.load and load_state_dict."""
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     return file.getvalue()
 
 
-def _onnx(module: nn.Module, example: Tensor | None) -> bytes:
+def _onnx(module: nn.Module, example: Tensor | None, about: Metadata) -> bytes:
     """The whole computation, for onnxruntime and others; the number of samples is free."""
     if example is None:
         raise InputError("onnx needs an example of the inputs, a tensor of some samples")
     try:
-        import onnx  # noqa: F401
+        import onnx
         import onnxscript  # noqa: F401
     except ImportError:
         raise InputError("onnx output needs packages that are not installed: pip install 'fednmap[export]'") from None
@@ -85,10 +90,16 @@ def _onnx(module: nn.Module, example: Tensor | None) -> bytes:
             external_data=False,
             verbose=False,
         )
-        return path.read_bytes()
+        if not about:
+            return path.read_bytes()
+        whole = onnx.load(path)
+        for key, value in about.items():
+            whole.metadata_props.add(key=key, value=value)
+        written: bytes = whole.SerializeToString()
+        return written
 
 
-FORMATS: dict[str, Callable[[nn.Module, Tensor | None], bytes]] = {
+FORMATS: dict[str, Callable[[nn.Module, Tensor | None, Metadata], bytes]] = {
     "safetensors": _safetensors,
     "onnx": _onnx,
     "torch": _torch,
@@ -103,17 +114,20 @@ def write(
     *,
     example: Tensor | None = None,
     compress: bool = False,
+    about: Mapping[str, Any] | None = None,
 ) -> Report:
     """Writes the module to `path` as safetensors, onnx or torch, and reports what its zeros are worth.
 
     example:  some inputs, of any number of samples; onnx needs them.
     compress: also write `path` + ".gz".
+    about:    what else the file says, such as the names of features and labels: each as JSON in the metadata of
+              safetensors and onnx. A torch file holds the numbers alone.
     """
     path = Path(path)
     make = choose("format", format, FORMATS)
     mode = module.training
     try:
-        data = make(module.eval(), example)
+        data = make(module.eval(), example, {key: json.dumps(value) for key, value in (about or {}).items()})
     finally:
         module.train(mode)
     packed = gzip.compress(data, mtime=0)

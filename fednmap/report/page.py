@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from fednmap.names import InputError
-from fednmap.report import figures
+from fednmap.report import coefficients, figures
 from fednmap.report.closing import Row, columns, rows
 from fednmap.report.lines import about_line, ended_lines, gamma_line
 from fednmap.report.series import Series, collect, expected
@@ -38,7 +38,7 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
         curves=_figure(curves, "curves"),
         gamma=escape(_gammas(folders)),
         ended=_ended(folders),
-        weights=_weights(models),
+        weights=coefficients.page(models) + _weights(models),
         runs="".join(_run(folder) for folder in folders),
         glossary=_glossary(series),
         sort=_SORT,

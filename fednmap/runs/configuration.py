@@ -36,6 +36,16 @@ class Config(BaseModel):
     data: str = Field("digits", description="Data set; see `fednmap list datasets`.")
     test: str | None = Field(None, description="File with test samples, for svm:PATH.")
     model: str = Field("auto", description="logistic, least-squares, or a network: linear, mlp:64, cnn, ...")
+    intercept: bool | None = Field(
+        None,
+        description="Whether logistic and least-squares have one, never penalised; default for one file per client.",
+    )
+    standardize: bool | None = Field(
+        None, description="Columns of deviation 1, with an intercept also of mean 0; default for one file per client."
+    )
+    weights: Literal["clients", "samples"] = Field(
+        "clients", description="clients count the same, or every one of their samples does."
+    )
     clients: int = Field(20, ge=1, description="Number of clients n; a natural partition brings its own.")
     partition: str = Field("auto", description="sorted, iid, shards[:k], dirichlet[:alpha] or natural.")
     algorithms: tuple[str, ...] = Field(("fednmap",), min_length=1, description="Methods to run.")
@@ -85,7 +95,7 @@ class Config(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+        if isinstance(value, bool) and bool not in _kinds(cls.model_fields[str(info.field_name)]):
             raise InputError("true and false are not numbers")  # Python would count with them
         if isinstance(value, int) and abs(value) > LARGEST:
             raise InputError(f"{shown(str(value), 40)} is larger than anything that can be counted; use less")
@@ -304,13 +314,18 @@ def _lines(mistake: Any) -> list[str]:
     return [f"{name} is {shown(repr(mistake['input']), 60)}; it must be {_allowed(field)} ({meaning})"]
 
 
+def _kinds(field: FieldInfo) -> list[Any]:
+    """The types of a setting, without None."""
+    return [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
+
+
 def _allowed(field: FieldInfo) -> str:
     """The values of a setting in words: its kind and its range."""
     if field.annotation == dict[str, Value]:
         return "a table of METHOD.PARAMETER = number, text, true or false"
     if field.annotation == tuple[str, ...]:
         return "a list of one name or more"
-    kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
+    kinds = _kinds(field)
     words = [word for kind in kinds for word in _words(kind, _range(field))]
     return " or ".join(words)
 

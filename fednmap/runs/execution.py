@@ -13,7 +13,7 @@ from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs.beside import Hands, Order
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import Experiment, prepare
+from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
 from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, interrupts, keep
@@ -143,7 +143,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         config.checkpoint_every,
         settings(config),
         options,
-        lambda x: _model(experiment, x),
+        lambda x: saved_model(experiment, x),
         config.trials,
         config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
     )
@@ -162,10 +162,20 @@ def scheduled_step(algorithm: Algorithm, config: Config) -> Schedule | None:
     return schedule_of(config.schedule, schedules.step_of(algorithm), config.rounds)
 
 
-def _model(experiment: Experiment, x: Tensor) -> Model:
+def saved_model(experiment: Experiment, x: Tensor) -> Model:
+    """The model x as it is kept: by the names of parameters, columns and labels."""
     problem = experiment.problem
     parameters = problem.parameters(x) if isinstance(problem, Network) else {"x": x}
-    return Model(parameters, tuple(experiment.dataset.x_train.shape[1:]))
+    data = experiment.dataset
+    scaling = tuple(tuple(part.tolist()) for part in data.scaling) if data.scaling else ((), ())
+    return Model(
+        parameters,
+        tuple(data.x_train.shape[1:]),
+        data.features,
+        data.labels,
+        regularized(problem) is not None,
+        scaling,  # type: ignore[arg-type]
+    )
 
 
 class _Order(NamedTuple):

@@ -15,14 +15,16 @@ from fednmap import data as datasets
 from fednmap.algorithms import CompressedFedNMap, FedNMap, method
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
-from fednmap.core import Algorithm, Regularizer, oracle_of
+from fednmap.core import Algorithm, Problem, Regularizer, oracle_of
 from fednmap.data import ClientData, Dataset
+from fednmap.data.dataset import standardized
+from fednmap.data.datasets import path_of
 from fednmap.data.sparse import deviations, is_sparse
 from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
 from fednmap.names import InputError
-from fednmap.problems import FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
-from fednmap.regularizers import Zero, parse, restrict
+from fednmap.problems import GLM, FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
+from fednmap.regularizers import Separable, Zero, parse, restrict
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import digest
 from fednmap.simulation.participation import Trace, sampler_of
@@ -30,6 +32,7 @@ from fednmap.simulation.schedules import step_of
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
 
+OVERSHOT = 20.0  # eta_a times a smoothness of f beyond which a run is doubtful; from 2 on steps overshoot
 UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the largest, beyond which a table is doubtful
 
 
@@ -43,15 +46,23 @@ class Methods:
     """FedNMap's prox parameter, which also fixes the common first model prox(start, gamma)."""
 
     @classmethod
-    def of(cls, config: Config, module: nn.Module | None) -> Methods:
+    def of(cls, config: Config, module: nn.Module | None, coefficients: slice | None = None) -> Methods:
         """Checked as a whole: what does not fit is refused before anything runs.
 
-        module: the network, whose layers regularizers may name; None for a plain vector.
+        module:       the network, whose layers regularizers may name; None for a plain vector.
+        coefficients: of a linear model with an intercept: phi acts on them alone. None: on all of x.
         """
         phi = parse(config.reg, module)
-        if config.reg_only:
+        if coefficients is not None:
+            phi = Separable([(coefficients, phi)])
+        elif config.intercept:
+            raise InputError(f"intercept is true, and only the machines with data know where it is in {config.model}")
+        if config.reg_only and not (module is None and config.reg_only == "weights"):
             if module is None:
-                raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is not a network; leave it out")
+                raise InputError(
+                    f"reg_only is {config.reg_only!r}, and {config.model} is not a network; it has `weights` alone, "
+                    "and its intercept is never regularized"
+                )
             phi = restrict(phi, module, config.reg_only)
         methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
         if config.compile:
@@ -168,6 +179,8 @@ def prepare(config: Config) -> Experiment:
     """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for."""
     dataset = dataset_of(config)
     config = _settled(config, dataset)
+    if config.standardize:
+        dataset = _standardized(dataset, config)
     _check(dataset, config)
     data = _divide(dataset, config)
     if "clients" in config.model_fields_set and config.clients != len(data):
@@ -179,7 +192,7 @@ def prepare(config: Config) -> Experiment:
             "not curvature; use batch_size = 0, or memory = 0"
         )
     problem = _problem(dataset, data, config)
-    experiment = Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+    experiment = Experiment(Methods.of(config, architecture(problem), regularized(problem)), dataset, problem)
     for name in config.algorithms:
         algorithm = experiment.algorithm(name)
         if algorithm.traits.hessians:  # refused here, where there is no folder yet
@@ -208,6 +221,19 @@ def architecture(problem: FiniteSum) -> nn.Module | None:
     return problem.architecture if isinstance(problem, Network) else None
 
 
+def regularized(problem: Problem) -> slice | None:
+    """The coefficients of a linear model with an intercept, which is not penalised; None where all of x is."""
+    return problem.coefficients if isinstance(problem, GLM) and problem.intercept else None
+
+
+def _standardized(dataset: Dataset, config: Config) -> Dataset:
+    if is_sparse(dataset.x_train):
+        raise InputError(f"{config.data} is sparse, and standardised columns would not be; leave --standardize out")
+    if dataset.x_train.ndim != 2:
+        raise InputError(f"{config.data} holds pictures, and --standardize is for tables; leave it out")
+    return standardized(dataset, centre=config.intercept or config.model not in ("logistic", "least-squares"))
+
+
 def _typed(dataset: Dataset, config: Config) -> Dataset:
     """The data in the precision and on the device of the computation."""
     try:
@@ -221,7 +247,8 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
     def to(v: Tensor) -> Tensor:
         return v.to(device, getattr(torch, config.dtype)) if v.is_floating_point() else v.to(device)
 
-    return replace(dataset, **{k: to(getattr(dataset, k)) for k in ("x_train", "y_train", "x_test", "y_test")})
+    parts: dict[str, Any] = {k: to(getattr(dataset, k)) for k in ("x_train", "y_train", "x_test", "y_test")}
+    return replace(dataset, **parts)
 
 
 def _settled(config: Config, dataset: Dataset) -> Config:
@@ -231,7 +258,24 @@ def _settled(config: Config, dataset: Dataset) -> Config:
         "partition": "sorted" if dataset.clients is None else "natural",
         "model": "least-squares" if dataset.classes is None else classifier,
     }
-    return config.model_copy(update={k: v for k, v in settled.items() if getattr(config, k) == "auto"})
+    config = config.model_copy(update={k: v for k, v in settled.items() if getattr(config, k) == "auto"})
+    linear = config.model in ("logistic", "least-squares")
+    if config.intercept and not linear:
+        raise InputError(f"intercept is for logistic and least-squares; {config.model} has biases of its own")
+    if _of_sites(config):  # tables as they are
+        known = {"intercept": linear, "standardize": True}
+        config = config.model_copy(update={k: v for k, v in known.items() if getattr(config, k) is None})
+    return config
+
+
+def _of_sites(config: Config) -> bool:
+    """Whether the data are one file per client: tables as they are, whose columns are far from 0."""
+    kind, _, path = config.data.partition(":")
+    if kind != "csv":
+        return False
+    from fednmap.data.site_files import is_of_sites
+
+    return is_of_sites(path_of(path)[0])
 
 
 def _check(dataset: Dataset, config: Config) -> None:
@@ -250,8 +294,25 @@ def _check(dataset: Dataset, config: Config) -> None:
         if len(varied) and (varied.max() > UNSCALED or varied.max() > UNSCALED * varied.min()):
             _warn(
                 f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "
-                "divide each by its own, or no step size suits them all"
+                "add --standardize, or no step size suits them all"
             )
+        else:
+            _check_step(dataset, config)
+
+
+def _check_step(dataset: Dataset, config: Config) -> None:
+    """Warn of a column for which the local step is too long: the smoothness of f is at least its mean square."""
+    bound = {"logistic": 0.25, "least-squares": 1.0}.get(config.model)
+    if bound is None or is_sparse(dataset.x_train):
+        return
+    steep = bound * dataset.x_train.square().mean(0)
+    j = int(steep.argmax())
+    if config.eta_a * float(steep[j]) > OVERSHOT:
+        name = dataset.features[j] if dataset.features else f"{j}"
+        _warn(
+            f"column {name} of {config.data} is so large that steps of eta_a = {config.eta_a:g} overshoot far; add "
+            f"--standardize, or use eta_a below {2 / float(steep[j]):.1g}"
+        )
 
 
 def _warn(line: str) -> None:
@@ -268,10 +329,12 @@ def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
     options: dict[str, Any] = {"batch_size": config.batch_size or None, "seed": config.seed}
     if config.minibatches == "reshuffle":
         options |= {"minibatches": config.minibatches, "local_steps": config.local_steps}
+    if config.weights == "samples":
+        options["weights"] = data.sizes.double() / len(data.x)
     if config.model == "least-squares":
-        return LeastSquares(data, **options)
+        return LeastSquares(data, intercept=bool(config.intercept), **options)
     if config.model == "logistic":
-        return Logistic(data, classes=dataset.classes, **options)
+        return Logistic(data, classes=dataset.classes, intercept=bool(config.intercept), **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         module = build(config.model, dataset).to(config.device, getattr(torch, config.dtype))

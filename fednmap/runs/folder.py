@@ -119,6 +119,37 @@ class Model(NamedTuple):
     """In the network's order."""
     inputs: tuple[int, ...]
     """The shape of one sample, (channels, height, width) for pictures; () where it is not known."""
+    features: tuple[str, ...] = ()
+    """The names of the columns of a table."""
+    labels: tuple[str, ...] = ()
+    """What the labels 0, 1, ... stand for."""
+    intercept: bool = False
+    """Whether the numbers of a linear model end with one per output."""
+    scaling: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    """What was subtracted from the columns and what they were divided by, where they were standardised."""
+
+    def about(self) -> dict[str, Any]:
+        """What is said of it beside its numbers; names that it has not leave no trace."""
+        named = {
+            "features": self.features,
+            "labels": self.labels,
+            "intercept": self.intercept,
+            "scaling": self.scaling if self.scaling[0] else (),
+        }
+        return {"inputs": self.inputs} | {key: value for key, value in named.items() if value}
+
+    @classmethod
+    def of(cls, parameters: dict[str, Tensor], about: Mapping[str, Any]) -> Model:
+        """The way back."""
+        shift, scale = about.get("scaling") or ((), ())
+        return cls(
+            parameters,
+            tuple(about.get("inputs", ())),
+            tuple(about.get("features", ())),
+            tuple(about.get("labels", ())),
+            bool(about.get("intercept")),
+            (tuple(shift), tuple(scale)),
+        )
 
 
 class RunFolder:
@@ -371,7 +402,7 @@ class RunFolder:
                 path = self.model_path(job)
                 path.parent.mkdir(exist_ok=True)
                 tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
-                about = json.dumps({"order": list(tensors), "inputs": model.inputs})
+                about = json.dumps({"order": list(tensors), **model.about()})
                 data = save(tensors, metadata={"fednmap": about})  # several keys would change places
                 write_atomically(path, data)
                 facts["model_sha256"] = hashlib.sha256(data).hexdigest()
@@ -393,7 +424,7 @@ class RunFolder:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("fednmap", "{}"))
                 parameters = {name: file.get_tensor(name) for name in about.get("order") or list(file.keys())}
-                return Model(parameters, tuple(about.get("inputs", ())))
+                return Model.of(parameters, about)
         except (SafetensorError, ValueError, TypeError, AttributeError, OSError) as error:
             raise InputError(f"{path} was changed or cut short: {error}") from None
 

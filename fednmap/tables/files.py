@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fednmap.names import InputError
-from fednmap.tables.table import Table, table
+from fednmap.tables.table import Column, Table, table
 
 KINDS = (".csv", ".parquet")
 GAPS = ["", "NA", "N/A", "NaN", "nan", "null", "None", "?"]
 """Cells that stand for a missing value."""
+SEPARATORS = (",", ";", "\t")
+DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 
 
 def read_sites(spec: str, drop: Sequence[str] = ()) -> dict[str, Table]:
@@ -40,54 +47,112 @@ def read_sites(spec: str, drop: Sequence[str] = ()) -> dict[str, Table]:
 
 
 def header(path: Path) -> list[str]:
-    """The names of a file's columns."""
-    polars = _polars()
-    names = (
-        polars.read_parquet_schema(path)
-        if path.suffix.lower() == ".parquet"
-        else polars.read_csv(path, n_rows=0).columns
-    )
-    return [name.strip() for name in names]
+    """The names of a file's columns, which must differ."""
+    if path.suffix.lower() == ".parquet":
+        with _readable(path):
+            names = list(_polars().read_parquet_schema(path))
+    else:
+        names = _first_line(path)[0]
+    names = [name.strip() for name in names]
+    for k, name in enumerate(names):
+        if not name:
+            raise InputError(f"{path}: column {k + 1} has no name; name it, or write the file without an index")
+        if name in names[:k]:
+            raise InputError(f"{path} has two columns called {name!r}; names must differ")
+    return names
 
 
 def read(path: Path, drop: Sequence[str] = ()) -> Table:
-    """One file as a table, called like the file."""
+    """One file as a table, called like the file; CSV in UTF-8, separated by commas, semicolons or tabs."""
     polars = _polars()
     if path.suffix.lower() not in KINDS:
         raise InputError(f"{path} is neither CSV nor parquet; a site's file ends in .csv or .parquet")
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of an existing file")
-    try:
+    names, separator = header(path), ","
+    with _readable(path):
         if path.suffix.lower() == ".parquet":
             frame = polars.read_parquet(path)
         else:
-            frame = polars.read_csv(path, null_values=GAPS, infer_schema_length=None, try_parse_dates=False)
+            separator = _first_line(path)[1]
+            frame = polars.read_csv(
+                path, separator=separator, null_values=GAPS, infer_schema_length=None, try_parse_dates=False
+            )
+    if frame.height == 0:
+        raise InputError(f"{path} has no rows; a site needs a header and at least two rows")
+    values = {name: frame[old].to_numpy() for name, old in zip(names, frame.columns, strict=True)}
+    if separator == ";":
+        values = {name: _with_points(column) for name, column in values.items()}
+    return table({name: column for name, column in values.items() if name not in set(drop)}, path.stem)
+
+
+def _first_line(path: Path) -> tuple[list[str], str]:
+    """The names in a CSV file's first line, and what separates them."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            first = lines.readline()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not in UTF-8; save it as CSV UTF-8") from None
+    if not first.strip():
+        raise InputError(f"{path} is empty, or its first line is; it must name the columns")
+    found = {mark: next(csv.reader([first], delimiter=mark)) for mark in SEPARATORS}
+    names, mark = max(((names, mark) for mark, names in found.items()), key=lambda each: len(each[0]))
+    if all(_is_number(name) for name in names):
+        raise InputError(f"{path} begins with numbers ({names[0].strip()}, ...); its first line must name the columns")
+    return names, mark
+
+
+def _with_points(values: Column) -> Column:
+    """Words that are all numbers with a decimal comma as numbers."""
+    words = [v for v in values if v is not None] if values.dtype.kind == "O" else []
+    if not words or not all(isinstance(word, str) and DECIMAL_COMMA.fullmatch(word.strip()) for word in words):
+        return values
+    return np.array([np.nan if v is None else float(v.replace(",", ".")) for v in values])
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # polars has many kinds, all about the contents of the file
-        raise InputError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from None
-    names = [name.strip() for name in frame.columns]
-    frame.columns = names
-    if not names or frame.height == 0:
-        raise InputError(f"{path} has no rows; a site needs a header and at least two rows")
-    return table({name: frame[name].to_numpy() for name in names if name not in set(drop)}, path.stem)
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} cannot be read as a table: {why[:200]}") from None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def places(words: str) -> list[Path]:
+    """The paths that are named, separated by commas; those that do not exist also inside the folder of FEDNMAP_DATA."""
+    found = [Path(word.strip()).expanduser() for word in words.split(",")]
+    if root := os.environ.get("FEDNMAP_DATA"):
+        found = [place if place.exists() else Path(root) / place for place in found]
+    return found
 
 
 def _files(rest: str) -> list[Path]:
-    places = [Path(word.strip()).expanduser() for word in rest.split(",")]
-    if root := os.environ.get("FEDNMAP_DATA"):
-        places = [place if place.exists() else Path(root) / place for place in places]
-    if len(places) == 1 and places[0].is_dir():
-        found = sorted(path for path in places[0].iterdir() if path.suffix.lower() in KINDS)
+    whole = Path(rest.strip()).expanduser()
+    named = [whole] if whole.is_file() else places(rest)  # a comma may belong to a name
+    if len(named) == 1 and named[0].is_dir():
+        found = sorted(path for path in named[0].iterdir() if path.suffix.lower() in KINDS and path.is_file())
         if not found:
-            raise InputError(f"{places[0]} holds no .csv or .parquet file; put one file per site there")
+            raise InputError(f"{named[0]} holds no .csv or .parquet file; put one file per site there")
         return found
-    for place in places:
+    for place in named:
         if place.is_dir():
             raise InputError(f"{place} is a folder among several names; give one folder, or files only")
         if not place.exists():
             raise InputError(f"there is no file or folder {place}; give csv:FOLDER or csv:a.csv,b.csv")
-    return places
+    return named
 
 
 def _polars() -> Any:

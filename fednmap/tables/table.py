@@ -15,8 +15,19 @@ from fednmap.names import InputError
 Column = npt.NDArray[Any]
 """float64 with NaN for a gap, or words (object) with None for one."""
 
-DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
-ID = re.compile(r"(.*[_\s-])?(p?id|uuid|mrn|ssn|identifier)", re.IGNORECASE)
+MONTH = "(jan|feb|mar|apr|may|mai|jun|jul|aug|sep|okt|oct|nov|de[cz])[a-z]*"
+DATE = re.compile(
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?|\d{1,2}:\d{2}(:\d{2})?"
+    rf"|\d{{1,2}}[-. ]+{MONTH}[-., ]+\d{{2,4}}|{MONTH}[-. ]+\d{{1,2}},? +\d{{4}}",
+    re.IGNORECASE,
+)
+MOSTLY = 0.8
+"""Share of dates from which on a column is one of dates."""
+ID = re.compile(
+    r"(.*[_\s.-])?(p?id|uuid|mrn|ssn|identifier|index|unnamed: ?\d*)"
+    r"|(patient|subject|person|case|record|study|sample|row)s?[_\s.-]*(id|no|nr|num|number|code|names?)?",
+    re.IGNORECASE,
+)
 MANY = 20
 """Rows from which on a column of words that are all different is taken for an identifier."""
 
@@ -57,9 +68,10 @@ def table(frame: Any, name: str = "") -> Table:
     if not isinstance(frame, Mapping) and "columns" not in dir(frame):
         raise InputError(f"a {type(frame).__name__} has no named columns; give a pandas or polars frame, or a mapping")
     names = list(frame) if isinstance(frame, Mapping) else list(frame.columns)
+    twice = [name for name in map(str, names) if list(map(str, names)).count(name) > 1]
+    if twice:
+        raise InputError(f"{name or 'the table'} has two columns called {twice[0]!r}; names must differ")
     found = {str(each): column(str(each), _values(frame[each]), name) for each in names}
-    if len(found) != len(names):
-        raise InputError(f"{name or 'the table'} has two columns of one name; names must differ")
     sizes = {len(values) for values in found.values()}
     if len(sizes) > 1:
         raise InputError(f"{name or 'the table'} has columns of different lengths: {sorted(sizes)}")
@@ -73,13 +85,13 @@ def column(name: str, values: Column, where: str = "") -> Column:
         raise _date(name, at)
     if values.dtype.kind in "iufb":
         return values.astype(np.float64)
-    gaps = np.array([v is None or v != v or (isinstance(v, str) and not v.strip()) for v in values], bool)
+    gaps = np.array([_is_gap(v) for v in values], bool)
     kinds = {type(v) for v, gap in zip(values, gaps, strict=True) if not gap}
     if all(issubclass(kind, bool | int | float | np.number) for kind in kinds):
         return np.array([np.nan if gap else float(v) for v, gap in zip(values, gaps, strict=True)])
     words = np.array([None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)], object)
     given = [word for word in words if word is not None]
-    if given and all(DATE.fullmatch(word) for word in given):
+    if given and sum(DATE.fullmatch(word) is not None for word in given) >= MOSTLY * len(given):
         raise _date(name, at)
     return words
 
@@ -94,18 +106,27 @@ def missing(values: Column) -> npt.NDArray[np.bool_]:
 
 
 def looks_like_id(name: str, values: Column) -> bool:
-    """Words that are all different, or whole numbers that are and are called so."""
+    """Words that are all different; whole numbers that are and are called so, or count the rows."""
     given = values[~missing(values)]
     if len(given) < 2 or len(set(given.tolist())) < len(given):
         return False
     if is_words(values):
         return len(given) >= MANY or ID.fullmatch(name) is not None
-    return ID.fullmatch(name) is not None and bool((given == np.rint(given)).all())
+    if not bool((given == np.rint(given)).all()):
+        return False
+    counting = len(given) == len(values) >= MANY and bool((np.diff(given) == 1).all())  # 1, 2, 3, ... row by row
+    return counting or ID.fullmatch(name) is not None
 
 
 def _values(given: Any) -> Column:
     found = given.to_numpy() if "to_numpy" in dir(given) else np.asarray(given)
     return found if found.dtype.kind != "U" else found.astype(object)
+
+
+def _is_gap(value: Any) -> bool:
+    if value is None or isinstance(value, str):
+        return value is None or not value.strip()
+    return type(value).__name__ in ("NAType", "NaTType") or bool(value != value)  # pandas' NA is not even unlike itself
 
 
 def _is_date(value: Any) -> bool:
@@ -114,5 +135,13 @@ def _is_date(value: Any) -> bool:
 
 def _date(name: str, at: str) -> InputError:
     return InputError(
-        f"column {name!r}{at} holds dates; turn it into a number, such as days since admission, or drop the column"
+        f"column {name!r}{at} holds dates or times; turn it into a number, such as days since admission, or drop the "
+        "column"
     )
+
+
+def as_word(value: Any) -> str:
+    """A level or label as text: whole numbers without a point, all others with every digit."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() else repr(float(value))

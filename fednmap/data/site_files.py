@@ -1,0 +1,85 @@
+"""One file per client: a folder of tables, with words and gaps as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fednmap.data.dataset import Dataset, hold_out
+from fednmap.data.rows import label_names, targets
+from fednmap.names import InputError
+from fednmap.tables import FederatedPreprocessor, Table, read, read_sites
+from fednmap.tables.files import places
+from fednmap.tables.table import is_words, missing
+
+LABELS = ("label", "target", "y")
+
+
+def is_of_sites(path: str) -> bool:
+    """Whether csv:PATH names a folder or several files."""
+    found = places(path)
+    return bool(path) and (any(place.is_dir() for place in found) or (len(found) > 1 and not Path(path).is_file()))
+
+
+def site_files(
+    path: str,
+    test: str | None = None,
+    label: str | None = None,
+    regression: bool | None = None,
+    drop: str | None = None,
+    categorical: str | None = None,
+) -> Dataset:
+    """A table per client, csv:FOLDER or csv:a.csv,b.parquet; it predicts the column `label`, as `csv` does.
+
+    `fednmap.tables.FederatedPreprocessor` makes numbers of the other columns: words become indicators over the union of
+    all clients' levels, gaps the mean, with a column that says where they were; its statistics are of all rows. Every
+    fifth row of every client is for the test, unless there is a `test` file.
+
+    drop, categorical: names separated by +: columns to leave out, and columns whose numbers are codes.
+    """
+    sites = read_sites(f"csv:{path}", _listed(drop))
+    first = next(iter(sites.values()))
+    usual = [name for name in LABELS if name in first.columns]
+    label = label or (usual[0] if usual else list(first.columns)[-1])
+    preprocessor = FederatedPreprocessor(categorical=_listed(categorical))
+    preprocessor.fit({name: t.without([label]) for name, t in sites.items() if _has(t, label)})
+    parts = list(sites.values()) + ([] if test is None else [_test(test, drop)])
+    x = [torch.from_numpy(preprocessor.transform(t.without([label])).astype(np.float32)) for t in parts]
+    values = [_complete(t, label) for t in parts]
+    if len({is_words(v) for v in values}) > 1:
+        raise InputError(f"the column {label!r} holds words at one site and numbers at another; use one kind")
+    values = [v.astype(str) if is_words(v) else v for v in values]
+    joint = np.concatenate(values[: len(sites)])
+    held = [values[-1]] if test is not None else []
+    y = targets([Path(path), *([Path(test)] if test is not None else [])], [joint, *held], regression)
+    clients = torch.repeat_interleave(torch.arange(len(sites)), torch.tensor([t.rows for t in sites.values()]))
+    features = tuple(map(str, preprocessor.get_feature_names_out()))
+    whole = torch.cat(x[: len(sites)])
+    made = hold_out(whole, y[0], clients) if test is None else Dataset(whole, y[0], x[-1], y[1], clients)
+    return Dataset(
+        *(made.x_train, made.y_train, made.x_test, made.y_test, made.clients, made.test_clients),
+        features=features,
+        labels=label_names(joint, y[0]),
+        sites=tuple(sites),
+    )
+
+
+def _has(t: Table, label: str) -> bool:
+    return len(t[label]) > 0  # refused by name where there is no such column
+
+
+def _complete(t: Table, label: str) -> np.ndarray:
+    gaps = missing(t[label])
+    if bool(gaps.any()):
+        raise InputError(f"{t.where}the column {label!r} has no value in row {int(gaps.argmax())}; leave the row out")
+    return t[label]
+
+
+def _test(test: str, drop: str | None) -> Table:
+    return read(places(test)[0], _listed(drop))
+
+
+def _listed(words: str | None) -> list[str]:
+    return [name.strip() for name in (words or "").split("+") if name.strip()]

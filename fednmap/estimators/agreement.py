@@ -1,0 +1,264 @@
+"""What the sites of a fit agree on before round 0, by questions and answers that are sums over rows.
+
+In one process `Federated.fit` computes the same from all rows; between machines `converse` puts the questions, `answer`
+is a site's half, and the `Agreement` that comes of it is what every site and the server build the same problem from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednmap.algorithms import FedNMap
+from fednmap.core import Regularizer, declared
+from fednmap.data.clients import ClientData
+from fednmap.estimators.engine import MEMORY, smoothness
+from fednmap.estimators.families import Family
+from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
+from fednmap.estimators.prepare import LEAST, Parameters, dense
+from fednmap.estimators.sites import Floats, Sites, no_site_of_one
+from fednmap.estimators.standardise import Scaling, from_moments
+from fednmap.estimators.task import Task
+from fednmap.names import InputError
+from fednmap.regularizers import Box, Separable
+from fednmap.tables import FederatedPreprocessor, Table
+from fednmap.tables import statistics as columns
+
+Question = columns.Question
+Answers = columns.Answers
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """The columns, classes, moments and the curvature of a fit; everything is a sum over sites, and JSON."""
+
+    task: Task
+    statistics: tuple[columns.Statistic, ...]
+    rows: dict[str, int]
+    """Of every site, in the order in which the server knows them."""
+    classes: tuple[str, ...]
+    mean: Floats
+    deviation: Floats
+    y: tuple[Floats, Floats]
+    """Values and their shares, with the mean and deviation of y, or the shares of its classes."""
+    L: float
+    """The smoothness of f, at most."""
+
+    @cached_property
+    def preprocessor(self) -> FederatedPreprocessor:
+        return self.task.preprocessor().know(self.statistics)
+
+    @cached_property
+    def family(self) -> Family:
+        return self.task.made_family()
+
+    @property
+    def names(self) -> list[str]:
+        return [str(name) for name in self.preprocessor.get_feature_names_out()]
+
+    @property
+    def outputs(self) -> int:
+        return len(self.classes) if len(self.classes) > 2 else 1
+
+    def row_weight(self, site: str) -> float:
+        """What a row of the site counts in f."""
+        if self.task.weights == "samples":
+            return 1 / sum(self.rows.values())
+        return 1 / (self.rows[site] * len(self.rows))
+
+    def weight(self, site: str) -> float:
+        """What the site counts in f."""
+        return self.row_weight(site) * self.rows[site]
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        return from_moments(self.mean, self.deviation, standardize=self.task.standardize, free_level=True)
+
+    @cached_property
+    def constants(self) -> Floats:
+        """Where the numbers begin that the family estimates once for all rows."""
+        return self.family.constants(*self.y)
+
+    @property
+    def unit(self) -> float:
+        """Tolerances are relative to it."""
+        return self.family.unit(*self.y)
+
+    @property
+    def start(self) -> Tensor:
+        """Coefficients, one output after another, then the intercepts, then what the family estimates once."""
+        first = self.family.first(*self.y, self.outputs) if self.family.level else np.zeros(0)
+        return torch.from_numpy(np.concatenate([np.zeros(self._end), first, self.constants]))
+
+    def parameters(self, x: Tensor) -> Parameters:
+        """The model on the scale of the given columns."""
+        end, level = self._end, self.family.level
+        intercept = x[end : end + self.outputs].numpy() if level else np.zeros(self.outputs)
+        coef, constant = self.scaling.original(x[:end].reshape(self.outputs, -1).numpy(), intercept)
+        return Parameters(coef, constant, float(x[-1]) if len(self.constants) else None)
+
+    @property
+    def _end(self) -> int:
+        """Of the coefficients in x."""
+        return self.outputs * len(self.mean)
+
+    def local(self, table: Table) -> Any:
+        """f_i of a site: the mean loss of its rows, on scaled columns."""
+        X = self.preprocessor.transform(self.task.features(table))
+        scaled = self.scaling.apply(X)
+        data = ClientData(dense(scaled), dense(_targets(self.task, table, self.classes)), dense(np.array([len(X)])))
+        return self.family.problem(
+            data, self.outputs, intercept=self.family.level, weights=dense(np.ones(1)), sample_weights=None
+        )
+
+    def phi(self) -> Regularizer:
+        """The penalty on the coefficients; the intercepts are left alone."""
+        task = self.task
+        groups = self.preprocessor.groups() if penalty_name(task.penalty) in GROUPED else None
+        numbers = group_numbers(groups, self.names)
+        on_them = regularizer(task.penalty, settled_lam(task.penalty, task.lam), task.l1_ratio, numbers, self.outputs)
+        parts: list[tuple[slice, Regularizer]] = [(slice(0, self._end), on_them)]
+        if len(self.constants):
+            size = len(self.start)
+            least = LEAST * float(self.constants.min())
+            parts.append((slice(size - len(self.constants), size), Box(least, float("inf"))))
+        return Separable(parts)
+
+    @property
+    def gamma(self) -> float:
+        rho = self.phi().rho
+        return min(1 / self.L, 0.5 / rho if rho > 0 else np.inf)
+
+    def method(self) -> FedNMap:
+        """As `estimators.engine` has it: exact gradients, one local step, memory."""
+        memory = min(MEMORY, len(self.start))
+        return FedNMap(self.phi(), eta_a=self.task.step / self.L, eta_s=1.0, Q=1, gamma=self.gamma, memory=memory)
+
+    def said(self) -> dict[str, Any]:
+        """As JSON; `heard` is the way back."""
+        return {
+            "task": self.task.model_dump(),
+            "statistics": columns.as_said(self.statistics),
+            "rows": self.rows,
+            "classes": list(self.classes),
+            "mean": self.mean.tolist(),
+            "deviation": self.deviation.tolist(),
+            "y": [part.tolist() for part in self.y],
+            "L": self.L,
+        }
+
+    @classmethod
+    def heard(cls, said: dict[str, Any]) -> Agreement:
+        return cls(
+            Task.make(**said["task"]),
+            columns.statistics_from(said["statistics"]),
+            dict(said["rows"]),
+            tuple(said["classes"]),
+            np.array(said["mean"], float),
+            np.array(said["deviation"], float),
+            (np.array(said["y"][0], float), np.array(said["y"][1], float)),
+            float(said["L"]),
+        )
+
+
+def converse(task: Task) -> Generator[Question, Answers, Agreement]:
+    """All questions of a fit, from the columns to the curvature."""
+    statistics = yield from task.preprocessor().conversation()
+    about = yield {"ask": "target"}
+    rows = {site: int(part["rows"]) for site, part in about.items()}
+    classes: tuple[str, ...] = ()
+    if task.family == "logistic":
+        classes = tuple(sorted({name for part in about.values() for name in part["classes"]}))
+        if len(classes) < 2:
+            raise InputError(f"the target {task.target!r} holds one class only, {classes[0]!r}; two are needed")
+    if task.family == "cox" and not sum(part["events"] for part in about.values()):
+        raise InputError("there is no event at any site; a Cox model needs some")
+    nothing = np.zeros(0)
+    known = Agreement(task, statistics, rows, classes, nothing, nothing, (nothing, nothing), 1.0)
+    sums = _summed((yield {"ask": "sums", "agreement": known.said()}))
+    squares = _summed((yield {"ask": "squares", "agreement": known.said(), "mean": sums["x"], "y": sums["y"]}))
+    mean, deviation = np.array(sums["x"]), np.sqrt(squares["x"])
+    y = _stand_in(task, sums, squares)
+    known = Agreement(task, statistics, rows, classes, mean, deviation, y, 1.0)
+    curvature = yield {"ask": "curvature", "agreement": known.said()}
+    L = sum(known.weight(site) * float(part["L"]) for site, part in curvature.items())
+    return Agreement(task, statistics, rows, classes, mean, deviation, y, L or 1.0)
+
+
+def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
+    """A site's answer; what it must not tell, or cannot, is refused in its name."""
+    ask = question["ask"]
+    if ask == "target":
+        no_site_of_one(Sites((table.name, ""), np.zeros(table.rows, np.intp)))
+        return _about_target(task, table)
+    if ask not in ("sums", "squares", "curvature"):
+        return columns.answer(question, task.features(table))
+    known = Agreement.heard(question["agreement"])
+    if ask == "curvature":
+        problem = known.local(table)
+        own = declared(problem).smoothness
+        return {"L": float(own() if own is not None else smoothness(problem, known.start))}
+    X = known.preprocessor.transform(task.features(table))
+    y = _targets(task, table, known.classes)
+    weight = np.full(len(X), known.row_weight(table.name))
+    if ask == "sums":
+        return {"x": (weight @ X).tolist(), "y": _y_sums(task, y, weight, len(known.classes))}
+    about_y = 0.0 if task.family in ("logistic", "cox") else float(weight @ np.square(y - question["y"][0]))
+    return {"x": (weight @ np.square(X - np.array(question["mean"]))).tolist(), "y": [about_y]}
+
+
+def _about_target(task: Task, table: Table) -> dict[str, Any]:
+    y = task.y(table)
+    said: dict[str, Any] = {"rows": table.rows}
+    if task.family == "logistic":
+        return said | {"classes": sorted(set(y.tolist()))}
+    if task.family == "cox":
+        if bool(y[:, 1].any()):
+            task.made_family().check(y, Sites((table.name, ""), np.zeros(len(y), np.intp)))
+        return said | {"events": int((y[:, 1] == 1).sum())}
+    if not bool(np.isfinite(y).all()):
+        raise InputError(f"{table.where}the target {task.target!r} holds infinity; leave the row out")
+    if task.family == "poisson" and bool((y < 0).any()):
+        row = int((y < 0).argmax())
+        raise InputError(f"{table.where}{task.target!r} is {y[row]:g} in row {row}; counts must be at least 0")
+    return said
+
+
+def _targets(task: Task, table: Table, classes: tuple[str, ...]) -> Floats:
+    y = task.y(table)
+    if task.family != "logistic":
+        return y
+    number = {name: k for k, name in enumerate(classes)}
+    return np.array([number[name] for name in y], float)
+
+
+def _y_sums(task: Task, y: Floats, weight: Floats, classes: int) -> list[float]:
+    if task.family == "cox":
+        return []
+    if task.family == "logistic":
+        found: list[float] = np.bincount(y.astype(np.intp), weight, classes).tolist()
+        return found
+    return [float(weight @ y)]
+
+
+def _stand_in(task: Task, sums: dict[str, Any], squares: dict[str, Any]) -> tuple[Floats, Floats]:
+    """Few values that have the shares of y's classes, or its mean and deviation."""
+    if task.family == "logistic":
+        return np.arange(len(sums["y"]), dtype=float), np.array(sums["y"])
+    if task.family == "cox":
+        return np.zeros(0), np.zeros(0)
+    mean, deviation = float(sums["y"][0]), float(np.sqrt(squares["y"][0]))
+    return np.array([mean - deviation, mean + deviation]), np.array([0.5, 0.5])
+
+
+def _summed(answers: Answers) -> dict[str, Any]:
+    """Sums over the sites."""
+    return {
+        name: np.sum([np.array(part[name], float) for part in answers.values()], axis=0).tolist() for name in ("x", "y")
+    }

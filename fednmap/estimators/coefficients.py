@@ -1,0 +1,33 @@
+"""The table of coefficients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fednmap.estimators.folder import FittedModel
+
+RATIOS = {"logistic": "odds ratio", "cox": "hazard ratio", "poisson": "rate ratio"}
+
+
+def coefficient_rows(model: FittedModel, path: Any, errors: Any) -> tuple[list[str], list[list[Any]]]:
+    """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters."""
+    head = [*(["class"] if len(model.coef) > 1 else []), "name", "coefficient"]
+    head += [RATIOS[model.family]] if model.family in RATIOS else []
+    head += ["standard error", "low", "high", "p"] if errors is not None else []
+    head += ["enters at lam"] if path is not None else []
+    rows = []
+    for k, coefs in enumerate(model.coef):
+        constant = [] if model.family == "cox" else [("(intercept)", float(model.intercept[k]))]
+        for j, (name, value) in enumerate([*zip(model.columns, map(float, coefs), strict=True), *constant]):
+            value += 0.0  # no minus before a zero
+            row: list[Any] = [*([model.classes[k]] if len(model.coef) > 1 else []), name, value]
+            row += [float(np.exp(value))] if model.family in RATIOS else []
+            if errors is not None:
+                row += [float(v[j]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
+            if path is not None:
+                enters = path.enters[j] if j < len(model.columns) else np.nan
+                row.append(None if np.isnan(enters) else float(enters))
+            rows.append(row)
+    return head, rows

@@ -1,0 +1,119 @@
+"""What is to be fitted to tables: target, family, penalty; and how a site's table becomes targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fednmap.estimators.families import FAMILIES, Cox, Family, family
+from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
+from fednmap.estimators.sites import Floats
+from fednmap.names import InputError, choose
+from fednmap.tables import FederatedPreprocessor, Table, as_word
+from fednmap.tables.table import Column, is_words, missing
+
+
+class Task(BaseModel):
+    """The settings of a fit to tables; the description of each is its help text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    family: str = Field("logistic", description="gaussian, logistic, poisson, huber or cox.")
+    target: str | None = Field(None, description="The column to predict; for a Cox model time and event.")
+    time: str | None = Field(None, description="Cox: the column of times.")
+    event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
+    drop_columns: str = Field("", description="Columns to leave out, separated by commas.")
+    categorical: str = Field("", description="Columns whose numbers are codes, separated by commas.")
+    impute: str = Field("mean", description="What fills a gap in a number: mean or median.")
+    penalty: str = Field("l1", description="none, l1, ridge, elastic-net, mcp, scad, group-lasso, nonnegative, ...")
+    lam: float | None = Field(None, ge=0, description="Weight of the penalty; default 0.01.")
+    l1_ratio: float = Field(0.5, ge=0, le=1, description="The share of l1 in elastic-net and sparse-group-lasso.")
+    standardize: bool = Field(True, description="Penalise coefficients of standardised columns.")
+    weights: str = Field("samples", description="samples counts every row once, sites every site alike.")
+    ties: str = Field("efron", description="Cox: efron or breslow.")
+    tol: float = Field(1e-6, gt=0, description="|F_nat| at which the fit ends.")
+    max_rounds: int = Field(1000, ge=1, description="Rounds, at most.")
+    step: float = Field(1.0, gt=0, le=1, description="Share of 1 / L that is a step; halve it if the run diverges.")
+
+    @classmethod
+    def make(cls, **values: Any) -> Task:
+        """Validated as a whole: one InputError with a line for each mistake."""
+        try:
+            task = cls(**values)
+        except ValidationError as error:
+            lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}, given {e['input']!r:.40}" for e in error.errors()]
+            raise InputError("\n".join(lines)) from None
+        choose("family", task.family, FAMILIES)
+        choose("penalty", penalty_name(task.penalty), PENALTIES)
+        choose("way to weigh", task.weights, dict.fromkeys(("samples", "sites")))
+        settled_lam(task.penalty, task.lam)
+        check_goals(task.family, task.target, task.time, task.event)
+        return task
+
+    @property
+    def goals(self) -> list[str]:
+        """The columns that y is made of."""
+        return [name for name in (self.target, self.time, self.event) if name is not None]
+
+    def made_family(self) -> Family:
+        return Cox(self.ties) if self.family == "cox" else family(self.family)
+
+    def preprocessor(self) -> FederatedPreprocessor:
+        return FederatedPreprocessor(self.impute, categorical=listed(self.categorical))
+
+    def features(self, rows: Table) -> Table:
+        return rows.without([*self.goals, *listed(self.drop_columns)])
+
+    def y(self, rows: Table) -> Column:
+        """The targets of one site: words for labels, numbers, or (time, event)."""
+        if self.time is not None and self.event is not None:
+            return np.stack([numbers(rows, name) for name in (self.time, self.event)], 1)
+        assert self.target is not None  # checked when the task was made
+        if self.family == "logistic":
+            return labels(rows, self.target)
+        return numbers(rows, self.target)
+
+
+def listed(words: str | None) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in (words or "").split(",") if name.strip()]
+
+
+def check_goals(kind: str | None, target: str | None, time: str | None, event: str | None) -> None:
+    """Refuse columns to predict that do not go together."""
+    if (time is None) != (event is None):
+        raise InputError("a Cox model needs both --time and --event")
+    if time is not None and (target is not None or kind not in (None, "cox")):
+        raise InputError("--time and --event are for --family cox, without --target")
+    if time is None and kind == "cox":
+        raise InputError("--family cox needs --time and --event instead of --target")
+    if time is None and target is None:
+        raise InputError("say what to predict: --target COLUMN, or --time and --event for a Cox model")
+
+
+def labels(rows: Table, name: str) -> Column:
+    """A column of labels as words."""
+    values = complete(rows, name)
+    return np.array([as_word(v) for v in values], object)
+
+
+def numbers(rows: Table, name: str) -> Floats:
+    """A column of numbers without gaps."""
+    values = complete(rows, name)
+    if is_words(values):
+        raise InputError(f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed")
+    return values
+
+
+def complete(rows: Table, name: str) -> Column:
+    """A column without gaps."""
+    values = rows[name]
+    gaps = missing(values)
+    if bool(gaps.any()):
+        raise InputError(
+            f"{rows.where}the target {name!r} has no value in row {int(gaps.argmax())}"
+            f"{f' and {int(gaps.sum()) - 1} more' if gaps.sum() > 1 else ''}; leave the rows out"
+        )
+    return values

@@ -1,0 +1,262 @@
+"""A linear model of tables between real machines: every node reads its own file, and the fit is the estimator's.
+
+Before round 0 the server puts questions to the sites (`fednmap.estimators.agreement`): which columns and levels there
+are, sums and squared deviations, the classes of the target, the curvature. What comes of it, the agreement, goes to
+every site, which keeps it on its disk. Then rounds as ever: FedNMap with exact gradients, one local step and memory,
+until |F_nat| is small. The run folder ends with `model.json`, the model on the scale of the tables' own columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fednmap.estimators import folder as kept
+from fednmap.estimators.agreement import Agreement, answer, converse
+from fednmap.estimators.coefficients import coefficient_rows
+from fednmap.estimators.penalties import settled_lam
+from fednmap.estimators.task import Task
+from fednmap.flower import client as plain
+from fednmap.flower.local import LocalProblem
+from fednmap.flower.plan import Plan
+from fednmap.flower.roster import Roster, exchange
+from fednmap.flower.server import HELLO, Coordinator
+from fednmap.flower.settings import Federation, client_name
+from fednmap.names import InputError, unknown
+from fednmap.runs.configuration import Config
+from fednmap.runs.files import from_json, to_json, write_atomically
+from fednmap.runs.folder import RunFolder
+from fednmap.tables import Table, table
+from fednmap.tables.statistics import Answers, Question, carry
+
+AGREEMENT = "agreement.json"
+QUESTION = f"{MessageType.QUERY}.tables"
+
+LoadTable = Callable[[Context], Any]
+
+log = logging.getLogger("flwr")
+
+
+def read(run_config: Mapping[str, Any]) -> tuple[Task, Federation]:
+    """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
+    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
+    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
+    for key in given:
+        if key not in Task.model_fields:
+            raise unknown("setting", key, [*Task.model_fields, *Federation.model_fields])
+    federation = Federation.make(**own | {"measure_stationarity": True})
+    return Task.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
+
+
+def _settings(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
+    """What the common part of the app reads; the method is the agreement's."""
+    federation = read(run_config)[1]
+    return Config.make(data="own", clients=len(federation.names), batch_size=0, dtype="float64"), federation
+
+
+def client_app(load: LoadTable) -> ClientApp:
+    """The app of a site's node.
+
+    load: this site's rows, as a frame or a `fednmap.tables.Table` with named columns; called once per message.
+    """
+
+    def rows(context: Context) -> Table:
+        return Table(table(load(context)).columns, client_name(context.node_config["client"]))
+
+    def local(context: Context) -> LocalProblem:
+        known, site = _agreed(context), client_name(context.node_config["client"])
+        return LocalProblem(known.local(rows(context)), weight=known.weight(site) * len(known.rows))
+
+    app = plain.client_app(
+        local,
+        plan=lambda context, _: plan_of(_agreed(context)),
+        settings=_settings,
+    )
+
+    @app.query("tables")
+    def asked(message: Message, context: Context) -> Message:
+        """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
+        question = json.loads(str(message.content["question"]["json"]))
+        try:
+            said = _keep(context, question) if question["ask"] == "agree" else _told(question, rows(context), context)
+            content = RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
+        except InputError as error:
+            content = RecordDict({"refused": ConfigRecord({"why": str(error)})})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def server_app() -> ServerApp:
+    """The app of the server: the agreement, the rounds, the model."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        torch.set_num_threads(1)
+        fit(grid, *read(context.run_config))
+
+    return app
+
+
+def fit(grid: Grid, task: Task, federation: Federation) -> dict[str, Any]:
+    """One fit between machines; the closing numbers. The run folder holds the model."""
+    path = federation.run_folder
+    if federation.resume:
+        known = Agreement.heard(from_json(path / AGREEMENT, dict))
+        if known.task != task:
+            raise InputError(f"the settings differ from those of {path}; keep them, or begin a new run")
+    else:
+        known = agree(grid, task, federation)
+        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.said())})
+    config = config_of(known)
+    coordinator = Coordinator(grid, config, federation, lambda *_: plan_of(known))
+    closing = coordinator.run()
+    save(path, known, closing, coordinator)
+    return closing
+
+
+def agree(grid: Grid, task: Task, federation: Federation) -> Agreement:
+    """Ask every site until the server knows what the fit needs; then all of them know it."""
+    path = federation.run_folder
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
+    roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
+    roster.wait(len(federation.names), federation.deadline)
+
+    def ask(question: Question) -> Answers:
+        return ask_all(grid, roster, federation, question)
+
+    known = carry(converse(task), ask)
+    ask({"ask": "agree", "agreement": known.said()})
+    log.info("%d sites agree on %d columns of %d rows", len(known.rows), len(known.names), sum(known.rows.values()))
+    return known
+
+
+def ask_all(grid: Grid, roster: Roster, federation: Federation, question: Question) -> Answers:
+    """The answers of all sites, in the fixed order; a site that refuses ends the run, with its reason."""
+    content = RecordDict({"question": ConfigRecord({"json": json.dumps(question)})})
+    found: dict[str, dict[str, Any]] = {}
+    for _ in range(federation.attempts):
+        nodes = {name: node for name, node in roster.refresh().items() if name not in found}
+        for name, reply in exchange(grid, nodes, QUESTION, lambda _: content, federation.deadline).replies.items():
+            if "refused" in reply:
+                why = str(reply["refused"]["why"])
+                raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
+            found[name] = json.loads(str(reply["answer"]["json"]))
+        if len(found) == len(federation.names):
+            return {name: found[name] for name in federation.names}
+        roster.wait(len(federation.names), federation.deadline)
+    missing = ", ".join(name for name in federation.names if name not in found)
+    raise TimeoutError(f"no answer about {question['ask']!r} from {missing}; begin again when they are connected")
+
+
+def plan_of(known: Agreement) -> Plan:
+    """The same on the server and at every site."""
+    method, scaling = known.method(), known.scaling
+    scale = [1 / v if v else 1.0 for v in scaling.factor.tolist()]
+    about = {"features": known.names, "labels": known.classes, "scaling": (scaling.shift.tolist(), scale)}
+    return Plan(
+        method,
+        method.phi,
+        known.start,
+        measure_gamma=known.gamma,
+        inputs=(len(known.names),),
+        about=about | {"intercept": known.family.level},
+    )
+
+
+def config_of(known: Agreement) -> Config:
+    """What run.toml says of the fit; `model.json` and `agreement.json` say the rest."""
+    task, method = known.task, known.method()
+    model = {"gaussian": "least-squares", "logistic": "logistic"}.get(task.family, "auto")
+    return Config.make(
+        algorithms=("fednmap",),
+        data="own",
+        model=model,
+        clients=len(known.rows),
+        reg="none",
+        memory=method.memory,
+        gamma=method.gamma,
+        eta_a=method.eta_a,
+        local_steps=1,
+        batch_size=0,
+        rounds=task.max_rounds,
+        eval_every=task.max_rounds,
+        tol_absolute=task.tol * known.unit,
+        dtype="float64",
+        measure_gamma=known.gamma,
+    )
+
+
+def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coordinator) -> None:
+    """The model on the scale of the tables' columns, by their names, where `fednmap predict` looks for it."""
+    found = coordinator.folder.model(coordinator.job)
+    if found is None:
+        return
+    task, parameters = known.task, known.parameters(found.parameters["x"])
+    model = kept.FittedModel(
+        task.family,
+        " and ".join(task.goals),
+        tuple(known.names),
+        parameters.coef,
+        parameters.intercept,
+        known.classes,
+        known.preprocessor,
+    )
+    about = {
+        "data": "own",
+        "penalty": task.penalty,
+        "lam": settled_lam(task.penalty, task.lam),
+        "standardize": task.standardize,
+        "weights": task.weights,
+        "rounds": closing["rounds"],
+        "bytes_sent": closing["bytes_up"] + closing["bytes_down"],
+        "objective": closing["objective"],
+        "converged": str(closing["ended"]).startswith("converged"),
+        "sites": [{"site": s, "rows": n, "weight": known.weight(s)} for s, n in known.rows.items()],
+    }
+    kept.save(path, about, model)
+    head, rows = coefficient_rows(model, None, None)
+    write_atomically(path / "coefficients.csv", kept.as_csv(head, rows).encode())
+
+
+def _told(question: Question, rows: Table, context: Context) -> dict[str, Any]:
+    task, _ = read(context.run_config)
+    return answer(question, rows, task)
+
+
+def _keep(context: Context, question: Question) -> dict[str, Any]:
+    """Keep what was agreed, if this site is part of it."""
+    said, site = question["agreement"], client_name(context.node_config["client"])
+    known, (task, _) = Agreement.heard(said), read(context.run_config)
+    if known.task != task or site not in known.rows:
+        raise InputError(f"what was agreed is not what the settings of {site!r} say; give all machines the same app")
+    path = _place(context)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_json(said))
+    return {}
+
+
+def _agreed(context: Context) -> Agreement:
+    path = _place(context)
+    if not path.exists():
+        raise InputError(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
+    return Agreement.heard(from_json(path, dict))
+
+
+def _place(context: Context) -> Path:
+    """Where a site keeps what was agreed for the run of these settings."""
+    task, federation = read(context.run_config)
+    which = [task.model_dump(), list(federation.names), str(federation.run_folder)]
+    name = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:16]
+    return plain._state_dir(context) / "agreements" / client_name(context.node_config["client"]) / f"{name}.json"

@@ -1,0 +1,101 @@
+"""The coefficients of a linear model by the names of their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from fednmap.runs.folder import Model
+
+MOST = 30
+"""Coefficients that a terminal shows; files have them all."""
+
+
+class Coefficient(NamedTuple):
+    """One number of a model, for a column as it was given."""
+
+    label: str
+    """Whose score it is part of; empty where there is one score."""
+    name: str
+    value: float
+    standard: float
+    """For the column as it was trained on: of deviation 1 where columns were standardised."""
+
+
+def coefficients(model: Model) -> list[Coefficient]:
+    """All of them, the intercepts last; none where the model is not linear or its columns have no names."""
+    p = len(model.features)
+    if not p or list(model.parameters) != ["x"]:
+        return []
+    x = model.parameters["x"].double().numpy()
+    outputs = len(model.labels) if len(model.labels) > 2 else 1
+    if len(x) != outputs * (p + model.intercept):
+        return []
+    inner = x[: outputs * p].reshape(outputs, p)
+    constant = x[outputs * p :] if model.intercept else np.zeros(outputs)
+    shift, scale = (np.array(part) for part in model.scaling) if model.scaling[0] else (np.zeros(p), np.ones(p))
+    outer = inner / scale
+    found = []
+    for k in range(outputs):
+        label = model.labels[k] if outputs > 1 else ""
+        each = zip(model.features, outer[k].tolist(), inner[k].tolist(), strict=True)
+        found += [Coefficient(label, *one) for one in each]
+        if model.intercept:
+            level = float(constant[k])
+            found.append(Coefficient(label, "(intercept)", level - float(outer[k] @ shift), level))
+    return found
+
+
+def shown(models: Mapping[str, Model]) -> list[Table]:
+    """A table for the terminal per model: what is not zero, the largest first."""
+    tables = []
+    for title, model in models.items():
+        kept, left_out = _largest(coefficients(model))
+        if not kept:
+            continue
+        what = f", for {model.labels[1]}" if len(model.labels) == 2 else ""
+        scaled, several = bool(model.scaling[0]), len(model.labels) > 2
+        names = [*(["label"] if several else []), "column", "coefficient", *(["standardised"] if scaled else [])]
+        more = f"{left_out} more are not zero" if left_out else None
+        table = Table(*names, title=f"{title}{what}", caption=more, box=box.SIMPLE_HEAD, header_style="bold")
+        for c in kept:
+            numbers = [f"{c.value:.4g}", *([f"{c.standard:.4g}"] if scaled else [])]
+            table.add_row(*([c.label] if several else []), c.name, *numbers)
+        tables.append(table)
+    return tables
+
+
+def page(models: Mapping[str, Model]) -> str:
+    """The same as HTML, with all coefficients that are not zero in some model."""
+    found = {title: coefficients(model) for title, model in models.items()}
+    found = {title: rows for title, rows in found.items() if rows}
+    if not found:
+        return ""
+    keys = list(dict.fromkeys((c.label, c.name) for rows in found.values() for c in rows))
+    values = {title: {(c.label, c.name): c.value for c in rows} for title, rows in found.items()}
+    labels = next(model.labels for title, model in models.items() if title in found)
+    of = f", for {escape(labels[1])}" if len(labels) == 2 else ""
+    head = "".join(f"<th>{escape(title)}</th>" for title in found)
+    body = "".join(
+        f"<tr><td>{escape(f'{label}: {name}' if label else name)}</td>"
+        + "".join(f"<td>{values[title].get((label, name), 0.0):.4g}</td>" for title in found)
+        + "</tr>"
+        for label, name in keys
+        if any(values[title].get((label, name)) for title in found)
+    )
+    return (
+        f"<h2>Coefficients</h2><p>By column{of}, on the scale on which the columns were given; those that are zero "
+        f"everywhere are left out.</p><div class=wide><table><thead><tr><th>column</th>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _largest(found: list[Coefficient]) -> tuple[list[Coefficient], int]:
+    """The largest by their standard size, intercepts last; and how many others are not zero."""
+    some = sorted((c for c in found if c.value and c.name != "(intercept)"), key=lambda c: -abs(c.standard))
+    return [*some[:MOST], *(c for c in found if c.name == "(intercept)")], max(0, len(some) - MOST)

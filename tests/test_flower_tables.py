@@ -1,0 +1,241 @@
+"""A fit of tables between machines is the estimator's: in one process here, between real processes where slow."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flower_grid import FakeGrid
+from hospital_files import write_hospitals
+from public_data import needs
+
+from fednmap import InputError
+from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
+from fednmap.estimators import folder as kept
+from fednmap.flower import tables
+from fednmap.flower.launch import Launcher
+from fednmap.flower.new import write
+from fednmap.tables import FederatedPreprocessor, read, read_sites
+
+NAMES = ("basel", "bern", "chur", "zug")
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    return write_hospitals(tmp_path / "hospitals")
+
+
+def fit(hospitals, load=None, fault=None, **settings):
+    """The app in one process: its closing numbers and its run folder."""
+    folder = hospitals.parent
+    given = {"names": ",".join(NAMES), "run-folder": str(folder / "run"), "deadline": 5.0}
+    given |= {key.replace("_", "-"): v for key, v in settings.items()}
+    app = tables.client_app(load or (lambda context: read(hospitals / f"{context.node_config['client']}.csv")))
+    grid = FakeGrid({101 + i: name for i, name in enumerate(NAMES)}, app, given, folder / "states", fault)
+    return tables.fit(grid, *tables.read(given)), folder / "run"
+
+
+def pooled(hospitals, goals, drop, **options):
+    """All rows in one place, as the estimators take them."""
+    sites = read_sites(f"csv:{hospitals}")
+    features = {name: t.without([*goals, *drop]) for name, t in sites.items()}
+    preprocessor = FederatedPreprocessor(**options).fit(features)
+    X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+    y = np.concatenate([np.stack([t[g] for g in goals], 1) for t in sites.values()])
+    where = np.repeat(list(sites), [t.rows for t in sites.values()])
+    return X, y[:, 0] if len(goals) == 1 else y, where, list(preprocessor.get_feature_names_out())
+
+
+LOGISTIC = [
+    {"penalty": "l1", "lam": 0.01},
+    {"penalty": "none"},
+    {"penalty": "mcp", "lam": 0.02, "weights": "sites"},
+    {"penalty": "ridge", "lam": 0.1, "impute": "median"},
+]
+
+
+@pytest.mark.parametrize("options", LOGISTIC, ids=lambda o: o["penalty"])
+def test_logistic_regression_is_the_estimators(hospitals, options):
+    closing, run = fit(hospitals, target="outcome", drop_columns="time,event", tol=1e-11, **options)
+    assert str(closing["ended"]).startswith("converged")
+    impute = {"impute": options.pop("impute")} if "impute" in options else {}
+    X, y, where, names = pooled(hospitals, ["outcome"], ["time", "event"], **impute)
+    alone = FederatedLogisticRegression(tol=1e-11, **options).fit(X, y.astype(str), where)
+    model = kept.load(run)
+    assert list(model.columns) == names
+    assert model.classes == ("healthy", "sick")
+    assert np.abs(model.coef - alone.coef_).max() <= 1e-8
+    assert np.abs(model.intercept - alone.intercept_).max() <= 1e-8 * max(1, np.abs(alone.intercept_).max())
+    said = model.predict(read(hospitals / "zug.csv"))
+    assert said["P(sick)"] == pytest.approx(alone.predict_proba(X[where == "zug"])[:, 1], abs=1e-8)
+
+
+FAMILIES = [
+    ({"family": "gaussian", "target": "time"}, ["event", "outcome"]),
+    ({"family": "huber", "target": "time"}, ["event", "outcome"]),
+    ({"family": "poisson", "target": "event"}, ["time", "outcome"]),
+    ({"family": "logistic", "target": "ecg"}, ["time", "event", "outcome"]),
+]
+
+
+@pytest.mark.parametrize(("settings", "drop"), FAMILIES, ids=[f"{s['family']}-{s['target']}" for s, _ in FAMILIES])
+def test_every_family_is_the_estimators(hospitals, settings, drop):
+    closing, run = fit(hospitals, **settings, drop_columns=",".join(drop), penalty="elastic-net", lam=0.02, tol=1e-10)
+    assert str(closing["ended"]).startswith("converged")
+    X, y, where, _ = pooled(hospitals, [settings["target"]], drop)
+    y = y.astype(str) if settings["family"] == "logistic" else y.astype(float)
+    alone = FederatedGLM(settings["family"], penalty="elastic-net", lam=0.02, tol=1e-10).fit(X, y, where)
+    model = kept.load(run)
+    assert np.abs(model.coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
+    assert closing["objective"] == pytest.approx(alone.objective_, abs=1e-9)
+
+
+def test_cox_is_the_estimators(hospitals):
+    _, run = fit(hospitals, family="cox", time="time", event="event", penalty="l1", drop_columns="outcome", tol=1e-11)
+    X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
+    alone = FederatedCoxRegression("l1", tol=1e-11).fit(X, y.astype(float), where)
+    assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+
+
+def test_codes_as_categories_and_groups(hospitals):
+    _, run = fit(
+        hospitals,
+        **{"target": "outcome", "drop_columns": "time", "categorical": "event"},
+        **{"penalty": "group-lasso", "lam": 0.01, "tol": 1e-10},
+    )
+    assert "event=1" in kept.load(run).columns
+    assert (run / "coefficients.csv").read_text().startswith("name,coefficient,odds ratio\n")
+
+
+def test_only_sums_leave_a_site(hospitals):
+    """No answer of a site has as many numbers as it has rows."""
+    said = []
+
+    def listen(name, message, answer):
+        reply = answer()
+        said.append(str(reply.content["answer"]["json"]) if "answer" in reply.content else "")
+        return [reply]
+
+    fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
+    assert max(text.count(",") for text in said) < 40
+
+
+REFUSED = [
+    ({"target": "result"}, "basel: there is no column 'result'"),
+    ({"target": "pressure", "family": "gaussian"}, "the target 'pressure' has no value in row"),
+    ({"target": "sex", "family": "gaussian"}, "basel: column 'sex' holds words, such as"),
+    ({"target": "outcome", "penalty": "l3"}, "unknown penalty 'l3'"),
+    ({"target": "outcome", "reg": "l1:0.1"}, "unknown setting 'reg'"),
+    ({}, "say what to predict"),
+    ({"target": "outcome", "lam": -1.0}, "lam: Input should be greater than or equal to 0, given -1.0"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refused_in_one_line(hospitals, settings, message):
+    with pytest.raises(InputError) as refused:
+        fit(hospitals, **settings)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (hospitals.parent / "run").exists()
+
+
+def test_a_column_that_one_site_lacks_is_named(hospitals):
+    def load(context):
+        found = read(hospitals / f"{context.node_config['client']}.csv")
+        return found.without(["age"]) if context.node_config["client"] == "chur" else found
+
+    with pytest.raises(InputError, match="column 'age' is missing at site 'chur', and site 'basel' has it"):
+        fit(hospitals, load=load, target="outcome", drop_columns="time,event")
+
+
+def test_the_template_has_every_setting_and_reads_as_it_is(tmp_path):
+    write(tmp_path / "my-tables", "tables")
+    settings = tomllib.loads((tmp_path / "my-tables" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    task, federation = tables.read(settings)
+    assert (task.target, task.lam, federation.min_clients) == ("outcome", 0.01, 3)
+    assert "file='$PWD/client-0.csv'" in (tmp_path / "my-tables" / "README.md").read_text()
+    with pytest.raises(InputError, match="unknown template 'table'; did you mean 'tables'"):
+        write(tmp_path / "other", "table")
+
+
+@pytest.mark.slow
+def test_the_template_between_real_processes_is_the_estimator(tmp_path):
+    """The four hospitals of the heart-disease data, each a node with a file of its own."""
+    needs("heart_disease", "processed.va.data")
+    hospitals = tmp_path / "hospitals"
+    script = Path(__file__).parents[1] / "examples" / "hospitals" / "files.py"
+    subprocess.run([sys.executable, script, hospitals], check=True)
+    write(tmp_path / "my-tables", "tables")
+    names = [path.stem for path in sorted(hospitals.iterdir())]
+    run = tmp_path / "run"
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        for name in names:
+            launcher.supernode(name, tmp_path / "states", file=str(hospitals / f"{name}.csv"))
+        settings = {"names": ",".join(names), "lam": 0.005, "tol": 1e-10, "impute": "median"}
+        process = launcher.run(
+            tmp_path / "my-tables", run_folder=str(run), drop_columns="cholesterol", **settings
+        )  # not measured in Switzerland
+        process.wait(900)
+        assert (run / "model.json").exists(), launcher.log("run")
+    X, y, where, columns = pooled(hospitals, ["outcome"], ["cholesterol"], impute="median")
+    alone = FederatedLogisticRegression("l1", 0.005, tol=1e-10).fit(X, y.astype(str), where)
+    model = kept.load(run)
+    assert list(model.columns) == columns
+    assert np.abs(model.coef - alone.coef_).max() <= 1e-8
+    assert np.abs(model.intercept - alone.intercept_).max() <= 1e-8
+    said = command("predict", run, hospitals / "va.csv").splitlines()
+    assert said[0] == "outcome,P(healthy),P(sick)"
+    assert [float(line.split(",")[2]) for line in said[1:]] == pytest.approx(
+        alone.predict_proba(X[where == "va"])[:, 1], abs=1e-8
+    )
+    for words in (["show", run], ["report", run], ["export", run]):
+        command(*words)
+
+
+def command(*words):
+    done = subprocess.run([sys.executable, "-m", "fednmap", *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_server_that_was_killed_goes_on(hospitals):
+    settings = {"target": "outcome", "drop_columns": "time,event", "tol": 1e-10}
+
+    def killed(name, message, answer):
+        if "round" in message.content and message.content["round"]["t"] == 4:
+            raise KeyboardInterrupt
+        return [answer()]
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(hospitals, fault=killed, **settings)
+    run = hospitals.parent / "run"
+    assert not (run / "model.json").exists()
+    with pytest.raises(InputError, match=r"the settings differ from those of .*; keep them, or begin a new run"):
+        fit(hospitals, resume=True, **settings, lam=0.5)
+    with pytest.raises(InputError, match="exists already; choose another run-folder, or set resume = true"):
+        fit(hospitals, **settings)
+    fit(hospitals, resume=True, **settings)
+    X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
+    alone = FederatedLogisticRegression(tol=1e-10).fit(X, y.astype(str), where)
+    assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+
+
+def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
+    lost = []
+
+    def fault(name, message, answer):
+        if name == "chur" and "question" in message.content and len(lost) < 2:
+            lost.append(message)
+            return []
+        return [answer()]
+
+    closing, _ = fit(hospitals, fault=fault, target="outcome", drop_columns="time,event", deadline=0.3)
+    assert len(lost) == 2
+    assert str(closing["ended"]).startswith("converged")
