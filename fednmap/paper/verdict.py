@@ -14,13 +14,13 @@ import numpy as np
 from fednmap.paper.trials import Curve
 
 SMALLEST = 0.02
-"""The smallest effect that counts: final values that differ by less than this share are level, whatever their spread."""
+"""The smallest effect that counts: final values that differ by less than this share are level."""
 
 RULE = f"""\
 The final value of a trial is the mean of its measurements in the last tenth of the rounds. A is lower than B if the
 mean over the trials of log(final A / final B), trial by trial, is below zero by more than its standard deviation over
-the trials and by at least {100 * SMALLEST:g} %, the smallest effect that counts; higher if above by as much; else they are level.
-With one trial there is no spread. Ratios: geometric means."""
+the trials and by at least {100 * SMALLEST:g} %, the smallest effect that counts; higher if above by as much; else
+they are level. With one trial there is no spread. Ratios: geometric means."""
 
 
 @dataclass(frozen=True)
