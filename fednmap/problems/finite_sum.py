@@ -16,8 +16,8 @@ from torch import Tensor
 from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, stored, take
-from fednmap.names import InputError
-from fednmap.problems.minibatch import BLOCK, blocks, by_step
+from fednmap.names import InputError, choose
+from fednmap.problems.minibatch import BLOCK, Draw, blocks, by_step, reshuffled, sample_numbers
 from fednmap.problems.space import Space
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
@@ -26,6 +26,7 @@ Weight = float | Tensor
 CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
 SIDE_BY_SIDE_BYTES = 4 << 20  # one vector and one minibatch of every client that is computed side by side
 AT_ONCE_BYTES = 1 << 18  # minibatches of several steps are gathered together while they are as small as this
+REPLACEMENT, RESHUFFLE = "replacement", "reshuffle"
 MOST_PIECES = 64  # of the sums over all data: more threads than that find nothing to do
 
 
@@ -34,10 +35,13 @@ class FiniteSum(ABC):
 
     A subclass says what one weighted batch costs and what its gradient is.
 
-    batch_size: samples drawn with replacement for each local step; None for the exact gradient.
+    batch_size: samples drawn for each local step; None for the exact gradient.
     seed:       decides the minibatches, with client, round and step.
     weights:    n numbers summing to 1, None for equal weights, or "samples": every row of every client counts once.
     sample_weights: what each row counts in its client's mean; None where all count the same.
+    minibatches: "replacement", or "reshuffle": a client goes through its rows in an order that is another one in every
+                epoch, see `fednmap.problems.minibatch`.
+    local_steps: of a round, for "reshuffle": epochs then run on from round to round. None: every round begins one.
     """
 
     dim: int
@@ -55,12 +59,16 @@ class FiniteSum(ABC):
         seed: int,
         weights: Weights,
         sample_weights: RowWeights = None,
+        minibatches: str = "replacement",
+        local_steps: int | None = None,
     ) -> None:
         if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
             raise InputError(f"batch_size is {batch_size}; it must be at least 1, or None for exact gradients")
         self.data = ClientData.of(data)
         self.n = len(self.data)
         self.batch_size, self.seed = batch_size, seed
+        self.minibatches, self.local_steps = minibatches, local_steps
+        self._draw = _rule(minibatches, local_steps)
         held = sum(v.numel() * v.element_size() for v in stored(self.data.x))
         self._row_bytes = max(1, held // len(self.data.x))  # of one sample, on average
         self._sizes, self._offsets = self.data.sizes, self.data.offsets
@@ -97,6 +105,7 @@ class FiniteSum(ABC):
             "weights": self.weights,
             "sample_weights": self._counts,
             "first": self.first,
+            **({} if self.minibatches == REPLACEMENT else {RESHUFFLE: self.local_steps or 0}),
         }
 
     def exact(self) -> Self:
@@ -139,7 +148,7 @@ class FiniteSum(ABC):
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         if self.batch_size is None:
             return self._exact(clients)
-        block = blocks(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first)
+        block = blocks(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first, self._draw)
         equal, held = 1.0 / self.batch_size, self._sizes[clients.cpu()].unsqueeze(-1)
         once = BLOCK * clients.numel() * self.batch_size * self._row_bytes <= AT_ONCE_BYTES
         if once and self._counts is None and not is_sparse(self.data.x):
@@ -230,6 +239,14 @@ class FiniteSum(ABC):
 
     def _rows_at_once(self) -> int:
         return max(1, CHUNK_BYTES // self._row_bytes)
+
+
+def _rule(minibatches: str, local_steps: int | None) -> Draw:
+    """How samples are drawn."""
+    if local_steps is not None and not (isinstance(local_steps, Integral) and local_steps >= 1):
+        raise InputError(f"local_steps is {local_steps!r}; it must be at least 1, or None where it is not known")
+    rule: Draw = choose("minibatches", minibatches, {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)})
+    return rule
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class GLM(FiniteSum):
     intercept: whether there is c; it comes after the coefficients: a regularizer on `coefficients` leaves it alone.
     weights:   of the clients in f; "samples" makes f the mean over all rows of all clients.
     sample_weights: what each row counts in its client's mean (by "samples": in f).
+    minibatches, local_steps: how samples are drawn, see `FiniteSum`.
 
     Numbers that a family estimates once for all rows, such as a scale, come last in x.
 
@@ -56,6 +57,8 @@ class GLM(FiniteSum):
         seed: int = 0,
         weights: Weights = None,
         sample_weights: RowWeights = None,
+        minibatches: str = "replacement",
+        local_steps: int | None = None,
     ) -> None:
         rows = samples(data)
         self.family = _family(family, rows.y) if isinstance(family, str) else family
@@ -66,6 +69,8 @@ class GLM(FiniteSum):
             seed=seed,
             weights=weights,
             sample_weights=sample_weights,
+            minibatches=minibatches,
+            local_steps=local_steps,
         )
         self.features = self.data.x.shape[1:].numel()
         self.intercept = intercept

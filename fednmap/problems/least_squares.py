@@ -31,6 +31,8 @@ class LeastSquares(GLM):
         seed: int = 0,
         weights: Weights = None,
         sample_weights: RowWeights = None,
+        minibatches: str = "replacement",
+        local_steps: int | None = None,
     ) -> None:
         given = ClientData.of(data)
         if not given.y.is_floating_point():
@@ -48,4 +50,6 @@ class LeastSquares(GLM):
             seed=seed,
             weights=weights,
             sample_weights=sample_weights,
+            minibatches=minibatches,
+            local_steps=local_steps,
         )

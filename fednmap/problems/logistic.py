@@ -37,6 +37,8 @@ class Logistic(GLM):
         seed: int = 0,
         weights: Weights = None,
         sample_weights: RowWeights = None,
+        minibatches: str = "replacement",
+        local_steps: int | None = None,
     ) -> None:
         given = samples(data)
         self.classes = number_of_classes(labels(given.y)) if classes is None else classes
@@ -50,6 +52,8 @@ class Logistic(GLM):
             seed=seed,
             weights=weights,
             sample_weights=sample_weights,
+            minibatches=minibatches,
+            local_steps=local_steps,
         )
 
 

@@ -2,12 +2,16 @@
 
 Nothing is consumed, so every way of running (all clients at once, one by one, on other machines,
 resumed, retried) sees the same minibatches.
+
+Two rules: with replacement (`sample_numbers`), every number is drawn by itself; reshuffled (`reshuffled_numbers`),
+a client goes through its rows in an order that is another one in every epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +23,7 @@ U = TypeVar("U")
 Words = npt.NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+SWAPS = 24  # rounds of the shuffle: what a row's place and a pair's places still tell of the order before is 2^-20
 BLOCK = 16  # steps drawn in one go: the cost of numpy's calls is shared, the numbers are the same
 
 
@@ -32,6 +37,20 @@ def mix(h: Words) -> Words:
 def absorb(h: Words, value: npt.NDArray[np.int64]) -> Words:
     """The hash h extended by one more coordinate of the address."""
     return mix(h + (value.astype(np.uint64) + np.uint64(1)) * GOLDEN)
+
+
+class Draw(Protocol):
+    """A rule by which minibatches are drawn: sample numbers in [0, sizes), shape (steps, *clients.shape, batch)."""
+
+    def __call__(
+        self,
+        seed: int,
+        clients: npt.NDArray[np.int64],
+        t: int,
+        steps: npt.NDArray[np.int64],
+        batch: int,
+        sizes: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]: ...
 
 
 def sample_numbers(
@@ -51,8 +70,77 @@ def sample_numbers(
     return (scaled >> np.uint64(32)).astype(np.int64)
 
 
+def reshuffled(local_steps: int | None) -> Draw:
+    """The rule of `reshuffled_numbers` for rounds of so many local steps; None: every round begins an epoch."""
+    return partial(reshuffled_numbers, local_steps=local_steps)
+
+
+def reshuffled_numbers(
+    seed: int,
+    clients: npt.NDArray[np.int64],
+    t: int,
+    steps: npt.NDArray[np.int64],
+    batch: int,
+    sizes: npt.NDArray[np.int64],
+    *,
+    local_steps: int | None,
+) -> npt.NDArray[np.int64]:
+    """Sample numbers without replacement; shape (steps, *clients.shape, batch).
+
+    A client's rows are one endless stream: number k of it is row pi_e(k mod m) of its m rows, in epoch e = k // m, and
+    pi_e is a permutation that (seed, client, e) decides. Batch number b holds numbers b batch .. (b + 1) batch - 1, and
+    local step q of round t takes batch number t local_steps + q. So every row comes once in each epoch, whatever the
+    sizes: a batch that an epoch does not fill goes on in the next one.
+
+    local_steps: of a round; None where that is not known: every round then begins with an epoch of its own.
+    """
+    round, first = (t, 0) if local_steps is None else (0, t * local_steps)
+    places = ((first + steps) * batch).reshape(-1, *[1] * (clients.ndim + 1)) + np.arange(batch)
+    epochs, places = np.divmod(places, sizes[..., None])
+    since = epochs.min((0, -1), keepdims=True)
+    epochs -= since
+    several = np.arange(epochs.max() + 1)  # epochs of one client that these steps touch
+    h = mix(np.array([seed], dtype=np.int64).astype(np.uint64) ^ GOLDEN)  # other numbers than with replacement
+    h = absorb(absorb(absorb(h, clients[..., None]), np.array([round])), since[0] + several)
+    which = epochs + np.arange(clients.size).reshape(*clients.shape, 1) * len(several)
+    return shuffle(h.ravel(), sizes.repeat(len(several)), which, places)
+
+
+def shuffle(
+    keys: Words, sizes: npt.NDArray[np.int64], which: npt.NDArray[np.int64], x: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """pi(x), number by number, for permutations pi of 0 .. size - 1 that keys decide; `which` says whose each x is.
+
+    No permutation is stored. Swap-or-not: in each round K - x (modulo size) is x's partner, K drawn by the key, and a
+    coin that the pair shares says whether they change places.
+
+    Hoang, Morris and Rogaway, An Enciphering Scheme Based on a Card Shuffle, CRYPTO 2012, figure 1.
+    """
+    wide, size, x = sizes.astype(np.uint64), sizes.astype(np.int32)[which], x.astype(np.int32)
+    for _ in range(SWAPS):
+        keys = mix(keys + GOLDEN)
+        turn = (((keys >> np.uint64(32)) * wide) >> np.uint64(32)).astype(np.int32)
+        partner = turn[which] - x
+        partner += size & (partner >> np.int32(31))  # where it is negative
+        coin = np.maximum(x, partner).view(np.uint32) * np.uint32(0x9E3779B1)
+        coin += keys.astype(np.uint32)[which]
+        coin ^= coin >> np.uint32(15)
+        coin *= np.uint32(0x85EBCA6B)
+        coin ^= coin >> np.uint32(13)
+        coin *= np.uint32(0xC2B2AE35)
+        x = x ^ ((x ^ partner) & (coin.view(np.int32) >> np.int32(31)))  # the partner where the coin is heads
+    return x.astype(np.int64)
+
+
 def blocks(
-    seed: int, clients: Tensor, t: int, batch: int, sizes: Tensor, offsets: Tensor, first: int = 0
+    seed: int,
+    clients: Tensor,
+    t: int,
+    batch: int,
+    sizes: Tensor,
+    offsets: Tensor,
+    first: int = 0,
+    draw: Draw = sample_numbers,
 ) -> Callable[[int], Tensor]:
     """block(b): the rows of the clients' minibatches in BLOCK local steps of round t, from step b BLOCK on, shape
     (BLOCK, *clients.shape, batch).
@@ -60,6 +148,7 @@ def blocks(
     They are computed on the CPU, where sizes and offsets are.
 
     first: the number that client 0 has in the whole federation, where only some of its clients are here.
+    draw:  the rule; default with replacement.
     """
     clients = clients.cpu()
     ids = np.asarray(clients.numpy() + first)
@@ -67,16 +156,23 @@ def blocks(
 
     def block(number: int) -> Tensor:
         steps = np.arange(number * BLOCK, (number + 1) * BLOCK)
-        return torch.from_numpy(sample_numbers(seed, ids, t, steps, batch, held)) + offset
+        return torch.from_numpy(draw(seed, ids, t, steps, batch, held)) + offset
 
     return block
 
 
 def minibatches(
-    seed: int, clients: Tensor, t: int, batch: int, sizes: Tensor, offsets: Tensor, first: int = 0
+    seed: int,
+    clients: Tensor,
+    t: int,
+    batch: int,
+    sizes: Tensor,
+    offsets: Tensor,
+    first: int = 0,
+    draw: Draw = sample_numbers,
 ) -> Callable[[int], Tensor]:
     """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch)."""
-    return by_step(blocks(seed, clients, t, batch, sizes, offsets, first), lambda drawn, k: drawn[k])
+    return by_step(blocks(seed, clients, t, batch, sizes, offsets, first, draw), lambda drawn, k: drawn[k])
 
 
 def by_step(block: Callable[[int], T], pick: Callable[[T, int], U]) -> Callable[[int], U]:

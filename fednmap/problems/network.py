@@ -30,6 +30,7 @@ class Network(FiniteSum):
             Parameters with requires_grad=False stay as they are and are not part of x.
     loss:   loss(outputs, targets), the mean over the batch, such as torch.nn.functional.cross_entropy.
     data:   one pair (inputs, targets) per client.
+    minibatches, local_steps: how samples are drawn, see `FiniteSum`.
 
     Batch norm normalises by the statistics of the minibatch in gradients, and of fixed chunks of a client's rows,
     `batch_size` each, in `loss` and `gradient`; these are then exact for that choice of chunks. Running statistics
@@ -51,6 +52,8 @@ class Network(FiniteSum):
         batch_size: int | None = 32,
         seed: int = 0,
         weights: Sequence[float] | Tensor | None = None,
+        minibatches: str = "replacement",
+        local_steps: int | None = None,
     ) -> None:
         probe.check_kinds(module, loss)
         given = ClientData.of(data)
@@ -61,7 +64,9 @@ class Network(FiniteSum):
             )
         targets = probe.labels(loss, given.y)
         rows = given if targets is given.y else ClientData(given.x, targets, given.sizes)
-        super().__init__(rows, batch_size=batch_size, seed=seed, weights=weights)
+        super().__init__(
+            rows, batch_size=batch_size, seed=seed, weights=weights, minibatches=minibatches, local_steps=local_steps
+        )
         self.normalised = bool(batch_norm.layers(module))
         if self.normalised and batch_size is None:
             raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")

@@ -62,6 +62,9 @@ class Config(BaseModel):
         None, ge=1, description="Stop when psi has not fallen by 0.01 % in so many measurements."
     )
     batch_size: int = Field(32, ge=0, description="Samples of a local step; 0 for exact gradients.")
+    minibatches: Literal["replacement", "reshuffle"] = Field(
+        "replacement", description="How samples are drawn: replacement, or reshuffle (each once per epoch)."
+    )
     participation: float = Field(1.0, gt=0, le=1, description="Share of the clients drawn in a round.")
     sampler: str = Field("uniform", description="Who takes part: uniform, poisson, cyclic, or trace:FILE.")
     drop: float = Field(0.0, ge=0, lt=1, description="Probability that a reply is lost.")

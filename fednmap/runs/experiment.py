@@ -260,6 +260,8 @@ def _divide(dataset: Dataset, config: Config) -> ClientData:
 
 def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
     options: dict[str, Any] = {"batch_size": config.batch_size or None, "seed": config.seed}
+    if config.minibatches == "reshuffle":
+        options |= {"minibatches": config.minibatches, "local_steps": config.local_steps}
     if config.model == "least-squares":
         return LeastSquares(data, **options)
     if config.model == "logistic":
