@@ -6,12 +6,12 @@ Gao et al., Composite Optimization with Error Feedback: the Dual Averaging Appro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fednmap.algorithms.compressors import Compressor, compressor
 from fednmap.algorithms.hyperparameters import check, convex
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
@@ -22,7 +22,7 @@ from fednmap.regularizers.parameters import integer, positive
 class EControlDA(Algorithm):
     """EControlDA solves min f(x) + phi(x) for convex f and phi with compressed uplinks, one gradient per round.
 
-    C keeps K coordinates, delta = K/p, eta = delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), 0 when K = p::
+    C keeps K coordinates, delta = K/p, eta = delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1, 0 when K = p::
 
         client i:  D_i = C(g_i(x) - ghat_i - eta e_i);  ghat_i = ghat_i + D_i;  e_i = e_i + ghat_i - g_i(x);  send D_i
         server:    ghat = ghat + mean D_i;  S = S + ghat;  A = A + 1;  x = prox_{(A/gamma) phi}(x_0 - S/gamma)
@@ -31,7 +31,7 @@ class EControlDA(Algorithm):
 
     K:          coordinates kept: an integer, or a fraction of p below 1.
     compressor: "top" keeps the K largest in magnitude; "random" K coordinates drawn anew in each round from `seed`,
-                the same for all clients.
+                the same for all clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
     gamma:      1 / gamma is the step. Default: 1 / eta_a.
 
     >>> from fednmap.regularizers import L1
@@ -46,6 +46,7 @@ class EControlDA(Algorithm):
     gamma: float = None  # type: ignore[assignment]  # given, or set below
     compressor: str = "top"
     seed: int = 0
+    bits: int = 8
 
     traits = Traits(
         composite=True,
@@ -74,24 +75,17 @@ class EControlDA(Algorithm):
     class Up(NamedTuple):
         D: Tensor
 
-    class Packed(NamedTuple):
-        values: Tensor
-        indices: Tensor
-        size: Tensor
-
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q", "K")
         if self.Q != 1:
             raise InputError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
-        if self.K >= 1 and int(self.K) != self.K:
-            raise InputError(f"EControlDA: K is {self.K}; use a whole number of coordinates, or a fraction below 1")
-        if self.compressor not in ("top", "random"):
-            raise InputError(f"EControlDA: compressor is {self.compressor!r}; choose from top, random")
         if self.gamma is None:
             object.__setattr__(self, "gamma", 1 / self.eta_a)
         positive(self, "gamma")
         integer(self, "seed", 0)
+        integer(self, "bits", 1)
         convex(self, self.phi)
+        self._compressor()
 
     def seeded(self, seed: int) -> Self:
         return replace(self, seed=seed)
@@ -104,9 +98,9 @@ class EControlDA(Algorithm):
         return self.Down(self.model(server), server.A)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        e, ghat = client
+        (e, ghat), compress = client, self._compressor()
         gradient = g(down.x, 0)
-        D = self._compress(gradient - ghat - self._eta(e.shape[-1]) * e, down.A)
+        D = compress(gradient - ghat - compress.control(e.shape[-1]) * e, down.A)
         ghat = ghat + D
         return self.Up(D), self.Client(e + ghat - gradient, ghat)
 
@@ -117,28 +111,11 @@ class EControlDA(Algorithm):
     def model(self, server: Server) -> Tensor:
         return self.phi.prox(server.z, server.A / self.gamma)
 
-    def pack(self, up: Up) -> Packed:
-        size = up.D.shape[-1]
-        indices = up.D.abs().topk(self._kept(size)).indices
-        return self.Packed(up.D.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
+    def pack(self, up: Up) -> Any:
+        return self._compressor().pack(up.D)
 
-    def unpack(self, packed: Packed) -> Up:
-        D = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))
-        return self.Up(D.scatter(-1, packed.indices.long(), packed.values))
+    def unpack(self, packed: Any) -> Up:
+        return self.Up(self._compressor().unpack(packed))
 
-    def _kept(self, p: int) -> int:
-        return min(p, int(self.K) if self.K >= 1 else max(1, round(self.K * p)))
-
-    def _eta(self, p: int) -> float:
-        delta = self._kept(p) / p
-        rest = (1 - delta) ** 0.5
-        return delta / (3 * rest * (1 + rest)) if delta < 1 else 0.0
-
-    def _compress(self, v: Tensor, A: Tensor) -> Tensor:
-        p = v.shape[-1]
-        if self.compressor == "top":
-            indices = v.abs().topk(self._kept(p)).indices
-            return torch.zeros_like(v).scatter(-1, indices, v.gather(-1, indices))
-        chosen = np.random.default_rng([self.seed, int(A)]).choice(p, self._kept(p), replace=False)
-        mask = torch.zeros(p, dtype=v.dtype, device=v.device).index_fill(0, torch.from_numpy(chosen).to(v.device), 1)
-        return v * mask
+    def _compressor(self) -> Compressor:
+        return compressor(self.compressor, self.K, self.bits, self.seed)

@@ -1,0 +1,142 @@
+"""Compressed FedNMap: FedNMap whose clients send a part of their uplink, with error control.
+
+The method: Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Composite Federated Learning, 2026.
+The error control: Gao, Islamov and Stich, EControl: Fast Distributed Optimization with Compression and Error Control,
+ICLR 2024. Their combination is this library's own, see `docs/family.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fednmap.algorithms.compressors import Compressor, compressor
+from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
+from fednmap.algorithms.kernels import Steps
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import integer, positive
+
+
+@dataclass(frozen=True)
+class CompressedFedNMap(Algorithm):
+    """CompressedFedNMap is FedNMap with compressed uplinks: the same fixed points, a share of the bytes up.
+
+    With x = prox(z) = prox_{gamma phi}(z), c_i = h - h_i, and C one of top, random, quantised::
+
+        client i:  z_i = z
+                   Q times:  z_i = z_i - eta_a (g_i(prox(z_i)) + (z - x)/gamma + c_i)
+                   G_i = (z - z_i)/(eta_a Q) - (z - x)/gamma - c_i, its mean local gradient
+                   D_i = C(G_i - h_i - eta e_i), sent to the server
+                   h_i = h_i + D_i;   e_i = e_i + h_i - G_i
+        server:    z = z - Q eta_s eta_a ((z - x)/gamma + h + mean D_i)
+                   h = h + share * mean D_i
+
+    FedNMap's own uplink is y_i = (z - x)/gamma + h + (G_i - h_i), of which only the last part is news to the server:
+    that is compressed. h_i is what the server knows of G_i, so that h stays the mean of all h_i whatever C does, and e_i
+    sums up what the server was not told; eta e_i of it is sent on. Where C is the identity this is FedNMap.
+
+    K:          entries that top and random keep: an integer, or a fraction of p below 1.
+    compressor: "top" keeps the K largest; "random" K entries drawn anew in each round from `seed`, the same for all
+                clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
+    gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
+
+    The smaller the share that gets through, the smaller the steps that it bears.
+
+    >>> from fednmap.regularizers import L1
+    >>> algorithm = CompressedFedNMap(L1(0.1), eta_a=0.05, Q=10, K=0.01)
+    >>> algorithm.pack(algorithm.Up(torch.ones(1000))).values.shape
+    torch.Size([10])
+    """
+
+    phi: Regularizer
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+    gamma: float = None  # type: ignore[assignment]  # given, or set below
+    K: float = 0.1
+    compressor: str = "top"
+    bits: int = 8
+    seed: int = 0
+
+    traits = Traits(
+        composite=True,
+        up=1,
+        down=2,
+        following=1,
+        prox="Q + 1",
+        fixed_point=FixedPoint.EXACT,
+        rate="-",
+    )
+
+    class Server(NamedTuple):
+        z: Tensor
+        h: Tensor
+        t: Tensor
+
+    class Client(NamedTuple):
+        h: Tensor
+        e: Tensor
+
+    class Up(NamedTuple):
+        D: Tensor
+
+    def __post_init__(self) -> None:
+        check(self, "eta_a", "eta_s", "Q", "K")
+        integer(self, "bits", 1)
+        integer(self, "seed", 0)
+        if self.gamma is None:
+            object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
+        positive(self, "gamma")
+        weakly_convex(self, "gamma", self.gamma)
+        self._compressor()
+
+    def seeded(self, seed: int) -> Self:
+        return replace(self, seed=seed)
+
+    @property
+    def prox_parameter(self) -> float:
+        return self.gamma
+
+    def init(self, start: Tensor) -> tuple[Server, Client]:
+        zero = torch.zeros_like(start)
+        return self.Server(start, zero, start.new_zeros(())), self.Client(zero, zero)
+
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+        z, h, e, step, compress = down.z, client.h, client.e, Steps(self.eta_a), self._compressor()
+        d = (self._pull(z) + down.h) - h  # (z - x)/gamma + c_i: fixed during the round
+        z_i = z
+        for q in range(self.Q):
+            z_i = step(z_i, g(self._prox(z_i), q), d)
+        G = step.mean(z, z_i, self.Q) - d
+        D = compress(G - h - compress.control(z.shape[-1]) * e, down.t)
+        h = h + D
+        return self.Up(D), self.Client(h, e + h - G)
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        z, h, t = server
+        z = z - self.Q * self.eta_s * self.eta_a * (self._pull(z) + h + up.D)
+        return self.Server(z, h + share * up.D, t + 1)
+
+    def model(self, server: Server) -> Tensor:
+        return self._prox(server.z)
+
+    def follow(self, down: Server, up: Up, share: float) -> Server:
+        return self.aggregate(down, up, share)
+
+    def pack(self, up: Up) -> Any:
+        return self._compressor().pack(up.D)
+
+    def unpack(self, packed: Any) -> Up:
+        return self.Up(self._compressor().unpack(packed))
+
+    def _compressor(self) -> Compressor:
+        return compressor(self.compressor, self.K, self.bits, self.seed)
+
+    def _prox(self, z: Tensor) -> Tensor:
+        return self.phi.prox(z, self.gamma)
+
+    def _pull(self, z: Tensor) -> Tensor:
+        return (z - self._prox(z)) / self.gamma
