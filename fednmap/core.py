@@ -20,6 +20,22 @@ from fednmap.names import InputError
 Oracle = Callable[[Tensor, int], Tensor]
 """g(x, q): the gradient at x on the minibatch of local step q. x is only lent: the next step may be written over it."""
 
+
+@dataclass(frozen=True)
+class SecondOrder:
+    """An oracle that also knows curvature: g(x, q) as any other, and g.hessian(x), the clients' Hessians.
+
+    What methods receive whose traits ask for `hessians`; x is (k, p) or one common point (p,), the result (k, p, p),
+    for one client (p, p).
+    """
+
+    gradient: Oracle
+    hessian: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor, q: int) -> Tensor:
+        return self.gradient(x, q)
+
+
 State = Any
 """A NamedTuple of tensors, declared by the algorithm that uses it."""
 
@@ -88,6 +104,9 @@ class Traits:
     """Runs where all data is in one place, as one client."""
     steps_may_change: bool = True
     """eta_a may be another one in every round; else it is the method's once and for all."""
+    hessians: int = 0
+    """Symmetric matrices that a client sends besides, p (p + 1) / 2 numbers each; the oracle is then a `SecondOrder`,
+    and gradients must be exact."""
 
 
 class Algorithm(ABC):
@@ -215,6 +234,8 @@ class Declared(NamedTuple):
     it is estimated from gradients."""
     hessian: Callable[[Tensor], Tensor] | None
     """The Hessian of f at x, (p, p). Else there is none."""
+    hessians: Callable[[Tensor], Callable[[Tensor], Tensor]] | None
+    """hessians(clients)(x): the Hessians of these clients' f_i at x, shapes as in `SecondOrder`. Else there are none."""
     value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None
     """f and its gradient at x in one pass over the data. Else they are asked for one after the other."""
 
@@ -224,6 +245,20 @@ def declared(problem: Problem) -> Declared:
     found = Declared(*(getattr(problem, name, None) for name in Declared._fields))
     weights = None if found.weights is None else torch.as_tensor(found.weights, dtype=torch.float64, device="cpu")
     return found._replace(weights=weights)
+
+
+def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -> Oracle:
+    """The oracle of `clients` in round t that the method needs: of gradients, or also of Hessians."""
+    g = problem.oracle(clients, t)
+    if not algorithm.traits.hessians:
+        return g
+    about, name = declared(problem), type(algorithm).__name__
+    if about.hessians is None:
+        what = type(problem).__name__
+        raise InputError(f"{name} needs the clients' Hessians, and {what} has none; use a linear model, or FedNMap")
+    if about.exact_gradients is False:
+        raise InputError(f"{name} needs exact gradients, and these are of minibatches; use batch_size = 0 (None)")
+    return SecondOrder(g, about.hessians(clients))
 
 
 def nbytes(message: State) -> int:

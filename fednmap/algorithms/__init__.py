@@ -2,15 +2,19 @@
 
 from dataclasses import is_dataclass
 
+from fednmap.algorithms.compressed_fednmap import CompressedFedNMap
 from fednmap.algorithms.econtrolda import EControlDA
 from fednmap.algorithms.fast_fedda import FastFedDA
 from fednmap.algorithms.fedadmm import FedADMM
 from fednmap.algorithms.fedavg import FedAvg
+from fednmap.algorithms.fedavgm import FedAvgM
 from fednmap.algorithms.fedcanon import FedCanon
 from fednmap.algorithms.fedda import FedDA
 from fednmap.algorithms.feddr import FedDR
 from fednmap.algorithms.fedmid import FedMiD
+from fednmap.algorithms.fednewton import FedNewton
 from fednmap.algorithms.fednmap import FedNMap
+from fednmap.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fednmap.algorithms.fedpd import FedPD
 from fednmap.algorithms.fedprox import FedProx
 from fednmap.algorithms.normal_map_sgd import NormalMapSGD
@@ -24,6 +28,8 @@ from fednmap.names import InputError, look_up
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fednmap": FedNMap,
+    "compressed-fednmap": CompressedFedNMap,
+    "fednewton": FedNewton,
     "zhang": Zhang,
     "fedcanon": FedCanon,
     "fedda": FedDA,
@@ -35,6 +41,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "scaffold": SCAFFOLD,
     "fedavg": FedAvg,
     "fedavg-pruned": PrunedFedAvg,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
     "fedprox": FedProx,
     "fedpd": FedPD,
     "scaffnew": Scaffnew,
@@ -54,17 +64,23 @@ def method(name: str) -> type[Algorithm]:
 __all__ = [
     "ALGORITHMS",
     "SCAFFOLD",
+    "CompressedFedNMap",
     "EControlDA",
     "FastFedDA",
     "FedADMM",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedCanon",
     "FedDA",
     "FedDR",
     "FedMiD",
     "FedNMap",
+    "FedNewton",
     "FedPD",
     "FedProx",
+    "FedYogi",
     "NormalMapSGD",
     "ProxSGD",
     "PrunedFedAvg",

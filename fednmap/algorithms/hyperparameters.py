@@ -46,7 +46,8 @@ def smooth(algorithm: Algorithm, phi: Regularizer) -> None:
     if not isinstance(phi, Zero):
         raise InputError(
             f"{type(algorithm).__name__} is for smooth problems: use phi=Zero(), given {type(phi).__name__}; "
-            f"composite methods are FedNMap, Zhang, FedCanon, FedDA, FedMiD, FastFedDA, EControlDA, FedDR and FedADMM"
+            f"composite methods are FedNMap, Zhang, FedCanon, FedDA, FedMiD, FastFedDA, EControlDA, CompressedFedNMap, "
+            "FedNewton, FedDR and FedADMM"
         )
 
 

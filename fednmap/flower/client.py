@@ -101,7 +101,7 @@ def _answer(plan: Plan, local: LocalProblem, content: RecordDict, order: Any, st
         received = _followed(plan.algorithm, content["news"], order, store, down, message)
     else:
         received = wire.unpack(content["down"], down)
-    g = local.oracle(int(order["client"]), int(order["t"]))
+    g = local.oracle(algorithm, int(order["client"]), int(order["t"]))
     up, state = algorithm.local(received, store.current(order["counted"], initial), g)
     store.keep(order["ticket"], state, received if Traffic(algorithm, server, message).follows else None)
     return algorithm.pack(up)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle
+from fednmap.core import Algorithm, Oracle, oracle_of
 from fednmap.measure import accuracy
 from fednmap.names import InputError
 from fednmap.problems import FiniteSum
@@ -45,10 +45,10 @@ class LocalProblem:
     def exact_gradients(self) -> bool:
         return self.problem.exact_gradients
 
-    def oracle(self, client: int, t: int) -> Oracle:
+    def oracle(self, algorithm: Algorithm, client: int, t: int) -> Oracle:
         """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
         self.problem.first = client
-        return self.problem.oracle(torch.tensor(0), t)
+        return oracle_of(algorithm, self.problem, torch.tensor(0), t)
 
     def loss(self, x: Tensor) -> float:
         return float(self.problem.loss(x))

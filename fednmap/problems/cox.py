@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -13,6 +14,7 @@ from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
+from fednmap.problems.curvature import by_client
 from fednmap.problems.spectrum import largest_eigenvalue
 from fednmap.problems.weighting import Weights, client_weights
 
@@ -113,6 +115,10 @@ class Cox:
             means = (sums / risk[:, None])[s.event > 0]
             total += self._weights()[i] / len(a) * (a.mT @ (expected[:, None] * a) - means.mT @ means)
         return total.to(x)
+
+    def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
+        """hessians(clients)(x): that of each client's f_i."""
+        return by_client(self, clients)
 
     def smoothness(self, x: Tensor | None = None) -> float:
         """The largest eigenvalue of the Hessian of f at x (default: the start), from differences of gradients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, take
 from fednmap.names import choose
+from fednmap.problems.curvature import by_client
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
 from fednmap.problems.finite_sum import FiniteSum, Weight
@@ -151,6 +153,10 @@ class GLM(FiniteSum):
                     block[d, d] += c.sum()
         total[:, d, :, :d] = total[:, :d, :, d].permute(2, 0, 1)
         return total.reshape(outputs * (d + 1), -1)[self._places()[:, None], self._places()]
+
+    def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
+        """hessians(clients)(x): that of each client's f_i."""
+        return by_client(self, clients)
 
     def _places(self) -> Tensor:
         """Where the coordinates of x are among (output, feature or constant 1)."""

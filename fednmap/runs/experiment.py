@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import FedNMap, method
+from fednmap.algorithms import CompressedFedNMap, FedNMap, method
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Regularizer
@@ -69,7 +69,7 @@ class Methods:
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
         if config.memory:
             common["memory"] = config.memory
-        if kind is FedNMap and config.gamma is not None:
+        if kind in (FedNMap, CompressedFedNMap) and config.gamma is not None:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
             del common["Q"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.kernels import check_compiler, fused
-from fednmap.core import Algorithm, Declared, Problem, State, declared
+from fednmap.core import Algorithm, Declared, Problem, SecondOrder, State, declared, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
@@ -108,6 +108,8 @@ def simulate(
     if algorithm.traits.full_participation and not everybody:
         name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
+    if algorithm.traits.hessians:
+        oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)  # refused here where it cannot be had
     if compile:
         check_compiler()
     # freed at once: glibc then keeps blocks up to this size for the next step
@@ -244,7 +246,8 @@ def side_by_side(problem: Problem, start: Tensor) -> int:
 
 def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
     """The uplink of one client, from a round without data: its shapes are what counts."""
-    return algorithm.local(algorithm.broadcast(server), client, lambda x, q: torch.zeros_like(x))[0]
+    g = SecondOrder(lambda x, q: torch.zeros_like(x), lambda x: x.new_zeros(*x.shape, x.shape[-1]))
+    return algorithm.local(algorithm.broadcast(server), client, g)[0]
 
 
 def mean(ups: Sequence[State], weights: Sequence[float] | None = None) -> State:
@@ -285,7 +288,7 @@ class _Step:
             """The weighted sums of the uplinks of some clients, computed side by side."""
             rows = clients.rows(ids)
             with self.context():
-                up, new = algorithm.local(down, clients.view(ids, rows), self.problem.oracle(ids, t))
+                up, new = algorithm.local(down, clients.view(ids, rows), oracle_of(algorithm, self.problem, ids, t))
             clients.replace(ids, new, rows)
             return [_weighted_sum(v, self._weights(ids)) for v in up]
 

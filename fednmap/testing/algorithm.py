@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, FixedPoint, Regularizer, State, nbytes
+from fednmap.core import Algorithm, FixedPoint, Regularizer, State, nbytes, oracle_of
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
@@ -122,11 +122,12 @@ def _check_messages(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
     """Uplink and downlink as large as declared; a packed uplink comes back as it was; calls leave inputs alone."""
     server, client = algorithm.init(problem.start + 1)
     down = algorithm.broadcast(server)
-    oracle = problem.oracle(torch.tensor(0), 0)
+    oracle = oracle_of(algorithm, problem, torch.tensor(0), 0)
     kept = [_copies(s) for s in (server, client, down)]
     up, _ = algorithm.local(down, client, oracle)
     vector = problem.start.numel() * problem.start.element_size()
-    sent, declared = nbytes(up) / vector, algorithm.traits.up
+    sent = nbytes(up) / vector
+    declared = algorithm.traits.up + algorithm.traits.hessians * (problem.dim + 1) / 2
     assert sent == declared, f"{name}: sends {sent:g} vectors, its traits say {declared}"
     received, declared = nbytes(down) / vector, algorithm.traits.down
     assert received == declared, f"{name}: receives {received:g} vectors, its traits say {declared}"
@@ -148,7 +149,7 @@ def _check_following(algorithm: Algorithm, problem: LeastSquares, name: str) -> 
     vector, due = problem.start.numel() * problem.start.element_size(), algorithm.traits.following
     for t, share in enumerate((1.0, 0.5, 1 / 3)):
         down = algorithm.broadcast(server)
-        up, client = algorithm.local(down, client, problem.oracle(torch.tensor(0), t))
+        up, client = algorithm.local(down, client, oracle_of(algorithm, problem, torch.tensor(0), t))
         traffic = Traffic(algorithm, server, up)
         received = traffic.following / vector if traffic.follows else due
         assert received == due, f"{name}: a client that follows receives {received} vectors, its traits say {due}"
@@ -162,10 +163,10 @@ def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
     """A stack of clients gives what the clients give one by one."""
     server, clients = _warm(algorithm, problem)
     down, everybody = algorithm.broadcast(server), torch.arange(problem.n)
-    up, new = algorithm.local(down, clients, problem.oracle(everybody, 7))
+    up, new = algorithm.local(down, clients, oracle_of(algorithm, problem, everybody, 7))
     for i in everybody:
         client = type(clients)(*(v[i] for v in clients))
-        up_i, new_i = algorithm.local(down, client, problem.oracle(i, 7))
+        up_i, new_i = algorithm.local(down, client, oracle_of(algorithm, problem, i, 7))
         row = [v.expand(problem.n, *v.shape[-1:])[i] for v in up]
         assert _close(row, up_i), f"{name}: client {int(i)} sends something else in a stack than alone"
         assert _close([v[i] for v in new], new_i), f"{name}: client {int(i)} keeps something else in a stack than alone"
