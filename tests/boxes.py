@@ -117,14 +117,39 @@ def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma):
         yield w
 
 
+def top(v, K):
+    """The K largest entries of v."""
+    kept = torch.zeros_like(v)
+    for j in sorted(range(len(v)), key=lambda j: -abs(float(v[j])))[:K]:
+        kept[j] = v[j]
+    return kept
+
+
+def compressed_fednmap(g, n, z, T, P, *, a, s, Q, gamma, K):
+    """FedNMap's correction and step, with what Top-K lets through of the clients' mean gradients G_i."""
+    delta = K / len(z)
+    eta = 0.0 if len(z) == K else delta / (3 * (1 - delta) ** 0.5 * (1 + (1 - delta) ** 0.5))
+    h_i, e = [torch.zeros_like(z)] * n, [torch.zeros_like(z)] * n
+    for t in range(T):
+        x, h, D = P(z, gamma), mean(h_i), []
+        for i in range(n):
+            z_i, gradients = z, []
+            for q in range(Q):
+                gradients.append(g(i, t, q, P(z_i, gamma)))
+                z_i = z_i - a * (gradients[-1] + (z - x) / gamma + h - h_i[i])
+            G = mean(gradients)
+            D.append(top(G - h_i[i] - eta * e[i], K))
+            e[i] = e[i] + h_i[i] + D[i] - G
+        h_i = [h_i[i] + D[i] for i in range(n)]
+        z = z - Q * s * a * ((z - x) / gamma + mean(h_i))
+        yield P(z, gamma)
+
+
 def econtrolda(g, n, x_0, T, P, *, K, gamma):
     """Top-K; one gradient per round."""
 
     def C(v):
-        kept = torch.zeros_like(v)
-        for j in sorted(range(len(v)), key=lambda j: -abs(float(v[j])))[:K]:
-            kept[j] = v[j]
-        return kept
+        return top(v, K)
 
     delta = K / len(x_0)
     eta = 0.0 if len(x_0) == K else delta / (3 * (1 - delta) ** 0.5 * (1 + (1 - delta) ** 0.5))
@@ -193,6 +218,37 @@ def fedprox(g, n, x, T, *, a, s, Q, mu):
                 y = y - a * (g(i, t, q, y) + mu * (y - x))
             ends.append(y)
         x = x + s * (mean(ends) - x)
+        yield x
+
+
+def fedavgm(g, n, x, T, *, a, s, Q, mu, beta):
+    """torch.optim.SGD on the server, fed with what FedProx's clients changed."""
+    x = x.clone().requires_grad_()
+    optimizer = torch.optim.SGD([x], lr=s, momentum=beta)
+    for t in range(T):
+        start = x.detach().clone()
+        (after,) = fedprox(lambda i, _, q, y, t=t: g(i, t, q, y), n, start, 1, a=a, s=1.0, Q=Q, mu=mu)
+        x.grad = start - after
+        optimizer.step()
+        yield x.detach().clone()
+
+
+def fedopt(g, n, x, T, *, kind, a, eta, Q, beta1, beta2, tau, mu=0.0):
+    """Algorithm 2 of Reddi et al., coordinate by coordinate."""
+    m, v = [0.0] * len(x), [tau**2] * len(x)
+    for t in range(T):
+        (after,) = fedprox(lambda i, _, q, y, t=t: g(i, t, q, y), n, x, 1, a=a, s=1.0, Q=Q, mu=mu)
+        new = []
+        for j, (old, d) in enumerate(zip(x.tolist(), (after - x).tolist(), strict=True)):
+            m[j] = beta1 * m[j] + (1 - beta1) * d
+            if kind == "adagrad":
+                v[j] = v[j] + d * d
+            elif kind == "adam":
+                v[j] = beta2 * v[j] + (1 - beta2) * d * d
+            else:
+                v[j] = v[j] - (1 - beta2) * d * d * ((v[j] > d * d) - (v[j] < d * d))
+            new.append(old + eta * m[j] / (v[j] ** 0.5 + tau))
+        x = torch.tensor(new, dtype=x.dtype)
         yield x
 
 

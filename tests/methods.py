@@ -4,6 +4,8 @@ from fednmap import algorithms as A
 
 MAKE = {
     "FedNMap": lambda phi, L, Q: A.FedNMap(phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L),
+    "CompressedFedNMap": lambda phi, L, Q: A.CompressedFedNMap(phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L, K=2),
+    "FedNewton": lambda phi, L, Q: A.FedNewton(phi, gamma=1 / L),
     "Zhang": lambda phi, L, Q: A.Zhang(phi, eta_a=0.5 / (L * Q), Q=Q),
     "FedCanon": lambda phi, L, Q: A.FedCanon(phi, eta_a=0.5 / (L * Q), Q=Q),
     "FedDA": lambda phi, L, Q: A.FedDA(phi, eta_a=0.5 / (L * Q), Q=Q),
@@ -15,6 +17,10 @@ MAKE = {
     "SCAFFOLD": lambda phi, L, Q: A.SCAFFOLD(phi, eta_a=0.5 / (L * Q), Q=Q),
     "FedAvg": lambda phi, L, Q: A.FedAvg(phi, eta_a=0.5 / (L * Q), Q=Q),
     "PrunedFedAvg": lambda phi, L, Q: A.PrunedFedAvg(phi, eta_a=0.5 / (L * Q), Q=Q, zeros=0.3),
+    "FedAvgM": lambda phi, L, Q: A.FedAvgM(phi, eta_a=0.1 / (L * Q), Q=Q),
+    "FedAdam": lambda phi, L, Q: A.FedAdam(phi, eta_a=0.5 / (L * Q), Q=Q),
+    "FedYogi": lambda phi, L, Q: A.FedYogi(phi, eta_a=0.5 / (L * Q), Q=Q),
+    "FedAdagrad": lambda phi, L, Q: A.FedAdagrad(phi, eta_a=0.5 / (L * Q), Q=Q),
     "FedProx": lambda phi, L, Q: A.FedProx(phi, eta_a=0.5 / (L * Q), Q=Q, mu=0.1),
     "FedPD": lambda phi, L, Q: A.FedPD(phi, eta_a=0.5 / L, Q=Q, r=1 / L),
     "Scaffnew": lambda phi, L, Q: A.Scaffnew(phi, eta_a=0.5 / L, Q=Q),

@@ -18,7 +18,9 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-TESTS = ["tests/test_algorithms.py", "tests/test_parities.py", "tests/test_simulation.py", "tests/test_memory.py"]
+TESTS = [
+    f"tests/test_{name}.py" for name in ("algorithms", "parities", "simulation", "memory", "compression", "newton")
+]
 
 # method (a file of fednmap/algorithms), what is damaged, the line before, the line after
 MUTATIONS = [
@@ -37,6 +39,29 @@ MUTATIONS = [
     ("memory", "secants without the newest", "past.S[1:], s[None]", "past.S[1:], past.S[-1:]"),
     ("memory", "no stages of plain rounds", "or known.bent == BENT", ""),
     ("memory", "plain step of a stage uphill", "z - known.pace * eta_hat * y", "z + known.pace * eta_hat * y"),
+    ("compressed_fednmap", "sign of the correction", "+ down.h) - h ", "- down.h) + h "),
+    ("compressed_fednmap", "sign of the error", "e + h - G)", "e - h + G)"),
+    ("compressed_fednmap", "no error control", "G - h - compress.control(z.shape[-1]) * e", "G - h"),
+    ("compressed_fednmap", "all of the error at once", "compress.control(z.shape[-1]) * e", "e"),
+    ("compressed_fednmap", "h_i from what was not sent", "h = h + D\n", "h = G\n"),
+    ("compressed_fednmap", "compresses the gradient", "compress(G - h - ", "compress(G - "),
+    ("compressed_fednmap", "share ignored", "h + share * up.D", "h + up.D"),
+    ("compressed_fednmap", "server forgets h", "self._pull(z) + h + up.D", "self._pull(z) + up.D"),
+    ("compressed_fednmap", "no pull on the server", "(self._pull(z) + h + up.D)", "(h + up.D)"),
+    ("fednewton", "psi is not watched", "rise <= rounding and ", ""),
+    ("fednewton", "never taken back", "if self._is_worse(server, up):", "if False:"),
+    ("fednewton", "no damping after that", "torch.maximum(10 * mu, DAMPED", "torch.minimum(10 * mu, DAMPED"),
+    ("fednewton", "only half of the Hessian", "full[row, column] = full[column, row] = H", "full[row, column] = H"),
+    ("fednewton", "gradient at z", "g(x, 0)", "g(down.z, 0)"),
+    ("fedavgm", "no momentum", "self.beta * server.m + up.change", "up.change"),
+    ("fedavgm", "momentum damped", "server.m + up.change", "server.m + (1 - self.beta) * up.change"),
+    ("fedavgm", "no pull", "if self.mu else", "if False else"),
+    ("fedopt", "v begins at 0", "torch.full_like(start, self.tau**2)", "torch.zeros_like(start)"),
+    ("fedopt", "tau under the root", "(v.sqrt() + self.tau)", "(v + self.tau).sqrt()"),
+    ("fedopt", "sign of Yogi", "torch.sign(v - square)", "torch.sign(square - v)"),
+    ("fedopt", "Adam sums up", "self.beta2 * v + (1 - self.beta2) * square", "v + (1 - self.beta2) * square"),
+    ("fedopt", "Adagrad forgets", "return v + square", "return self.beta2 * v + square"),
+    ("fedopt", "no mean of the changes", "(1 - self.beta1) * up.change", "up.change"),
     ("zhang", "sign of the correction", "down.h - client.h", "client.h - down.h"),
     ("zhang", "no correction", "q * self.eta_a), q), c)", "q * self.eta_a), q))"),
     ("zhang", "prox weight does not grow", "q * self.eta_a), q)", "self.eta_a), q)"),
@@ -54,8 +79,8 @@ MUTATIONS = [
     ("fast_fedda", "iterates not summed", "W + w, A + 1", "W, A + 1"),
     ("fast_fedda", "start forgotten", "-self.gamma * start", "0 * start"),
     ("econtrolda", "sign of the error", "e + ghat - gradient", "e - ghat + gradient"),
-    ("econtrolda", "no error control", "gradient - ghat - self._eta(e.shape[-1]) * e", "gradient - ghat"),
-    ("econtrolda", "no memory of the gradient", "gradient - ghat - self._eta", "gradient - self._eta"),
+    ("econtrolda", "no error control", "gradient - ghat - compress.control(e.shape[-1]) * e", "gradient - ghat"),
+    ("econtrolda", "no memory of the gradient", "gradient - ghat - compress", "gradient - compress"),
     ("feddr", "sign of the relaxation", "client.y + self.alpha", "client.y - self.alpha"),
     ("feddr", "no relaxation", "self.alpha * (down.xbar - client.x)", "(down.xbar - client.x)"),
     ("feddr", "no pull to y", "g(x, q), (x - y) / self.r)", "g(x, q))"),

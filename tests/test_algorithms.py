@@ -43,7 +43,8 @@ def test_a_kind_of_fixed_point_that_is_only_a_word_is_noticed():
 def test_who_starts_at_a_z():
     """Only there is gamma a prox parameter; in Fast-FedDA and EControlDA it is an inverse step."""
     starts = {name: make(Zero(), 2.0, 1).prox_parameter for name, make in MAKE.items()}
-    assert {name: gamma for name, gamma in starts.items() if gamma is not None} == {"FedNMap": 0.5, "NormalMapSGD": 0.5}
+    normal_map = ("FedNMap", "CompressedFedNMap", "FedNewton", "NormalMapSGD")
+    assert {name: gamma for name, gamma in starts.items() if gamma is not None} == dict.fromkeys(normal_map, 0.5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
@@ -62,6 +63,7 @@ def test_fused_steps_are_the_same_steps(directions):
 
 def test_who_is_exact():
     biased = {"FedCanon", "FedDA", "FedMiD", "FastFedDA", "FedAvg", "PrunedFedAvg", "FedProx"}
+    biased |= {"FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"}
     assert set(EXACT) == set(MAKE) - biased
 
 
@@ -174,7 +176,11 @@ def randomness(algorithm, rounds=20):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [A.Scaffnew(eta_a=0.1, Q=5), A.EControlDA(PHI, K=0.25, compressor="random")],
+    [
+        A.Scaffnew(eta_a=0.1, Q=5),
+        A.EControlDA(PHI, K=0.25, compressor="random"),
+        A.CompressedFedNMap(PHI, K=0.25, compressor="random"),
+    ],
     ids=lambda a: type(a).__name__,
 )
 def test_a_seed_decides_what_a_method_draws(algorithm):
@@ -190,7 +196,7 @@ def test_a_seed_decides_what_a_method_draws(algorithm):
 def test_seeding_leaves_a_method_without_randomness_as_it_is():
     for name, make in MAKE.items():
         algorithm = make(Zero(), 1.0, 1)
-        with_seed = name in ("Scaffnew", "EControlDA")
+        with_seed = name in ("Scaffnew", "EControlDA", "CompressedFedNMap")
         assert (algorithm.seeded(7) is algorithm) == (not with_seed)
 
 
@@ -213,7 +219,7 @@ REFUSED = {
     "server prox of Zhang": lambda: A.Zhang(Weak(), eta_a=0.01, Q=10, eta_s=5.0),
     "alpha rho": lambda: A.FedCanon(Weak(), alpha=0.5),
     "r rho": lambda: A.FedDR(Weak(), r=0.5),
-    "beta": lambda: A.FedADMM(Weak(), beta=2.0),
+    "beta of FedADMM": lambda: A.FedADMM(Weak(), beta=2.0),
     "eta_a rho": lambda: A.ProxSGD(Weak(), eta_a=0.5),
     "FedDA convex": lambda: A.FedDA(Weak()),
     "FedMiD convex": lambda: A.FedMiD(Weak()),
@@ -223,6 +229,17 @@ REFUSED = {
     "K": lambda: A.EControlDA(PHI, K=0),
     "K between": lambda: A.EControlDA(PHI, K=1.5),
     "compressor": lambda: A.EControlDA(PHI, compressor="best"),
+    "bits": lambda: A.EControlDA(PHI, compressor="quantised", bits=3),
+    "K of compressed": lambda: A.CompressedFedNMap(PHI, K=1.5),
+    "compressor of compressed": lambda: A.CompressedFedNMap(PHI, compressor="best"),
+    "bits of compressed": lambda: A.CompressedFedNMap(PHI, bits=2),
+    "compressed gamma rho": lambda: A.CompressedFedNMap(Weak(), gamma=0.5),
+    "newton gamma rho": lambda: A.FedNewton(Weak(), gamma=0.5),
+    "newton size": lambda: A.FedNewton(PHI).init(torch.zeros(2001)),
+    "beta": lambda: A.FedAvgM(beta=1.0),
+    "beta1": lambda: A.FedAdam(beta1=1.0),
+    "beta2": lambda: A.FedYogi(beta2=-0.1),
+    "tau": lambda: A.FedAdagrad(tau=0.0),
     "alpha": lambda: A.FedDR(PHI, alpha=2.0),
     "mu of FedProx": lambda: A.FedProx(mu=-0.1),
     "mu infinite": lambda: A.FedProx(mu=float("inf")),
@@ -246,7 +263,7 @@ def test_weakly_convex_steps_just_inside_are_taken():
     assert A.FedADMM(Weak(), eta_a=1.0).beta == 4.0
 
 
-@pytest.mark.parametrize("name", [n for n in MAKE if n != "EControlDA"])
+@pytest.mark.parametrize("name", [n for n in MAKE if n not in ("EControlDA", "FedNewton")])
 @pytest.mark.parametrize("Q", [0, -1, 2.0, True, "5", None, torch.tensor(5)])
 def test_local_steps_are_a_positive_integer(name, Q):
     cls = getattr(A, name)
@@ -264,10 +281,11 @@ def test_step_sizes_are_positive_numbers(name, eta_a):
 @pytest.mark.parametrize("name", MAKE)
 def test_numbers_of_numpy_are_stored_as_plain_ones(name):
     cls, Q = getattr(A, name), 1 if name == "EControlDA" else 5
+    steps = {} if name == "FedNewton" else {"Q": Q}
     for eta_a in (np.float64(0.25), np.float32(0.25)):
-        algorithm = cls(Zero(), eta_a=eta_a, Q=np.int64(Q))
-        assert algorithm == cls(Zero(), eta_a=0.25, Q=Q)
-        assert type(algorithm.Q) is int
+        algorithm = cls(Zero(), eta_a=eta_a, **{name: np.int64(value) for name, value in steps.items()})
+        assert algorithm == cls(Zero(), eta_a=0.25, **steps)
+        assert all(type(getattr(algorithm, name)) is int for name in steps)
         assert type(algorithm.eta_a) is float
 
 
@@ -283,7 +301,7 @@ def test_what_is_not_a_regularizer_is_refused_in_one_line(name, phi):
 
 @pytest.mark.parametrize("seed", [-1, 0.5, True, "1"])
 def test_seeds_are_integers_from_0(seed):
-    for make in (A.Scaffnew, lambda seed: A.EControlDA(PHI, seed=seed)):
+    for make in (A.Scaffnew, *(lambda seed, kind=kind: kind(PHI, seed=seed) for kind in (A.EControlDA, A.CompressedFedNMap))):
         with pytest.raises(InputError, match="seed is"):
             make(seed=seed)
 

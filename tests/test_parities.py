@@ -19,6 +19,7 @@ PHI = L1(WEIGHT)
 P = boxes.soft(WEIGHT)
 T = 50
 a, s, Q = 0.02, 0.8, 4
+ADAPTIVE = {"eta": 0.03, "beta1": 0.8, "beta2": 0.9, "tau": 0.02}
 
 
 def setting(problem):
@@ -39,6 +40,10 @@ BOXES = {
     "FedNMap": (
         A.FedNMap(PHI, eta_a=a, eta_s=s, Q=Q, gamma=0.3),
         lambda *arg: boxes.fednmap(*arg, T, P, a=a, s=s, Q=Q, gamma=0.3),
+    ),
+    "CompressedFedNMap": (
+        A.CompressedFedNMap(PHI, eta_a=a, eta_s=s, Q=Q, gamma=0.3, K=2),
+        lambda *arg: boxes.compressed_fednmap(*arg, T, P, a=a, s=s, Q=Q, gamma=0.3, K=2),
     ),
     "Zhang": (A.Zhang(PHI, eta_a=a, eta_s=s, Q=Q), lambda *arg: boxes.zhang(*arg, T, P, a=a, s=s, Q=Q)),
     "FedCanon": (
@@ -79,6 +84,30 @@ BOXES = {
     "FedProx": (
         A.FedProx(eta_a=a, eta_s=s, Q=Q, mu=0.7),
         lambda *arg: boxes.fedprox(*arg, T, a=a, s=s, Q=Q, mu=0.7),
+    ),
+    "FedAvgM": (
+        A.FedAvgM(eta_a=a, eta_s=s, Q=Q, beta=0.6),
+        lambda *arg: boxes.fedavgm(*arg, T, a=a, s=s, Q=Q, mu=0.0, beta=0.6),
+    ),
+    "FedAvgM, mu": (
+        A.FedAvgM(eta_a=a, eta_s=s, Q=Q, beta=0.6, mu=0.7),
+        lambda *arg: boxes.fedavgm(*arg, T, a=a, s=s, Q=Q, mu=0.7, beta=0.6),
+    ),
+    "FedAdam, a fedopt": (
+        A.FedAdam(eta_a=a, Q=Q, **ADAPTIVE),
+        lambda *arg: boxes.fedopt(*arg, T, kind="adam", a=a, Q=Q, **ADAPTIVE),
+    ),
+    "FedAdam, a fedopt with mu": (
+        A.FedAdam(eta_a=a, Q=Q, mu=0.7, **ADAPTIVE),
+        lambda *arg: boxes.fedopt(*arg, T, kind="adam", a=a, Q=Q, mu=0.7, **ADAPTIVE),
+    ),
+    "FedYogi, a fedopt": (
+        A.FedYogi(eta_a=a, Q=Q, **ADAPTIVE),
+        lambda *arg: boxes.fedopt(*arg, T, kind="yogi", a=a, Q=Q, **ADAPTIVE),
+    ),
+    "FedAdagrad, a fedopt": (
+        A.FedAdagrad(eta_a=a, Q=Q, **ADAPTIVE),
+        lambda *arg: boxes.fedopt(*arg, T, kind="adagrad", a=a, Q=Q, **ADAPTIVE),
     ),
     "FedPD": (A.FedPD(eta_a=a, Q=Q, r=0.4), lambda *arg: boxes.fedpd(*arg, T, a=a, Q=Q, r=0.4)),
     "Scaffnew": (A.Scaffnew(eta_a=a, Q=Q, seed=5), lambda *arg: boxes.scaffnew(*arg, T, a=lambda t: a, Q=Q, seed=5)),
@@ -187,6 +216,25 @@ def test_fedprox_without_mu_is_fedavg():
     assert gap(run(A.FedProx(mu=0.0, **options), problem), run(A.FedAvg(**options), problem)) == 0
 
 
+@pytest.mark.parametrize("history", [{}, {"participation": 0.5, "drop": 0.3, "seed": 3}], ids=["all", "sampled"])
+def test_fedavgm_without_momentum_is_fedavg_and_fedprox(history):
+    problem, options = least_squares(), {"eta_a": a, "Q": Q}
+    for mu, other in ((0.0, A.FedAvg(**options)), (0.7, A.FedProx(mu=0.7, **options))):
+        pair = [models(m, problem, rounds=T, **history) for m in (A.FedAvgM(beta=0.0, mu=mu, **options), other)]
+        assert gap(*pair) == 0
+
+
+@pytest.mark.parametrize("method", [A.FedAdam, A.FedYogi, A.FedAdagrad], ids=lambda m: f"fedopt-{m.__name__}")
+def test_adaptive_steps_that_adapt_to_nothing_are_fedavg(method):
+    """With a tau far above every change, m / (sqrt(v) + tau) is m / (2 tau): v stays at tau^2."""
+    problem, tau = least_squares(), 1e6
+    eta, history = s * 2 * tau, {"rounds": T, "participation": 0.5, "drop": 0.3, "seed": 3}
+    beta2 = 1 - 1e-12 if method is A.FedAdam else 0.99  # v must not forget tau^2
+    algorithm = method(eta_a=a, eta=eta, Q=Q, beta1=0.0, beta2=beta2, tau=tau)
+    pair = [models(m, problem, **history) for m in (algorithm, A.FedAvg(eta_a=a, eta_s=s, Q=Q))]
+    assert gap(*pair) < 1e-9
+
+
 def test_fedadmm_without_phi_is_fedpd():
     problem, options = least_squares(), {"eta_a": a, "Q": Q}
     assert gap(run(A.FedADMM(Zero(), beta=2.5, **options), problem), run(A.FedPD(r=0.4, **options), problem)) < 1e-12
@@ -205,6 +253,15 @@ def dual_averaging(problem, eta):
 def test_fedda_with_one_step_is_dual_averaging():
     problem = least_squares()
     assert gap(run(A.FedDA(PHI, eta_a=a, eta_s=s, Q=1), problem), dual_averaging(problem, a * s)) < 1e-12
+
+
+@pytest.mark.parametrize("compressor", ["top", "random"])
+@pytest.mark.parametrize("history", [{}, {"participation": 0.5, "drop": 0.3, "seed": 3}], ids=["all", "sampled"])
+def test_compressed_fednmap_that_keeps_everything_is_fednmap(compressor, history):
+    problem, options = least_squares(), {"eta_a": a, "eta_s": s, "Q": Q, "gamma": 0.3}
+    whole = A.CompressedFedNMap(PHI, K=problem.dim, compressor=compressor, **options)
+    pair = [models(m, problem, rounds=T, **history) for m in (whole, A.FedNMap(PHI, **options))]
+    assert gap(*pair) < 1e-12
 
 
 @pytest.mark.parametrize("compressor", ["top", "random"])

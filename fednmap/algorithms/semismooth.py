@@ -9,6 +9,8 @@ optimization, 2021.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from fednmap.core import Regularizer
 
 INNER = 60  # steps on a model, at most
 CLOSE = 1e-7  # the model's normal map is solved until it is so much smaller than it was
+FINE = 1e-4  # differences of prox are so much shorter than what it moves
 SHORTEST = 1 / 16  # of a semismooth step; if that does not help prox steps do
 
 
@@ -40,8 +43,10 @@ def prox_jacobian(phi: Regularizer, z: Tensor, gamma: float) -> Tensor:
     tensor([[1., 0.],
             [0., 0.]])
     """
-    e = torch.finfo(z.dtype).eps ** (1 / 3) * max(1.0, float(z.abs().max()))
-    e = 2.0 ** round(float(torch.tensor(e).log2()))  # z + e and z - e are then as far apart as they say
+    eps, scale = torch.finfo(z.dtype).eps, max(float(z.abs().max()), torch.finfo(z.dtype).tiny)
+    moved = FINE * float((z - phi.prox(z, gamma)).abs().max())  # kinks are about as far apart as prox moves z
+    e = min(max(moved, eps ** (2 / 3) * scale), eps ** (1 / 3) * scale) if moved else eps ** (1 / 3) * scale
+    e = 2.0 ** math.floor(math.log2(e))  # z + e and z - e are then as far apart as they say
     steps = torch.eye(len(z), dtype=z.dtype, device=z.device) * e
     return ((phi.prox(z + steps, gamma) - phi.prox(z - steps, gamma)) / (2 * e)).mT
 

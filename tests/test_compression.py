@@ -1,0 +1,130 @@
+"""FedNMap with compressed uplinks: what is sent, what it weighs, and that it ends at the same point."""
+
+import pytest
+import torch
+from lasso import PHI, PROBLEM, L, best, distance, last
+
+from fednmap.algorithms import CompressedFedNMap, EControlDA
+from fednmap.algorithms.compressors import Quantised, RandomK, TopK
+from fednmap.core import nbytes
+from fednmap.regularizers import L1, MCP
+from fednmap.simulation import simulate
+from fednmap.testing import check_algorithm, heterogeneous, optimum, smoothness
+
+T0 = torch.tensor(0.0)
+KINDS = {"top": TopK(3), "random": RandomK(3, 0), "8 bits": Quantised(8), "4 bits": Quantised(4)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (1, 1), (3, 64)])
+def test_packing_loses_nothing(kind, shape, dtype):
+    compress = KINDS[kind]
+    for scale in (1.0, 1e-30, 1e20, 0.0):
+        v = compress(torch.linspace(-1, 1.7, torch.Size(shape).numel(), dtype=dtype).reshape(shape).sin() * scale, T0)
+        packed = compress.pack(v)
+        assert torch.equal(compress.unpack(packed), v)
+        assert v.dtype == dtype
+        assert torch.equal(compress(v, T0), v)  # what has gone through once goes through
+
+
+def test_what_is_packed_is_small():
+    v = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sizes = {name: nbytes(kind.pack(kind(v, T0))) for name, kind in KINDS.items()}
+    assert sizes == {"top": 3 * 12, "random": 3 * 12, "8 bits": 1008, "4 bits": 508}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compressor_is_a_contraction(kind):
+    rng = torch.Generator().manual_seed(1)
+    compress = KINDS[kind]
+    for p in (3, 10, 1000):
+        v = torch.randn(200, p, generator=rng, dtype=torch.float64).pow(3)
+        left = (compress(v, T0) - v).norm(dim=-1) / v.norm(dim=-1)
+        assert float(left.max()) <= 1
+        assert float(left.mean()) < (1.0 if p > 3 or "bits" in kind else 1e-12)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_entries_are_rounded_to_the_nearest(bits):
+    v = torch.linspace(-3, 5, 200, dtype=torch.float64)
+    sent = Quantised(bits)(v, T0)
+    unit = torch.unique(sent).diff().min()
+    assert float((sent - v).abs().max()) <= float(unit) / 2
+    assert float(5 / unit) <= 2 ** (bits - 1) - 1 < float(10 / unit)  # the smallest power of two that does
+
+
+@pytest.mark.parametrize("K", [0.5, 0.9, 0.95, 0.99])
+def test_error_control_never_swings(K):
+    assert 0 < TopK(K).control(1000) <= 1
+    assert TopK(1000).control(1000) == 0
+
+
+@pytest.mark.parametrize(("compressor", "bits"), [("random", 8), ("quantised", 8), ("quantised", 4)])
+def test_contract_of_every_compressor(compressor, bits):
+    """compressed_fednmap: the exact optimum with everybody, sampled, and with lost replies."""
+    report = check_algorithm(
+        lambda phi, L, Q: CompressedFedNMap(
+            phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L, K=2, compressor=compressor, bits=bits
+        )
+    )
+    assert max(report) < 1e-10
+
+
+@pytest.fixture(scope="module")
+def long_lasso():
+    """100 coordinates, of which a client sends one."""
+    problem = heterogeneous(samples=300, dim=100)
+    return problem, smoothness(problem), optimum(problem, PHI)
+
+
+HISTORIES = {"all": {}, "sampled": {"participation": 0.5}, "lossy": {"drop": 0.3}}
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("compressor", ["top", pytest.param("random", marks=pytest.mark.slow)])
+def test_one_per_cent_of_the_entries_suffice(long_lasso, compressor, history):
+    problem, L, solution = long_lasso
+    algorithm = CompressedFedNMap(PHI, eta_a=0.1 / L, Q=2, gamma=1 / L, K=0.01, compressor=compressor)
+    for round_ in simulate(algorithm, problem, rounds=40_000, **HISTORIES[history]):
+        if round_.t % 200 == 0 and distance(algorithm.model(round_.server), solution) < 1e-11:
+            break
+    assert distance(algorithm.model(round_.server), solution) < 1e-10
+    assert round_.bytes_up == len(round_.participants) * (8 + 4)  # one number and its place
+    mean = round_.clients[torch.arange(problem.n)].h.mean(0)
+    torch.testing.assert_close(mean, round_.server.h, rtol=0, atol=1e-11)
+
+
+def test_weakly_convex_phi():
+    phi = MCP(0.2, 8.0)
+    ends = []
+    for K in (2, PROBLEM.dim):
+        algorithm = CompressedFedNMap(phi, eta_a=0.1 / L, Q=5, gamma=1 / L, K=K)
+        ends.append(algorithm.model(last(algorithm, rounds=3000).server))
+    assert distance(*ends) < 1e-10
+
+
+def test_noise_is_averaged_out_by_error_control():
+    """With minibatches the compressed method ends where the whole one does, up to the same noise."""
+    problem = heterogeneous()
+    problem.batch_size = 5
+    spread = {}
+    for K in (2, problem.dim):
+        algorithm = CompressedFedNMap(PHI, eta_a=0.02 / L, Q=5, gamma=1 / L, K=K)
+        points = [algorithm.model(r.server) for r in simulate(algorithm, problem, rounds=3000)][1000:]
+        spread[K] = distance(torch.stack(points).mean(0), best(0.2))
+    assert spread[2] < 3 * spread[problem.dim] + 0.01
+
+
+def test_econtrolda_with_nearly_everything_converges():
+    """The published share of the error is above 1 there, and the error would swing out."""
+    problem = heterogeneous(samples=60, dim=40)
+    L = smoothness(problem)
+    algorithm = EControlDA(L1(0.2), K=39, gamma=8 * L)
+    x = algorithm.model(last(algorithm, problem, rounds=6000).server)
+    assert distance(x, optimum(problem, L1(0.2))) < 1e-8
+
+
+def test_econtrolda_quantised_is_exact():
+    algorithm = EControlDA(PHI, gamma=8 * L, compressor="quantised", bits=4)
+    assert distance(algorithm.model(last(algorithm, rounds=1600).server), best(0.2)) < 1e-10
