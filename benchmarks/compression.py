@@ -46,6 +46,13 @@ def methods(phi: Regularizer, L: float) -> Iterator[tuple[str, Callable[[float],
             f"CompressedFedNMap, {name}",
             lambda step, o=options: CompressedFedNMap(phi, eta_a=step / L, Q=1, gamma=1 / L, **o),  # type: ignore[misc]
         )
+    for name in ("top 1 %", "top 10 %", "4 bits"):
+        yield (
+            f"CompressedFedNMap, {name}, control 0",
+            lambda step, o=SETTINGS[name]: CompressedFedNMap(  # type: ignore[misc]
+                phi, eta_a=step / L, Q=1, gamma=1 / L, control=0.0, **o
+            ),
+        )
     for name, options in SETTINGS.items():
         yield f"EControlDA, {name}", lambda step, o=options: EControlDA(phi, eta_a=step / L, **o)  # type: ignore[misc]
 
@@ -98,7 +105,7 @@ def main() -> None:
         best = {level: min((r[level] for r in runs[name] if level in r), default=None) for level in LEVELS}
         results[name] = {f"{level:g}": value for level, value in best.items()}
         words = [f"{v[0]:8.3f} {v[1]:8.3f} {v[2]:6d}" if v else f"{'-':>8} {'-':>8} {math.inf:6}" for v in best.values()]
-        print(f"{name:32} {' | '.join(words)}", flush=True)
+        print(f"{name:42} {' | '.join(words)}", flush=True)
     if asked.out:
         asked.out.write_text(json.dumps(results))
 

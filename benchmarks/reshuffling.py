@@ -20,11 +20,11 @@ from fednmap.algorithms import FedNMap
 from fednmap.data import ClientData, load, partition
 from fednmap.measure import stationarity
 from fednmap.problems import Logistic
-from fednmap.regularizers import L1
+from fednmap.regularizers import ElasticNet
 
 CLIENTS, ROWS, BATCH = 20, 64, 8
 RULES = ("replacement", "reshuffle")
-STEPS = (0.1, 0.05, 0.025, 0.0125)
+STEPS = (1.0, 0.5, 0.25, 0.125)
 
 
 def problem(rule: str, Q: int, seed: int) -> Logistic:
@@ -37,7 +37,7 @@ def problem(rule: str, Q: int, seed: int) -> Logistic:
 
 def curve(rule: str, eta_a: float, Q: int, epochs: int, seed: int) -> list[float]:
     """|F_nat|^2 after every epoch."""
-    phi, here = L1(0.001), problem(rule, Q, seed)
+    phi, here = ElasticNet(0.001, 0.05), problem(rule, Q, seed)
     algorithm, rounds = FedNMap(phi, eta_a=eta_a, Q=Q, gamma=1.0), ROWS // BATCH // Q
     found = []
     for round in simulate(algorithm, here, rounds=epochs * rounds):

@@ -116,6 +116,14 @@ def test_least_squares_takes_one_round():
     assert distance(algorithm.model(last(algorithm, rounds=1).server), best(0.2)) < 1e-12
 
 
+@pytest.mark.parametrize("kind", [binary, least_squares], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("gamma", [0.01, 10.0])
+def test_once_there_it_stays(kind, gamma):
+    """At the level of rounding nothing can be compared any more, and nothing may be concluded from it."""
+    sizes = residuals(FedNewton(L1(0.02), gamma=gamma), kind(batch_size=None), 150)
+    assert max(sizes[12:]) < 1e-11
+
+
 def test_convergence_is_quadratic():
     sizes = [size for size in residuals(FedNewton(L1(0.01), eta_a=0.5), multinomial(batch_size=None), 9) if size > 1e-9]
     assert sizes[-1] < 20 * sizes[-2] ** 2 / sizes[0]

@@ -2,7 +2,8 @@
 
 The method: Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Composite Federated Learning, 2026.
 The error control: Gao, Islamov and Stich, EControl: Fast Distributed Optimization with Compression and Error Control,
-ICLR 2024. Their combination is this library's own, see `docs/family.md`.
+ICLR 2024; without it: Richtarik, Sokolov and Fatkhullin, EF21, NeurIPS 2021. Their combination with FedNMap is this
+library's own, see `docs/family.md`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fednmap.algorithms.compressors import Compressor, compressor
 from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import integer, positive
+from fednmap.regularizers.parameters import integer, nonnegative, positive
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class CompressedFedNMap(Algorithm):
     K:          entries that top and random keep: an integer, or a fraction of p below 1.
     compressor: "top" keeps the K largest; "random" K entries drawn anew in each round from `seed`, the same for all
                 clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
+    control:    eta, the share of e_i that is sent on. Default: EControl's delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))),
+                delta = K/p, at most 1. With exact gradients 0 needs fewer rounds, and is exact too: e_i then plays no
+                part, as in EF21. Noise is averaged out only where eta > 0.
     gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
 
     The smaller the share that gets through, the smaller the steps that it bears.
@@ -59,6 +63,7 @@ class CompressedFedNMap(Algorithm):
     K: float = 0.1
     compressor: str = "top"
     bits: int = 8
+    control: float | None = None
     seed: int = 0
 
     traits = Traits(
@@ -87,6 +92,8 @@ class CompressedFedNMap(Algorithm):
         check(self, "eta_a", "eta_s", "Q", "K")
         integer(self, "bits", 1)
         integer(self, "seed", 0)
+        if self.control is not None:
+            nonnegative(self, "control")
         if self.gamma is None:
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
         positive(self, "gamma")
@@ -111,7 +118,8 @@ class CompressedFedNMap(Algorithm):
         for q in range(self.Q):
             z_i = step(z_i, g(self._prox(z_i), q), d)
         G = step.mean(z, z_i, self.Q) - d
-        D = compress(G - h - compress.control(z.shape[-1]) * e, down.t)
+        eta = compress.control(z.shape[-1]) if self.control is None else self.control
+        D = compress(G - h - eta * e, down.t)
         h = h + D
         return self.Up(D), self.Client(h, e + h - G)
 

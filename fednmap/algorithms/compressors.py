@@ -120,7 +120,7 @@ class Quantised(Compressor):
         return int(2 ** (self.bits - 1) - 1)
 
     def delta(self, p: int) -> float:
-        return 0.5  # between what is certain for every p and what is usual
+        return 1 - 1 / self.bits  # of vectors as they come; for certain it is 1/p only
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         unit = self._unit(v)

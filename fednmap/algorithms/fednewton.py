@@ -20,7 +20,8 @@ from fednmap.names import InputError
 from fednmap.regularizers.parameters import positive
 
 LIMIT = 2000  # coordinates: a client then sends 2 million numbers per round
-DAMPED = 1e-3  # mu after the first step that was taken back, in units of H's mean eigenvalue; then 10 times as much
+DAMPED = 1e-3  # mu after the first step that was taken back, in units of H's mean eigenvalue; then 10 times as much,
+MOST = 1e5  # up to this
 GROWTH = 10.0  # of the natural residual since the last point that was kept: beyond it a step is taken back
 
 
@@ -124,9 +125,9 @@ class FedNewton(Algorithm):
         z, g, H, mu = server.z, up.g, up.H, server.mu
         if self._is_worse(server, up):
             z, g, H = server.kept, server.g, server.H
-            mu = torch.maximum(10 * mu, DAMPED * self._full(H).diagonal().mean())
+            mu = (10 * mu).clamp(DAMPED * self._mean(H), MOST * self._mean(H))
         else:
-            mu = torch.where(mu > DAMPED * self._full(H).diagonal().mean(), mu / 10, 0.0)
+            mu = torch.where(mu > DAMPED * self._mean(H), mu / 10, 0.0)
         new = newton_point(self.phi, self.gamma, z, g, self._full(H), float(mu))
         return self.Server(new, z, g, H, mu, server.rounds + 1)
 
@@ -144,8 +145,13 @@ class FedNewton(Algorithm):
         s = x - before
         terms = torch.stack((server.g @ s / 2, up.g @ s / 2, self.phi.value(x), -self.phi.value(before)))
         rise, rounding = float(terms.sum()), 8 * torch.finfo(x.dtype).eps * float(terms.abs().sum())
-        sizes = [float(residual(*at, self.phi, self.gamma).norm()) for at in ((before, server.g), (x, up.g))]
-        return not (rise <= rounding and sizes[1] <= GROWTH * sizes[0])
+        old, new = (float(residual(*at, self.phi, self.gamma).norm()) for at in ((before, server.g), (x, up.g)))
+        floor = torch.finfo(x.dtype).eps * float(up.g.norm() + x.norm() / self.gamma)
+        return not (rise <= rounding and new <= GROWTH * max(old, floor))
+
+    def _mean(self, H: Tensor) -> float:
+        """The mean eigenvalue of H, as a positive number."""
+        return float(self._full(H).diagonal().abs().mean())
 
     def _full(self, H: Tensor) -> Tensor:
         """The symmetric matrix with this lower half."""

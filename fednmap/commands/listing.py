@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fednmap.commands.sources import Thing, catalogue, keys
 from fednmap.names import choose
@@ -16,19 +16,20 @@ from fednmap.runs.presets import presets
 
 
 def _algorithms() -> Group:
-    needs = Table("name", "solves", "up", "down", "prox", "everybody", "ends with exact gradients at")
-    rates = Table("name", "convergence rate as published, s2 = gradient variance")
+    needs = Table(Column("name", no_wrap=True), "solves", "up", "down", "prox", "everybody", "ends with exact gradients at")
+    rates = Table(Column("name", no_wrap=True), "convergence rate as published, s2 = gradient variance")
     for name, kind in catalogue("fednmap.algorithms", "ALGORITHMS").items():
         t = kind.call("traits")
         solves = ("f + phi" if t["composite"] else "f") + (", central" if t.get("central") else "")
         down = f"{t['down']}, {t['following']}" if "following" in t else str(t["down"])
         everybody = "required" if t.get("full_participation") else "-"
-        needs.add_row(name, solves, str(t["up"]), down, t["prox"], everybody, t["fixed_point"])
+        up = f"{t['up']} + H" if t.get("hessians") else str(t["up"])
+        needs.add_row(name, solves, up, down, t["prox"], everybody, t["fixed_point"])
         if t["rate"] != "-":
             rates.add_row(name, t["rate"])
     key = (
         "up, down: vectors a client sends and receives in a round, less down if it was counted in the round before; "
-        "prox: evaluations on a client + on the server"
+        "prox: evaluations on a client + on the server; H: p (p + 1) / 2 numbers more"
     )
     return Group(needs, key, rates)
 
