@@ -23,14 +23,14 @@ from fednmap.runs.experiment import architecture
 NAMES = ("anna", "bert", "cleo", "dora")
 
 
-def make_problem(n=4, dim=6, rows=12, dtype=torch.float64, batch_size=None):
+def make_problem(n=4, dim=6, rows=12, dtype=torch.float64, batch_size=None, **options):
     """Well-conditioned least squares on heterogeneous clients."""
     rng = torch.Generator().manual_seed(3)
     data = []
     for i in range(n):
         a = torch.linalg.qr(torch.randn(rows, dim, generator=rng, dtype=dtype))[0] * rows**0.5 * (1 + 0.1 * i)
         data.append((a, a @ (torch.randn(dim, generator=rng, dtype=dtype) + i)))
-    return LeastSquares(data, batch_size=batch_size)
+    return LeastSquares(data, batch_size=batch_size, **options)
 
 
 def context(name, run_config, states):

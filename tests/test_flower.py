@@ -46,10 +46,17 @@ def assert_same(federation):
 
 @pytest.mark.parametrize("method", [m for m, kind in ALGORITHMS.items() if not kind.traits.central])
 def test_every_method_follows_the_simulator(tmp_path, method):
-    share = 1.0 if ALGORITHMS[method].traits.full_participation else 0.5
-    federation = Federation(
-        tmp_path, make_problem(batch_size=4), batch_size=4, participation=share, seed=3, **settings_for(method)
-    )
+    traits = ALGORITHMS[method].traits
+    share, batch = 1.0 if traits.full_participation else 0.5, 0 if traits.hessians else 4
+    problem = make_problem(batch_size=batch or None)
+    federation = Federation(tmp_path, problem, batch_size=batch, participation=share, seed=3, **settings_for(method))
+    federation.start()
+    assert_same(federation)
+
+
+def test_reshuffled_minibatches_are_those_of_the_simulator(tmp_path):
+    problem = make_problem(batch_size=5, minibatches="reshuffle", local_steps=3)
+    federation = Federation(tmp_path, problem, batch_size=5, participation=0.5, seed=3, **settings_for("fednmap"))
     federation.start()
     assert_same(federation)
 
