@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -104,7 +103,7 @@ def main() -> None:
             continue
         best = {level: min((r[level] for r in runs[name] if level in r), default=None) for level in LEVELS}
         results[name] = {f"{level:g}": value for level, value in best.items()}
-        words = [f"{v[0]:8.3f} {v[1]:8.3f} {v[2]:6d}" if v else f"{'-':>8} {'-':>8} {math.inf:6}" for v in best.values()]
+        words = [f"{v[0]:8.3f} {v[1]:8.3f} {v[2]:6d}" if v else f"{'-':>8} {'-':>8} {'-':>6}" for v in best.values()]
         print(f"{name:42} {' | '.join(words)}", flush=True)
     if asked.out:
         asked.out.write_text(json.dumps(results))

@@ -2,8 +2,8 @@
 Fewer bytes: compressed uplinks
 ===============================
 
-``CompressedFedNMap`` sends a part of what FedNMap sends: the largest entries, entries drawn at random, or all of them in
-a few bits. What was not sent is remembered, so that the method ends at the same point, the exact one.
+``CompressedFedNMap`` sends a part of what FedNMap sends: the largest entries, entries drawn at random, or all of them
+in a few bits. What was not sent is remembered, so that the method ends at the same point, the exact one.
 """
 
 # %%

@@ -51,6 +51,8 @@ for name, method in methods.items():
 figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
 for name, style in zip(curves, ("o-", "s-", "-"), strict=True):
     axes.semilogy(range(1, 61), [max(size, 1e-33) for size in curves[name]], style, markersize=3, label=name)
-axes.set(xlabel="communication rounds", ylabel="$|F_{nat}(x)|^2$", title="Logistic regression with l1 across four clients")
+axes.set(
+    xlabel="communication rounds", ylabel="$|F_{nat}(x)|^2$", title="Logistic regression with l1 across four clients"
+)
 axes.legend(frameon=False)
 plt.show()

@@ -235,7 +235,7 @@ class Declared(NamedTuple):
     hessian: Callable[[Tensor], Tensor] | None
     """The Hessian of f at x, (p, p). Else there is none."""
     hessians: Callable[[Tensor], Callable[[Tensor], Tensor]] | None
-    """hessians(clients)(x): the Hessians of these clients' f_i at x, shapes as in `SecondOrder`. Else there are none."""
+    """hessians(clients)(x): the Hessians of these clients' f_i at x, as in `SecondOrder`. Else there are none."""
     value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None
     """f and its gradient at x in one pass over the data. Else they are asked for one after the other."""
 

@@ -301,7 +301,10 @@ def test_what_is_not_a_regularizer_is_refused_in_one_line(name, phi):
 
 @pytest.mark.parametrize("seed", [-1, 0.5, True, "1"])
 def test_seeds_are_integers_from_0(seed):
-    for make in (A.Scaffnew, *(lambda seed, kind=kind: kind(PHI, seed=seed) for kind in (A.EControlDA, A.CompressedFedNMap))):
+    for make in (
+        A.Scaffnew,
+        *(lambda seed, kind=kind: kind(PHI, seed=seed) for kind in (A.EControlDA, A.CompressedFedNMap)),
+    ):
         with pytest.raises(InputError, match="seed is"):
             make(seed=seed)
 

@@ -12,7 +12,19 @@ from fednmap.core import SecondOrder, declared, oracle_of
 from fednmap.measure import normal_map
 from fednmap.names import InputError
 from fednmap.problems import GLM, Cox, Logistic, Pooled
-from fednmap.regularizers import L1, L2, MCP, Box, ElasticNet, GroupLasso, LogSum, NonNegative, Slope, TotalVariation, Zero
+from fednmap.regularizers import (
+    L1,
+    L2,
+    MCP,
+    Box,
+    ElasticNet,
+    GroupLasso,
+    LogSum,
+    NonNegative,
+    Slope,
+    TotalVariation,
+    Zero,
+)
 from fednmap.simulation import simulate
 from fednmap.simulation.callbacks import Tolerance
 
@@ -82,7 +94,9 @@ def _subgradient(problem, x):
 def test_from_far_away_it_comes_to_the_optimum_of_fednmap():
     problem, phi = binary(batch_size=None), L1(0.05)
     far = FedNewton(phi, eta_a=0.5)
-    ends = [far.model(last(far, problem, rounds=40, start=s * torch.ones(6, dtype=torch.float64)).server) for s in (0, 30)]
+    ends = [
+        far.model(last(far, problem, rounds=40, start=s * torch.ones(6, dtype=torch.float64)).server) for s in (0, 30)
+    ]
     plain = FedNMap(phi, eta_a=1 / problem.smoothness(), Q=1)
     slow = plain.model(last(plain, problem, rounds=4000).server)
     assert distance(ends[0], slow) < 1e-10

@@ -1,6 +1,6 @@
 """Compressed FedNMap: FedNMap whose clients send a part of their uplink, with error control.
 
-The method: Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Composite Federated Learning, 2026.
+The method: Huang, Pu and Johansson, Achieving Linear Speedup for Composite Federated Learning, 2026.
 The error control: Gao, Islamov and Stich, EControl: Fast Distributed Optimization with Compression and Error Control,
 ICLR 2024; without it: Richtarik, Sokolov and Fatkhullin, EF21, NeurIPS 2021. Their combination with FedNMap is this
 library's own, see `docs/family.md`.
@@ -36,14 +36,14 @@ class CompressedFedNMap(Algorithm):
                    h = h + share * mean D_i
 
     FedNMap's own uplink is y_i = (z - x)/gamma + h + (G_i - h_i), of which only the last part is news to the server:
-    that is compressed. h_i is what the server knows of G_i, so that h stays the mean of all h_i whatever C does, and e_i
-    sums up what the server was not told; eta e_i of it is sent on. Where C is the identity this is FedNMap.
+    that is compressed. h_i is what the server knows of G_i, so that h stays the mean of all h_i whatever C does, and
+    e_i sums up what the server was not told; eta e_i of it is sent on. Where C is the identity this is FedNMap.
 
     K:          entries that top and random keep: an integer, or a fraction of p below 1.
     compressor: "top" keeps the K largest; "random" K entries drawn anew in each round from `seed`, the same for all
                 clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
-    control:    eta, the share of e_i that is sent on. Default: EControl's delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))),
-                delta = K/p, at most 1. With exact gradients 0 needs fewer rounds, and is exact too: e_i then plays no
+    control:    eta, the share of e_i that is sent on. Default, with delta = K/p: EControl's
+                delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1. With exact gradients 0 needs fewer rounds, and is exact too: e_i then plays no
                 part, as in EF21. Noise is averaged out only where eta > 0.
     gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fednmap.names import InputError, choose
 
+
 class Sparse(NamedTuple):
     """K values and where they belong."""
 

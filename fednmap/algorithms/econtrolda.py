@@ -22,7 +22,7 @@ from fednmap.regularizers.parameters import integer, positive
 class EControlDA(Algorithm):
     """EControlDA solves min f(x) + phi(x) for convex f and phi with compressed uplinks, one gradient per round.
 
-    C keeps K coordinates, delta = K/p, eta = delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1, 0 when K = p::
+    C keeps K coordinates, delta = K/p, eta = delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1; 0 if K = p::
 
         client i:  D_i = C(g_i(x) - ghat_i - eta e_i);  ghat_i = ghat_i + D_i;  e_i = e_i + ghat_i - g_i(x);  send D_i
         server:    ghat = ghat + mean D_i;  S = S + ghat;  A = A + 1;  x = prox_{(A/gamma) phi}(x_0 - S/gamma)

@@ -38,15 +38,15 @@ class FedNewton(Algorithm):
 
     The last line is the normal map of f's quadratic model at x, solved on the server by semismooth Newton steps
     (`fednmap.algorithms.semismooth`): x' = prox(z') minimises the model plus phi. mu = 0 at first; with a large mu the
-    step is a plain proximal gradient step of length 1/mu, which is good for every smooth f: that is the safeguard. psi's
-    change is told by both gradients, <g + g', x' - x>/2 + phi(x') - phi(x).
+    step is a plain proximal gradient step of length 1/mu, which is good for every smooth f: that is the safeguard. The
+    change of psi is told by both gradients, <g + g', x' - x>/2 + phi(x') - phi(x).
 
     eta_a: gamma, where that is not given. The models x do not depend on it.
     gamma: prox parameter, gamma * rho < 1.
 
     A client sends p + p (p + 1)/2 numbers per round; more than 2,000 coordinates are refused. Gradients must be exact,
-    and the problem must know its clients' Hessians: linear models and Cox's do, networks do not. A Hessian tells more of
-    a client's data than a gradient does. Converges quadratically near a solution where H is positive on the active set.
+    and the problem must know its clients' Hessians: linear models and Cox's do, networks do not. A Hessian tells more
+    of a client's data than a gradient does. Converges quadratically near a solution where H is positive on the active set.
 
     >>> from fednmap import run
     >>> from fednmap.regularizers import L1
@@ -106,10 +106,14 @@ class FedNewton(Algorithm):
         p = start.numel()
         if p > LIMIT:
             numbers = f"{p * (p + 1) // 2:,} numbers"
-            raise InputError(f"FedNewton sends Hessians, at most {LIMIT} x {LIMIT}; {p} coordinates would be {numbers} "
-                             "per client and round: use FedNMap with memory")
+            raise InputError(
+                f"FedNewton sends Hessians, at most {LIMIT} x {LIMIT}; {p} coordinates would be {numbers} "
+                "per client and round: use FedNMap with memory"
+            )
         zero = start.new_zeros(())
-        return self.Server(start, start, torch.zeros_like(start), start.new_zeros(p * (p + 1) // 2), zero, zero), self.Client()
+        return self.Server(
+            start, start, torch.zeros_like(start), start.new_zeros(p * (p + 1) // 2), zero, zero
+        ), self.Client()
 
     def broadcast(self, server: Server) -> Down:
         return self.Down(server.z)

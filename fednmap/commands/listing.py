@@ -16,7 +16,9 @@ from fednmap.runs.presets import presets
 
 
 def _algorithms() -> Group:
-    needs = Table(Column("name", no_wrap=True), "solves", "up", "down", "prox", "everybody", "ends with exact gradients at")
+    needs = Table(
+        Column("name", no_wrap=True), "solves", "up", "down", "prox", "everybody", "ends with exact gradients at"
+    )
     rates = Table(Column("name", no_wrap=True), "convergence rate as published, s2 = gradient variance")
     for name, kind in catalogue("fednmap.algorithms", "ALGORITHMS").items():
         t = kind.call("traits")

@@ -15,7 +15,7 @@ from fednmap import data as datasets
 from fednmap.algorithms import CompressedFedNMap, FedNMap, method
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
-from fednmap.core import Algorithm, Regularizer
+from fednmap.core import Algorithm, Regularizer, oracle_of
 from fednmap.data import ClientData, Dataset
 from fednmap.data.sparse import deviations, is_sparse
 from fednmap.measure import accuracy, problem_gamma, support
@@ -179,7 +179,13 @@ def prepare(config: Config) -> Experiment:
             "not curvature; use batch_size = 0, or memory = 0"
         )
     problem = _problem(dataset, data, config)
-    return Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+    experiment = Experiment(Methods.of(config, architecture(problem)), dataset, problem)
+    for name in config.algorithms:
+        algorithm = experiment.algorithm(name)
+        if algorithm.traits.hessians:  # refused here, where there is no folder yet
+            algorithm.init(problem.start)
+            oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)
+    return experiment
 
 
 def dataset_of(config: Config) -> Dataset:
