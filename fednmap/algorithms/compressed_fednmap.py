@@ -43,8 +43,9 @@ class CompressedFedNMap(Algorithm):
     compressor: "top" keeps the K largest; "random" K entries drawn anew in each round from `seed`, the same for all
                 clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
     control:    eta, the share of e_i that is sent on. Default, with delta = K/p: EControl's
-                delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1. With exact gradients 0 needs fewer rounds, and is exact too: e_i then plays no
-                part, as in EF21. Noise is averaged out only where eta > 0.
+                delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1. With exact gradients 0
+                needs fewer rounds and is exact too: e_i then plays no part, as in EF21. Noise is averaged out only
+                where eta > 0.
     gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
 
     The smaller the share that gets through, the smaller the steps that it bears.

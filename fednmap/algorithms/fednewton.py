@@ -46,7 +46,8 @@ class FedNewton(Algorithm):
 
     A client sends p + p (p + 1)/2 numbers per round; more than 2,000 coordinates are refused. Gradients must be exact,
     and the problem must know its clients' Hessians: linear models and Cox's do, networks do not. A Hessian tells more
-    of a client's data than a gradient does. Converges quadratically near a solution where H is positive on the active set.
+    of a client's data than a gradient does. Converges quadratically near a solution where H is positive on the active
+    set.
 
     >>> from fednmap import run
     >>> from fednmap.regularizers import L1

@@ -42,6 +42,9 @@ class FedNMap(Algorithm):
             takes quasi-Newton steps on the normal map (`fednmap.algorithms.memory`), from the same uplinks: some tens
             of rounds instead of thousands. For noisy gradients leave it at 0: differences of noise are no curvature.
 
+    With one client, reshuffled minibatches and Q = the batches of an epoch this is norm-PRR (Qiu, Li and Milzarek, A
+    New Random Reshuffling Method for Nonsmooth Nonconvex Finite-sum Optimization, JMLR 2025); see `docs/family.md`.
+
     Converges at rate O(sqrt(sigma^2 / (n Q T)) + 1/T) for nonconvex f (Theorem 1), and linearly to a
     neighbourhood under the Polyak-Lojasiewicz condition (Theorem 2).
 
