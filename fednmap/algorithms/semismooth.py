@@ -72,7 +72,8 @@ def newton_point(phi: Regularizer, gamma: float, z: Tensor, g: Tensor, H: Tensor
 
     w = x + s / gamma * (z - x)
     F = normal_map(w)
-    close = CLOSE * float(F.norm())
+    rounding = torch.finfo(z.dtype).eps * float(g.norm() + largest * x.norm())
+    close = max(CLOSE * float(F.norm()), rounding)
     unit = torch.eye(len(z), dtype=z.dtype, device=z.device)
     for _ in range(INNER):
         if not float(F.norm()) > close:
