@@ -17,7 +17,8 @@ def table() -> str:
     for name, kind in ALGORITHMS.items():
         t = kind.traits
         down = f"{t.down}, {t.following} if counted before" if t.following is not None else f"{t.down}"
-        cells = (f"`{name}`", "f + phi" if t.composite else "f", f"{t.up}", down, t.prox, t.fixed_point.value, t.rate)
+        up = f"{t.up} + Hessian" if t.hessians else f"{t.up}"
+        cells = (f"`{name}`", "f + phi" if t.composite else "f", up, down, t.prox, t.fixed_point.value, t.rate)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
