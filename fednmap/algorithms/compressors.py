@@ -144,7 +144,8 @@ class Quantised(Compressor):
     def _unit(self, v: Tensor) -> Tensor:
         """The smallest power of two u with |v| <= levels u everywhere; 0 for v = 0."""
         mantissa, exponent = torch.frexp(v.abs().amax(-1, keepdim=True) / self._levels)
-        return torch.ldexp((mantissa > 0).to(v), exponent - (mantissa == 0.5).to(exponent))
+        unit: Tensor = torch.ldexp((mantissa > 0).to(v), exponent - (mantissa == 0.5).to(exponent))
+        return unit
 
     def _numbers(self, v: Tensor, unit: Tensor) -> Tensor:
         return torch.where(unit > 0, v / unit, 0.0).round()

@@ -15,7 +15,7 @@ Richard H. Byrd, Jorge Nocedal and Robert B. Schnabel, Representations of quasi-
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -206,7 +206,15 @@ class Model:
         return self.sigma * v - self.W @ (self.M @ (self.W.mT @ v))
 
 
-def minimised(phi: Regularizer, gamma: float, x: Tensor, g: Tensor, B: Model, close: float) -> Tensor:
+class Curvature(Protocol):
+    """B of a quadratic model: its products, and its largest eigenvalue."""
+
+    largest: float
+
+    def __call__(self, v: Tensor) -> Tensor: ...
+
+
+def minimised(phi: Regularizer, gamma: float, x: Tensor, g: Tensor, B: Curvature, close: float) -> Tensor:
     """z with prox(z, gamma) = argmin_u <g, u> + <u - x, B (u - x)> / 2 + phi(u), by accelerated prox steps from x.
 
     u = prox(v, step) says that (v - u) / step is a subgradient of phi at u, so z = u + gamma (v - u) / step.
