@@ -138,14 +138,13 @@ class Quantised(Compressor):
     def unpack(self, packed: Codes) -> Tensor:
         shifts = torch.arange(8 // self.bits, device=packed.codes.device, dtype=torch.uint8) * self.bits
         codes = (packed.codes.unsqueeze(-1) >> shifts) & (2**self.bits - 1)
-        numbers = codes.flatten(-2)[..., : int(packed.size)].to(packed.unit) - self._levels
+        numbers: Tensor = codes.flatten(-2)[..., : int(packed.size)].to(packed.unit) - self._levels
         return numbers * packed.unit
 
     def _unit(self, v: Tensor) -> Tensor:
         """The smallest power of two u with |v| <= levels u everywhere; 0 for v = 0."""
         mantissa, exponent = torch.frexp(v.abs().amax(-1, keepdim=True) / self._levels)
-        unit: Tensor = torch.ldexp((mantissa > 0).to(v), exponent - (mantissa == 0.5).to(exponent))
-        return unit
+        return torch.ldexp((mantissa > 0).to(v), exponent - (mantissa == 0.5).to(exponent))
 
     def _numbers(self, v: Tensor, unit: Tensor) -> Tensor:
         return torch.where(unit > 0, v / unit, 0.0).round()
