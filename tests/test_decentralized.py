@@ -338,7 +338,7 @@ def test_schedules_and_float32():
         method = D.Decentralized(make(PHI, L), D.Ring(N))
         result = fednmap.run(method, problem, rounds=300, every=300, start=start, eta_a=InverseSqrt(method.eta_a))
         assert result.x.dtype == torch.float32
-        assert result.final["stationarity"] < 0.1 * result.records[0]["stationarity"]
+        assert result.final["stationarity"] < 0.5 * result.records[0]["stationarity"]
 
 
 def test_many_nodes_are_mixed_by_their_nonzeros():
