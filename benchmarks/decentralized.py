@@ -103,7 +103,9 @@ def main(path: str) -> None:
             axes.loglog(x, y, mark + "-", color=colour, label=f"{name}, slope {fitted:.2f}")
     left.set(xlabel=f"1 / (1 - λ), {AT_N} nodes", ylabel="transient time (rounds)", title="by spectral gap")
     right.set(xlabel=f"nodes n, 1 - λ = {AT_GAP}", title="by number of nodes")
-    for axes in (left, right):
+    for axes, ticks in ((left, [1 / gap for gap in GAPS]), (right, SIZES)):
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
     figure.tight_layout()
