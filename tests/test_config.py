@@ -102,7 +102,7 @@ def test_all_mistakes_are_told_at_once():
         (
             "drop",
             1,
-            "drop is 1; it must be a number, at least 0 and below 1 (Probability that a reply, or on a graph a link, is lost)",
+            "drop is 1; it must be a number, at least 0 and below 1 (Probability that a reply",
         ),
         ("gamma", float("inf"), "gamma is inf; it must be a number, above 0"),
         ("eta_a", float("nan"), "eta_a is nan; it must be a number, above 0 (Local step size"),
