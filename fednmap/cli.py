@@ -49,7 +49,7 @@ COMMANDS = {
     "list": (
         "fednmap.commands.listing",
         "listing",
-        "List algorithms, regularizers, datasets, partitions, models or presets.",
+        "List algorithms, topologies, regularizers, datasets, partitions, models or presets.",
     ),
     "export": (
         "fednmap.commands.export",

@@ -7,7 +7,7 @@ mean of n clients' smooth losses f_i and phi is a regularizer whose prox is chea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
@@ -122,6 +122,11 @@ class Algorithm(ABC):
     """The regularizer that the method minimises with f; Zero() for smooth methods."""
 
     @property
+    def name(self) -> str:
+        """What the method is called in messages and run folders."""
+        return type(self).__name__
+
+    @property
     def prox_parameter(self) -> float | None:
         """gamma of a method that keeps z and whose model is prox_{gamma phi}(z): it starts at a z. None: at an x."""
         return None
@@ -167,6 +172,14 @@ class Algorithm(ABC):
         Asked only of rounds in which every client was counted, with exact gradients: the model can then be judged
         without another pass over the data.
         """
+        return None
+
+    def measured(self, server: State) -> dict[str, float]:
+        """What the server's state tells besides the model; it goes into every record of a run."""
+        return {}
+
+    def driver(self) -> Callable[..., Iterator[Any]] | None:
+        """What yields the rounds of a method without a server, called like `simulate`; None: that has the loop."""
         return None
 
     def pack(self, up: State) -> State:

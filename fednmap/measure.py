@@ -109,6 +109,7 @@ QUANTITIES = {
             meaning="F_nat(x) = (x - prox(x - gamma grad f(x), gamma)) / gamma, squared: how far x is from being "
             "stationary; 0 exactly where no small step improves psi. One gamma for all methods, said beside the table.",
         ),
+        Quantity("consensus", "apart", "consensus error, mean |x_i - x|²", digits=".2e", better=-1, log=True),
         Quantity("loss", "loss", "loss f(x)", digits=".4f", better=-1, log=True, shown=False),
         Quantity(
             "zeros", "zeros", "zero weights", "%", 100, ".1f", 1, brief=True, meaning="Weights that are exactly 0."

@@ -19,10 +19,11 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 TESTS = [
-    f"tests/test_{name}.py" for name in ("algorithms", "parities", "simulation", "memory", "compression", "newton")
+    f"tests/test_{name}.py"
+    for name in ("algorithms", "parities", "simulation", "memory", "compression", "newton", "decentralized")
 ]
 
-# method (a file of fednmap/algorithms), what is damaged, the line before, the line after
+# method (a file of fednmap/algorithms or fednmap/decentralized), what is damaged, the line before, the line after
 MUTATIONS = [
     ("fednmap", "sign of the correction", "+ down.h) - client.h", "- down.h) + client.h"),
     ("fednmap", "no correction", "(self._pull(z) + down.h) - client.h", "self._pull(z).expand_as(client.h).clone()"),
@@ -108,6 +109,21 @@ MUTATIONS = [
     ("prox_sgd", "no prox", "self.phi.prox(step(x, g(x, q)), self.eta_a)", "step(x, g(x, q))"),
     ("normal_map_sgd", "sign of the pull", "g(x, q), (z - x)", "g(x, q), (x - z)"),
     ("normal_map_sgd", "no pull", "g(x, q), (z - x) / self.gamma)", "g(x, q))"),
+    ("norm_dsgt", "sign of the pull", "(state.z - x) / self.gamma", "(x - state.z) / self.gamma"),
+    ("norm_dsgt", "no tracking", "y = state.y + G - state.G", "y = G"),
+    ("norm_dsgt", "sign of the step", "state.z - self.eta_a * y", "state.z + self.eta_a * y"),
+    ("norm_dsgt", "own gradient in place of y", "self.eta_a * y, y)", "self.eta_a * G, y)"),
+    ("norm_dsgt", "gradient not remembered", "mixed.y, kept.G)", "mixed.y, 0 * kept.G)"),
+    ("norm_ed", "sign of the pull", "(z - x) / self.gamma", "(x - z) / self.gamma"),
+    ("norm_ed", "no correction", "self.Message(z + s - state.s)", "self.Message(s)"),
+    ("norm_ed", "sign of the correction", "z + s - state.s", "z - s + state.s"),
+    ("norm_ed", "W with negative eigenvalues", "positive=True", "positive=False"),
+    ("prox_dsgd", "sign of the step", "state.x - self.eta_a", "state.x + self.eta_a"),
+    ("prox_dsgd", "no prox", "self.phi.prox(mixed.v, self.eta_a)", "mixed.v"),
+    ("pg_extra", "no correction", "mixed.x + kept.u - kept.step", "mixed.x - kept.step"),
+    ("pg_extra", "sign of the correction", "kept.u + (mixed.x - kept.x)", "kept.u - (mixed.x - kept.x)"),
+    ("pg_extra", "correction twice as fast", "(mixed.x - kept.x) / 2", "(mixed.x - kept.x)"),
+    ("pg_extra", "no prox", "self.phi.prox(v, self.eta_a)", "v"),
 ]
 
 
@@ -145,7 +161,8 @@ def main(methods: list[str]) -> int:
         for method, damage, before, after in MUTATIONS:
             if methods and method not in methods:
                 continue
-            file = copy / "fednmap" / "algorithms" / f"{method}.py"
+            room = "decentralized" if (ROOT / "fednmap" / "decentralized" / f"{method}.py").exists() else "algorithms"
+            file = copy / "fednmap" / room / f"{method}.py"
             text = file.read_text()
             if text.count(before) != 1:
                 raise ValueError(f"{method}: {before!r} occurs {text.count(before)} times; correct MUTATIONS")

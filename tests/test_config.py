@@ -99,7 +99,11 @@ def test_all_mistakes_are_told_at_once():
         ("local_steps", 0, "local_steps is 0; it must be a whole number, at least 1 (Local steps Q of a round)"),
         ("participation", 0, "participation is 0; it must be a number, above 0 and at most 1 (Share of the clients"),
         ("participation", 1.1, "participation is 1.1; it must be a number, above 0 and at most 1"),
-        ("drop", 1, "drop is 1; it must be a number, at least 0 and below 1 (Probability that a reply is lost)"),
+        (
+            "drop",
+            1,
+            "drop is 1; it must be a number, at least 0 and below 1 (Probability that a reply",
+        ),
         ("gamma", float("inf"), "gamma is inf; it must be a number, above 0"),
         ("eta_a", float("nan"), "eta_a is nan; it must be a number, above 0 (Local step size"),
         ("seed", 2**32, "seed is 4294967296; it must be a whole number, at least 0 and below 4294967296"),

@@ -16,6 +16,7 @@ FLOORS = [  # the highest first; rooms of one floor may use each other, but not 
     ("report",),
     ("runs",),
     ("theory", "testing"),
+    ("decentralized",),
     ("simulation",),
     ("algorithms", "problems", "models", "data"),
     ("tables",),
@@ -70,7 +71,7 @@ def drawing():
         for room in floor:
             if room in graph and not room.startswith("__"):
                 below = sorted(graph[room], key=lambda r: (-FLOOR[r], r))
-                lines.append(f"{room:<13}{'-> ' + ', '.join(below) if below else ''}".rstrip())
+                lines.append(f"{room:<12} {'-> ' + ', '.join(below) if below else ''}".rstrip())
     return "\n".join(lines)
 
 

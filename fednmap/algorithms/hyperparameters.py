@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import integer, positive, regularizer
+
+
+class HasPhi(Protocol):
+    @property
+    def phi(self) -> Regularizer: ...
 
 
 def check(algorithm: Algorithm, *names: str) -> None:
@@ -21,7 +27,7 @@ def check(algorithm: Algorithm, *names: str) -> None:
             positive(algorithm, name)
 
 
-def weakly_convex(algorithm: Algorithm, name: str, step: float) -> None:
+def weakly_convex(algorithm: HasPhi, name: str, step: float) -> None:
     """The prox at `step` is single-valued: step * rho < 1. Where rho = inf none is, and phi was made knowing that."""
     rho = algorithm.phi.rho
     if rho < math.inf and step * rho >= 1:

@@ -33,7 +33,39 @@ def _algorithms() -> Group:
         "up, down: vectors a client sends and receives in a round, less down if it was counted in the round before; "
         "prox: evaluations on a client + on the server; H: p (p + 1) / 2 numbers more"
     )
-    return Group(needs, key, rates)
+    return Group(needs, key, rates, *_decentralized())
+
+
+def _decentralized() -> tuple[RenderableType, ...]:
+    """Methods without a server, which run with --topology."""
+    needs = Table(
+        "without a server", "vectors", "prox", "one-way links", "changing links", "ends with exact gradients at"
+    )
+    rates = Table("name", "convergence rate as published, 1 - lambda = spectral gap")
+    for name, kind in catalogue("fednmap.decentralized", "DECENTRALIZED").items():
+        t = kind.call("traits")
+        changing = (
+            "exact" if t["changing"] and t["fixed_point"] == "exact" else "runs" if t["changing"] else "may diverge"
+        )
+        directed = "yes" if t["directed"] else "refused"
+        needs.add_row(name, str(t["vectors"]), t["prox"], directed, changing, t["fixed_point"])
+        if t["rate"] != "-":
+            rates.add_row(name, t["rate"])
+    key = "they run on a graph, --topology; vectors: along a link, each way, in a round; prox: evaluations on a node"
+    return needs, key, rates
+
+
+def _topologies() -> Table:
+    known = catalogue("fednmap.decentralized.topologies", "TOPOLOGIES")
+    return _described({_topology(name, kind): kind.first_line for name, kind in known.items()})
+
+
+def _topology(name: str, kind: Thing) -> str:
+    """How a name is used, without the number of nodes, which is that of the clients."""
+    words = [f"[{argument}]" for argument in kind.fields() if argument not in ("n", "symmetric", "static")]
+    if name == "file":
+        words = ["PATH"]
+    return f"{name}:{','.join(words)}" if words else name
 
 
 def _regularizers() -> Table:
@@ -74,6 +106,7 @@ LISTS: dict[str, Callable[[], RenderableType]] = {
     "partitions": _partitions,
     "models": _models,
     "presets": _presets,
+    "topologies": _topologies,
 }
 
 
@@ -82,11 +115,12 @@ OWN = {
     "regularizers": "my_module:MyPenalty:0.1, a fednmap.core.Regularizer",
     "datasets": "my_module:my_data, a function that gives a fednmap.data.Dataset",
     "models": "my_module:my_network, a function of a sample's shape and the number of outputs",
+    "topologies": "my_module:MyGraph, a fednmap.decentralized.Topology made from n",
 }
 
 
 def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None:
-    """List algorithms, regularizers, datasets, partitions, models or presets."""
+    """List algorithms, topologies, regularizers, datasets, partitions, models or presets."""
     console = Console()
     console.print(choose("list", what, LISTS)())
     if what in OWN:

@@ -102,5 +102,7 @@ def _agree(config: Config, federation: Federation) -> None:
             "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "
             "measure-stationarity = true, or use patience or time-limit"
         )
+    if config.topology is not None:
+        raise InputError(f"topology is {config.topology}; a federation has a server: leave it out, and use fednmap")
     if config.drop:
         raise InputError(f"drop is {config.drop}; between machines replies get lost by themselves, leave it out")

@@ -77,7 +77,10 @@ class Config(BaseModel):
     )
     participation: float = Field(1.0, gt=0, le=1, description="Share of the clients drawn in a round.")
     sampler: str = Field("uniform", description="Who takes part: uniform, poisson, cyclic, or trace:FILE.")
-    drop: float = Field(0.0, ge=0, lt=1, description="Probability that a reply is lost.")
+    drop: float = Field(0.0, ge=0, lt=1, description="Probability that a reply, or on a graph a link, is lost.")
+    topology: str | None = Field(
+        None, description="Graph of methods without a server: ring, torus, ...; see `fednmap list topologies`."
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="Decides first model, partition, minibatches and participation.")
     trials: int = Field(1, ge=1, description="Independent repetitions, with seeds seed, seed + 1, ...")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
@@ -138,6 +141,15 @@ class Config(BaseModel):
         sampler_of(value, 1.0)
         return value
 
+    @field_validator("topology")
+    @classmethod
+    def _topology(cls, value: str | None, info: ValidationInfo) -> str | None:
+        from fednmap.decentralized.topologies import check_name
+
+        if value is not None and _looks_up(info):
+            check_name(value)
+        return value
+
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, value: str) -> str:
@@ -176,7 +188,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _who_remembers(self, info: ValidationInfo) -> Config:
-        from fednmap.algorithms import method
+        from fednmap.decentralized import method
 
         methods = [method(name) for name in self.algorithms] if self.memory and _looks_up(info) else []
         if methods and not any(f.name == "memory" for kind in methods for f in fields(kind)):  # type: ignore[arg-type]
@@ -185,10 +197,34 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _everybody(self, info: ValidationInfo) -> Config:
-        from fednmap.algorithms import method
+    def _on_a_graph(self, info: ValidationInfo) -> Config:
+        from fednmap.core import Algorithm
+        from fednmap.decentralized import method
 
-        need = [name for name in self.algorithms if _looks_up(info) and method(name).traits.full_participation]
+        kinds = {name: method(name) for name in self.algorithms} if _looks_up(info) else {}
+        served = [name for name, kind in kinds.items() if issubclass(kind, Algorithm)]
+        if self.topology is None and len(served) < len(kinds):
+            without = ", ".join(name for name in kinds if name not in served)
+            raise InputError(f"{without} has no server and needs a graph; give topology, such as --topology ring")
+        if self.topology is not None and served:
+            raise InputError(
+                f"topology is {self.topology}, and {', '.join(served)} works with a server; leave topology out, or use "
+                "norm-ed, norm-dsgt, pg-extra or prox-dsgd"
+            )
+        if self.topology is not None and (self.participation < 1 or self.sampler != "uniform"):
+            raise InputError(
+                f"topology is {self.topology}: on a graph every node takes part in every round, given participation = "
+                f"{self.participation} and sampler = {self.sampler}; leave them out, drop says how many links fail"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _everybody(self, info: ValidationInfo) -> Config:
+        from fednmap.core import Algorithm
+        from fednmap.decentralized import method
+
+        kinds = {name: method(name) for name in self.algorithms} if _looks_up(info) else {}
+        need = [name for name, kind in kinds.items() if issubclass(kind, Algorithm) and kind.traits.full_participation]
         if need and (self.participation < 1 or self.drop > 0 or self.sampler != "uniform"):
             raise InputError(
                 f"{', '.join(need)} needs every client in every round, given participation = {self.participation}, "
@@ -256,18 +292,20 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
     """The settings among `values` that name code to load, as package.module:Name."""
     from fednmap.algorithms import ALGORITHMS
     from fednmap.data import DATASETS
+    from fednmap.decentralized import DECENTRALIZED, TOPOLOGIES
     from fednmap.models.build import MODELS
     from fednmap.regularizers.parse import REGULARIZERS
 
-    methods, overrides = values.get("algorithms"), values.get("set")
+    methods, overrides, known = values.get("algorithms"), values.get("set"), (*ALGORITHMS, *DECENTRALIZED)
     named: list[tuple[Any, Iterable[str]]] = [
         (values.get("data"), DATASETS),
         (values.get("model"), (*MODELS, *NOT_NETWORKS)),
         (values.get("reg"), REGULARIZERS),
-        *((name, ALGORITHMS) for name in (methods if isinstance(methods, list | tuple) else ())),
-        *((key.rpartition(".")[0], ALGORITHMS) for key in (overrides if isinstance(overrides, dict) else ())),
+        (values.get("topology"), TOPOLOGIES),
+        *((name, known) for name in (methods if isinstance(methods, list | tuple) else ())),
+        *((key.rpartition(".")[0], known) for key in (overrides if isinstance(overrides, dict) else ())),
     ]
-    return [spec for spec, known in named if isinstance(spec, str) and is_code(spec.strip(), tuple(known))]
+    return [spec for spec, names in named if isinstance(spec, str) and is_code(spec.strip(), tuple(names))]
 
 
 def _looks_up(info: ValidationInfo) -> bool:
@@ -275,7 +313,7 @@ def _looks_up(info: ValidationInfo) -> bool:
 
 
 def _method_mistake(name: str) -> str | None:
-    from fednmap.algorithms import method
+    from fednmap.decentralized import method
 
     try:
         method(name)
@@ -286,7 +324,7 @@ def _method_mistake(name: str) -> str | None:
 
 def _parameter_mistake(key: str) -> str | None:
     """What is wrong with METHOD.PARAMETER."""
-    from fednmap.algorithms import method
+    from fednmap.decentralized import method
 
     name, dot, parameter = key.rpartition(".")
     if not dot:

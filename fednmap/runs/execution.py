@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fednmap.core import Algorithm
+from fednmap.decentralized.topologies import fingerprint
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs.beside import Hands, Order
@@ -152,7 +153,8 @@ def task_of(job: Job, experiment: Experiment) -> Task:
 def settings(config: Config) -> dict[str, Any]:
     """What the states of a run depend on; a setting of a later version that is not used leaves no trace."""
     fixed = {"rounds"} if config.schedule.strip().startswith("cosine") else set()  # where they decide the steps
-    return config.model_dump(mode="json", exclude=set(EXTENDABLE) - fixed, exclude_defaults=True)
+    told = config.model_dump(mode="json", exclude=set(EXTENDABLE) - fixed, exclude_defaults=True)
+    return told if config.topology is None else told | {"links": fingerprint(config.topology)}
 
 
 def scheduled_step(algorithm: Algorithm, config: Config) -> Schedule | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import CompressedFedNMap, FedNMap, method
+from fednmap.algorithms import CompressedFedNMap, FedNMap
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Problem, Regularizer, oracle_of
@@ -20,6 +20,7 @@ from fednmap.data import ClientData, Dataset
 from fednmap.data.dataset import standardized
 from fednmap.data.datasets import path_of
 from fednmap.data.sparse import deviations, is_sparse
+from fednmap.decentralized import Decentralized, DecentralizedAlgorithm, NormDSGT, NormED, method, topology_of
 from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
 from fednmap.names import InputError
@@ -80,7 +81,7 @@ class Methods:
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
         if config.memory:
             common["memory"] = config.memory
-        if kind in (FedNMap, CompressedFedNMap) and config.gamma is not None:
+        if kind in (FedNMap, CompressedFedNMap, NormDSGT, NormED) and config.gamma is not None:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
             del common["Q"]
@@ -89,7 +90,7 @@ class Methods:
         given = {k: v for k, v in common.items() if k in known} | overrides
         if missing := [f.name for f in fields(kind) if _is_required(f) and f.name not in ("phi", *given)]:  # type: ignore[arg-type]
             raise InputError(f"{name} also needs {', '.join(missing)}; give it with --set {name}.{missing[0]}=VALUE")
-        algorithm: Algorithm = kind(phi, **given)  # type: ignore[call-arg]
+        algorithm = kind(phi, **given)  # type: ignore[call-arg]
         if "seed" not in overrides:
             algorithm = algorithm.seeded(config.seed)
         held = torch.finfo(getattr(torch, config.dtype))
@@ -97,6 +98,9 @@ class Methods:
             if isinstance(value, float) and value and not held.tiny <= abs(value) <= held.max:
                 allowed = f"{config.dtype} holds numbers from {held.tiny:.3g} up to {held.max:.3g}"
                 raise InputError(f"{name}: {parameter} is {value:g}; {allowed}")
+        if isinstance(algorithm, DecentralizedAlgorithm):
+            assert config.topology is not None  # a configuration has been checked for that
+            return Decentralized(algorithm, topology_of(config.topology, config.clients))
         return algorithm
 
     def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:

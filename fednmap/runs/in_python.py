@@ -85,7 +85,7 @@ def run(
     options["metrics"] = options.get("metrics") or None
     options["stop"] = listeners(options.get("stop"))
     _check(algorithm, problem, rounds, start, options)
-    job, callbacks = Job(type(algorithm).__name__.lower(), 0), listeners(options.pop("callbacks", ()))
+    job, callbacks = Job(algorithm.name.lower(), 0), listeners(options.pop("callbacks", ()))
     facts = _settings(algorithm, problem, start, options)
     task = Task(job, algorithm, problem, start, rounds, checkpoint_every, facts, options, _saved(problem), 1, facts)
     kept = _opened(Path(folder), task, phi)

@@ -5,7 +5,7 @@ Without a process group of torch.distributed there is one process, and every fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -78,6 +78,21 @@ def gather(rows: Tensor) -> Tensor:
         if source > 0 and len(part):
             _talk(lambda part=part, source=source: dist.recv(part, source))  # type: ignore[misc]
     return torch.cat(parts)
+
+
+def swap(out: Mapping[int, Tensor], into: Mapping[int, Tensor]) -> None:
+    """Send each process its rows and fill `into` with theirs, by point-to-point sends; empty ones do not travel."""
+    sends = [(rows.contiguous(), other) for other, rows in out.items() if len(rows)]
+    waits = [(rows, other) for other, rows in into.items() if len(rows)]
+
+    def call() -> None:
+        pending = [dist.irecv(rows, other) for rows, other in waits]
+        pending += [dist.isend(rows, other) for rows, other in sends]
+        for one in pending:
+            if one is not None:
+                one.wait()
+
+    _talk(call)
 
 
 def _talk(call: Callable[[], object]) -> None:

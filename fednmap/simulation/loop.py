@@ -98,6 +98,17 @@ def simulate(
     """
     check_kinds(algorithm, problem)
     _check_numbers(algorithm, problem, drop)
+    own = algorithm.driver()
+    if own is not None:
+        given: dict[str, Any] = {
+            "start": start,
+            "participation": participation,
+            "drop": drop,
+            "seed": seed,
+            "sampler": sampler,
+        }
+        given |= {"eta_a": eta_a, "chunk": chunk, "threads": threads, "store": store, "compile": compile}
+        return own(algorithm, problem, rounds=rounds, after=after, **given)
     integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
     everybody = participation == 1 and drop == 0 and sampler is None
     who = Uniform(participation) if sampler is None else sampler
@@ -120,7 +131,7 @@ def simulate(
     first, message = 0, dry_run(algorithm, server, initial)
     traffic = Traffic(algorithm, server, message)
     if after is not None:
-        _check_after(after, problem.n, server, initial)
+        check_after(after, problem.n, server, initial)
     release = _hold(None if store is None else Path(store))
     try:
         folder = None if store is None else Path(store)
@@ -195,7 +206,7 @@ def integers(**given: tuple[int, int]) -> None:
             raise InputError(f"{name} is {value!r}; it must be an integer, at least {least}")
 
 
-def _check_after(after: Round, n: int, server: State, initial: State) -> None:
+def check_after(after: Round, n: int, server: State, initial: State) -> None:
     """The round to go on from is one of this method on this problem."""
     if not isinstance(after, Round):
         raise InputError(f"after is {_kind(after)}; a Round is due, such as `last` of a Result")

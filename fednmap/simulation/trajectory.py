@@ -107,9 +107,10 @@ def run(
     result = _continued(algorithm, problem, start, gamma, after, before)
     clock = result.totals
 
-    def measure(done: int, x: Tensor) -> str | None:
-        began = time.perf_counter()
+    def measure(done: int, server: State) -> str | None:
+        began, x = time.perf_counter(), algorithm.model(server)
         values = evaluate(whole, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
+        values |= algorithm.measured(server)
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x
         if not history:
@@ -145,13 +146,13 @@ def run(
         """Measure if it is time, tell everybody; a reason to end here, the same in all processes."""
         done = last.t + 1
         due = passes(before, last) or done % every == 0 or done > rounds - closing
-        reason = measure(done, algorithm.model(last.server)) if due else None
+        reason = measure(done, last.server) if due else None
         totals = dict(clock)
         told = heard(hearers, lambda callback: callback.on_round(last, totals))
         told = heard(stops, lambda callback: callback.on_spent(totals)) or told
         reason = distributed.first(reason or told)
         if reason and not due:
-            measure(done, algorithm.model(last.server))
+            measure(done, last.server)
         return reason
 
     try:
@@ -160,7 +161,7 @@ def run(
             algorithm, problem, rounds=rounds, start=start, after=result.last, threads=threads, **options
         )
         server = algorithm.init(start)[0] if result.last is None else result.last.server
-        reason = None if result.last or result.records else measure(0, algorithm.model(server))
+        reason = None if result.last or result.records else measure(0, server)
         reason = distributed.first(reason)
         for _ in range(first, rounds):
             if reason:

@@ -1,0 +1,89 @@
+"""Methods without a server: nodes on a graph that hear their neighbours alone."""
+
+from dataclasses import is_dataclass
+
+from fednmap.algorithms import ALGORITHMS
+from fednmap.algorithms import method as server_method
+from fednmap.core import Algorithm
+from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
+from fednmap.decentralized.network import Decentralized
+from fednmap.decentralized.norm_dsgt import NormDSGT
+from fednmap.decentralized.norm_ed import NormED
+from fednmap.decentralized.pg_extra import PGExtra
+from fednmap.decentralized.prox_dsgd import ProxDSGD
+from fednmap.decentralized.topologies import (
+    TOPOLOGIES,
+    Complete,
+    ErdosRenyi,
+    Exponential,
+    Grid,
+    Lossy,
+    Matchings,
+    OnePeer,
+    Ring,
+    Sequence,
+    Star,
+    Topology,
+    Torus,
+    UndirectedExponential,
+    Weights,
+    from_file,
+    topology_of,
+)
+from fednmap.decentralized.weights import metropolis, spectral_gap
+from fednmap.names import InputError, choose, imported, is_code
+
+DECENTRALIZED: dict[str, type[DecentralizedAlgorithm]] = {
+    "norm-dsgt": NormDSGT,
+    "norm-ed": NormED,
+    "prox-dsgd": ProxDSGD,
+    "pg-extra": PGExtra,
+}
+
+
+def method(name: str) -> type[Algorithm] | type[DecentralizedAlgorithm]:
+    """The method called `name`, with a server or without, or one of the user's own, package.module:Name."""
+    known = {**ALGORITHMS, **DECENTRALIZED}
+    if name in DECENTRALIZED:
+        return DECENTRALIZED[name]
+    if not is_code(name, known):
+        choose("algorithm", name, known)
+        return server_method(name)
+    found = imported("algorithm", name, known)
+    if not (isinstance(found, type) and issubclass(found, DecentralizedAlgorithm)):
+        return server_method(name)
+    if not is_dataclass(found) or "traits" not in dir(found):
+        raise InputError(f"algorithm {name!r} must be a dataclass that declares `traits`, see DecentralizedAlgorithm")
+    return found
+
+
+__all__ = [
+    "DECENTRALIZED",
+    "TOPOLOGIES",
+    "Complete",
+    "Decentralized",
+    "DecentralizedAlgorithm",
+    "DecentralizedTraits",
+    "ErdosRenyi",
+    "Exponential",
+    "Grid",
+    "Lossy",
+    "Matchings",
+    "NormDSGT",
+    "NormED",
+    "OnePeer",
+    "PGExtra",
+    "ProxDSGD",
+    "Ring",
+    "Sequence",
+    "Star",
+    "Topology",
+    "Torus",
+    "UndirectedExponential",
+    "Weights",
+    "from_file",
+    "method",
+    "metropolis",
+    "spectral_gap",
+    "topology_of",
+]

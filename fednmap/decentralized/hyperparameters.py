@@ -1,0 +1,33 @@
+"""What the hyper-parameters of methods on a graph must satisfy."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fednmap.algorithms.hyperparameters import HasPhi, default_gamma, weakly_convex
+from fednmap.regularizers.parameters import positive, regularizer
+
+
+class Stepping(HasPhi, Protocol):
+    @property
+    def eta_a(self) -> float: ...
+
+
+class NormalMap(Stepping, Protocol):
+    @property
+    def gamma(self) -> float: ...
+
+
+def check_step(method: Stepping) -> None:
+    """phi is a regularizer, eta_a a finite positive number."""
+    regularizer(method, "phi", "L1(0.1), as the first argument")
+    positive(method, "eta_a")
+
+
+def check_normal_map(method: NormalMap) -> None:
+    """The same; gamma is what was given, else 4 eta_a, and suits phi."""
+    check_step(method)
+    if method.gamma is None:
+        object.__setattr__(method, "gamma", default_gamma(method.phi, method.eta_a, 1.0, 1))
+    positive(method, "gamma")
+    weakly_convex(method, "gamma", method.gamma)

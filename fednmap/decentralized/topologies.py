@@ -1,0 +1,425 @@
+"""Who hears whom: graphs of n nodes and their mixing matrices."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednmap.decentralized.weights import Edge, connected, doubly_stochastic, metropolis
+from fednmap.names import InputError, called, look_up, parted
+from fednmap.regularizers.parameters import integer
+
+DRAWS = 1000  # of a random graph, until one is connected
+
+
+class Topology(ABC):
+    """n nodes and, for every round t, a doubly stochastic matrix W: node i takes W_ij of what node j sends.
+
+    W_ij = 0 where j sends nothing to i. The matrix is in float64 and on the CPU, whatever the messages are in.
+    """
+
+    n: int
+    symmetric: bool = True
+    """W = W^T in every round: links carry as much in both directions."""
+    static: bool = True
+    """W is the same in every round."""
+
+    @abstractmethod
+    def weights(self, t: int) -> Tensor:
+        """W of round t, (n, n)."""
+
+
+class Graph(Topology):
+    """Links in both directions, always the same, with Metropolis weights."""
+
+    @abstractmethod
+    def edges(self) -> list[Edge]:
+        """Each link once."""
+
+    def weights(self, t: int) -> Tensor:
+        return metropolis(self.n, self.edges())
+
+
+@dataclass(frozen=True)
+class Ring(Graph):
+    """Each node and the next, the last and the first. Gap O(1/n^2)."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+
+    def edges(self) -> list[Edge]:
+        return _simple((i, (i + 1) % self.n) for i in range(self.n))
+
+
+@dataclass(frozen=True)
+class Grid(Graph):
+    """Rows and columns, neighbours beside, above and below; as square as n allows unless rows are given. Gap O(1/n)."""
+
+    n: int
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+        _check_rows(self)
+
+    def edges(self) -> list[Edge]:
+        return _lattice(self.n, self.rows, wrapped=False)
+
+
+@dataclass(frozen=True)
+class Torus(Graph):
+    """A grid whose opposite borders are neighbours. Gap O(1/n)."""
+
+    n: int
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+        _check_rows(self)
+
+    def edges(self) -> list[Edge]:
+        return _lattice(self.n, self.rows, wrapped=True)
+
+
+@dataclass(frozen=True)
+class Star(Graph):
+    """Node 0 and each of the others: a server's graph. Gap O(1/n)."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+
+    def edges(self) -> list[Edge]:
+        return [(0, i) for i in range(1, self.n)]
+
+
+@dataclass(frozen=True)
+class Complete(Graph):
+    """Everybody and everybody else: W = 1/n, one round makes all agree. Gap 1."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+
+    def edges(self) -> list[Edge]:
+        return [(i, j) for i in range(self.n) for j in range(i)]
+
+
+@dataclass(frozen=True)
+class ErdosRenyi(Graph):
+    """Each pair with probability p, by default 2 log(n) / n, drawn from `seed` until connected."""
+
+    n: int
+    p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+        integer(self, "seed", 0)
+        if self.p is not None and not (isinstance(self.p, int | float) and 0 < self.p <= 1):
+            raise InputError(f"ErdosRenyi: p is {self.p!r}; the probability of a link must be in (0, 1]")
+        self.edges()
+
+    def edges(self) -> list[Edge]:
+        p = min(1.0, 2 * math.log(max(2, self.n)) / self.n) if self.p is None else self.p
+        pairs = [(i, j) for i in range(self.n) for j in range(i)]
+        for k in range(DRAWS):
+            drawn = np.random.default_rng((self.seed, k)).random(len(pairs)) < p
+            edges = [pair for pair, there in zip(pairs, drawn, strict=True) if there]
+            try:
+                connected(metropolis(self.n, edges), "it")
+            except InputError:
+                continue
+            return edges
+        raise InputError(f"ErdosRenyi: none of {DRAWS} graphs of {self.n} nodes with p = {p:g} is connected; use more")
+
+
+@dataclass(frozen=True)
+class UndirectedExponential(Graph):
+    """Each node and those 1, 2, 4, ... places on, in both directions. Gap O(1/log n)."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+
+    def edges(self) -> list[Edge]:
+        return _simple((i, (i + hop) % self.n) for i in range(self.n) for hop in _hops(self.n))
+
+
+@dataclass(frozen=True)
+class Exponential(Topology):
+    """Each node hears those 1, 2, 4, ... places on, and they do not hear it: directed. Gap O(1/log n).
+
+    W_ij = 1 / (1 + number of hops) for j = i, i + 1, i + 2, i + 4, ... mod n: doubly stochastic, as each node is heard
+    by as many as it hears, but not symmetric. Reference: Ying, Yuan, Chen, Hu, Pan and Yin, Exponential Graph is
+    Provably Efficient for Decentralized Deep Training, 2021.
+    """
+
+    n: int
+    symmetric = False
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+
+    def weights(self, t: int) -> Tensor:
+        hops = [0, *_hops(self.n)]
+        return sum((_shift(self.n, hop) for hop in hops), torch.zeros((), dtype=torch.float64, device="cpu")) / len(
+            hops
+        )
+
+
+@dataclass(frozen=True)
+class OnePeer(Topology):
+    """In round t each node hears one other, 2^(t mod log2 n) places on, and takes half of what it sends.
+
+    After log2(n) rounds, n a power of two, everybody holds the exact mean: one message per node and round. Not
+    symmetric, and another W in every round. Reference: as for Exponential.
+    """
+
+    n: int
+    symmetric = False
+    static = False
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+
+    def weights(self, t: int) -> Tensor:
+        hops = _hops(self.n) or [0]
+        return (_shift(self.n, 0) + _shift(self.n, hops[t % len(hops)])) / 2
+
+
+@dataclass(frozen=True)
+class Matchings(Topology):
+    """In round t the nodes meet in random pairs, drawn from (seed, t), and take half of each other's.
+
+    Reference: Boyd, Ghosh, Prabhakar and Shah, Randomized Gossip Algorithms, 2006.
+    """
+
+    n: int
+    seed: int = 0
+    static = False
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+        integer(self, "seed", 0)
+
+    def weights(self, t: int) -> Tensor:
+        order = np.random.default_rng((self.seed, t)).permutation(self.n).tolist()
+        W = torch.eye(self.n, dtype=torch.float64, device="cpu")
+        for i, j in zip(order[::2], order[1::2], strict=False):
+            W[i, i] = W[j, j] = W[i, j] = W[j, i] = 0.5
+        return W
+
+
+@dataclass(frozen=True)
+class Weights(Topology):
+    """A mixing matrix of one's own: doubly stochastic, connected, at least 0.
+
+    >>> Weights(torch.tensor([[0.5, 0.5], [0.5, 0.5]])).n
+    2
+    """
+
+    W: Tensor
+    n: int = field(init=False)
+    symmetric: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        W = doubly_stochastic(torch.as_tensor(self.W).to("cpu", torch.float64), "W")
+        object.__setattr__(self, "W", W)
+        object.__setattr__(self, "n", len(W))
+        object.__setattr__(self, "symmetric", bool(torch.equal(W, W.T)))
+
+    def weights(self, t: int) -> Tensor:
+        return self.W
+
+
+@dataclass(frozen=True)
+class Sequence(Topology):
+    """Topologies of one's own in turn: that of round t is number t mod their count.
+
+    >>> Sequence((Ring(8), Complete(8))).static
+    False
+    """
+
+    parts: tuple[Topology, ...]
+    n: int = field(init=False)
+    symmetric: bool = field(init=False)
+    static = False
+
+    def __post_init__(self) -> None:
+        sizes = sorted({part.n for part in self.parts})
+        if len(sizes) != 1:
+            raise InputError(f"Sequence: its topologies have {sizes} nodes; give one or more, all of the same n")
+        object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "n", sizes[0])
+        object.__setattr__(self, "symmetric", all(part.symmetric for part in self.parts))
+
+    def weights(self, t: int) -> Tensor:
+        part = self.parts[t % len(self.parts)]
+        return part.weights(t // len(self.parts))
+
+
+@dataclass(frozen=True)
+class Lossy(Topology):
+    """A topology some of whose links fail: in round t each, both ways, with probability `drop`, drawn from (seed, t).
+
+    Both ends see that nothing came and keep the weight for what is their own, so that W stays doubly stochastic. That
+    needs links that carry as much in both directions.
+    """
+
+    sound: Topology
+    drop: float
+    seed: int = 0
+    n: int = field(init=False)
+    static = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drop < 1:
+            raise InputError(f"drop is {self.drop!r}; the probability that a link fails must be in [0, 1)")
+        if not self.sound.symmetric:
+            raise InputError(
+                f"links of {type(self.sound).__name__} lead one way: if one fails its ends cannot make up for it; "
+                "use drop=0, or a topology with links in both directions, such as exponential-undirected"
+            )
+        object.__setattr__(self, "n", self.sound.n)
+
+    def weights(self, t: int) -> Tensor:
+        W = self.sound.weights(t).clone()
+        lost = np.triu(np.random.default_rng((self.seed, t)).random((self.n, self.n)) < self.drop, 1)
+        W[torch.from_numpy(lost | lost.T)] = 0.0
+        return W + torch.diag(1 - W.sum(1))
+
+
+def from_file(n: int, path: str) -> Topology:
+    """Links or weights of one's own, file:PATH: lines `i j` for a link of nodes 0 to n - 1, or n lines of n weights."""
+    name = f"file:{path}"
+    rows: list[list[float]] = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"topology {name}: cannot be read, {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"topology {name}: is not text") from None
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].replace(",", " ").replace(";", " ").split()
+        try:
+            rows.append([float(word) for word in words]) if words else None
+        except ValueError:
+            raise InputError(f"topology {name}: line {number} is {line[:40]!r}; numbers are due") from None
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) != 1:
+        raise InputError(f"topology {name}: its lines hold {lengths or 'no'} numbers; all must hold 2, or {n}")
+    if lengths == [2] and all(v == int(v) for row in rows for v in row if math.isfinite(v)):
+        return _from_edges(n, rows, f"topology {name}")
+    W = torch.tensor(rows, dtype=torch.float64, device="cpu")
+    if tuple(W.shape) != (n, n):
+        found = f"{len(rows)} lines of {lengths[0]} numbers"
+        raise InputError(f"topology {name}: holds {found}, and there are {n} nodes; give links, or {n} lines of {n}")
+    return Weights(doubly_stochastic(W, f"topology {name}"))
+
+
+def _from_edges(n: int, rows: list[list[float]], what: str) -> Topology:
+    edges = []
+    for row in rows:
+        for v in row:
+            if not 0 <= v < n:
+                raise InputError(f"{what}: names node {v:g}, and there are {n} nodes, 0 to {n - 1}")
+        edges.append((int(row[0]), int(row[1])))
+    W = metropolis(n, _simple(edges))
+    connected(W, what)
+    return Weights(W)
+
+
+TOPOLOGIES: dict[str, Callable[..., Topology]] = {
+    "ring": Ring,
+    "grid": Grid,
+    "torus": Torus,
+    "star": Star,
+    "complete": Complete,
+    "erdos-renyi": ErdosRenyi,
+    "exponential": Exponential,
+    "exponential-undirected": UndirectedExponential,
+    "one-peer": OnePeer,
+    "matchings": Matchings,
+    "file": from_file,
+}
+
+
+def topology_of(spec: str, n: int) -> Topology:
+    """The topology of n nodes that is written as NAME[:ARGUMENTS], file:PATH, or a class of one's own.
+
+    >>> topology_of("torus:3", 12), topology_of("erdos-renyi:0.5,7", 4)
+    (Torus(n=12, rows=3), ErdosRenyi(n=4, p=0.5, seed=7))
+    """
+    check_name(spec)
+    name, argument = parted(spec.strip(), TOPOLOGIES)
+    make = look_up("topology", name, TOPOLOGIES, Topology)
+    if name == "file":
+        return from_file(n, argument)
+    return called(spec, make, (n,), argument)
+
+
+def fingerprint(spec: str) -> str:
+    """What tells a topology in a file from what was there before; empty for those whose name says all."""
+    name, argument = parted(spec.strip(), TOPOLOGIES)
+    if name != "file":
+        return ""
+    try:
+        return hashlib.sha256(Path(argument).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"topology {spec}: cannot be read, {error.strerror}") from None
+
+
+def check_name(spec: str) -> None:
+    """There is a topology of that name."""
+    name, argument = parted(spec.strip(), TOPOLOGIES)
+    look_up("topology", name, TOPOLOGIES, Topology)
+    if name == "file" and not argument:
+        raise InputError("topology 'file' needs a path; use file:PATH, of links or of weights")
+
+
+def _simple(edges: object) -> list[Edge]:
+    """Each link once, none from a node to itself."""
+    return sorted({(min(i, j), max(i, j)) for i, j in edges if i != j})  # type: ignore[attr-defined]
+
+
+def _lattice(n: int, rows: int | None, wrapped: bool) -> list[Edge]:
+    rows = _square(n) if rows is None else rows
+    columns = n // rows
+    place = [(i, j) for i in range(rows) for j in range(columns)]
+    right = [((i, j), (i, j + 1)) for i, j in place if wrapped or j + 1 < columns]
+    below = [((i, j), (i + 1, j)) for i, j in place if wrapped or i + 1 < rows]
+    return _simple((a * columns + b, (c % rows) * columns + d % columns) for (a, b), (c, d) in right + below)
+
+
+def _square(n: int) -> int:
+    return next(k for k in range(math.isqrt(n), 0, -1) if n % k == 0)
+
+
+def _check_rows(graph: Grid | Torus) -> None:
+    rows = graph.rows
+    if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= graph.n or graph.n % rows):
+        raise InputError(f"{type(graph).__name__}: rows is {rows!r}, which does not divide n = {graph.n}; leave it out")
+
+
+def _hops(n: int) -> list[int]:
+    """1, 2, 4, ... below n."""
+    return [2**k for k in range((n - 1).bit_length())]
+
+
+def _shift(n: int, hop: int) -> Tensor:
+    """The permutation by which node i hears node i + hop mod n."""
+    return torch.eye(n, dtype=torch.float64, device="cpu").roll(hop, 1)
