@@ -200,7 +200,9 @@ def test_the_template_between_real_processes_is_the_estimator(tmp_path):
 
 
 def command(*words):
-    done = subprocess.run([sys.executable, "-m", "fednmap", *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fednmap", *map(str, words)], cwd=words[1], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
