@@ -75,7 +75,8 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
     def path(
         self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, lambdas: int | Sequence[float] = 50
     ) -> Path:
-        """The models at so many lam from lambda_max down, or at those given, each begun where the one before ended."""
+        """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
+        is l1, ridge or elastic-net, else each begun where the one before ended."""
         from fednmap.estimators.path import path
 
         return path(self, X, y, sites, sample_weight, lambdas=lambdas)

@@ -43,6 +43,10 @@ class Family(ABC):
         """The size of a gradient for standardised columns: tolerances are relative to it."""
         return 1.0
 
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        """The second derivative of the mean loss by each score, at the model without features."""
+        return np.ones(outputs)
+
     @abstractmethod
     def mean(self, scores: Floats) -> Floats:
         """E[y] at scores (N,) or (N, K)."""
@@ -88,6 +92,11 @@ class Logistic(Family):
         logs = np.log(np.clip(share, 1e-12, None))
         return np.array([logs[1] - logs[0]]) if outputs == 1 else logs - logs.mean()
 
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        share = np.bincount(y.astype(np.intp), weight, max(2, outputs))
+        curve = share * (1 - share)
+        return np.full(outputs, curve.mean())  # the same for all, so that what is common to all classes stays 0
+
     def mean(self, scores: Floats) -> Floats:
         found: Floats = expit(scores) if scores.ndim == 1 else softmax(scores, axis=1)
         return found
@@ -110,6 +119,9 @@ class Poisson(Family):
 
     def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
         return np.array([np.log(weight @ y)])
+
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        return np.array([weight @ y])
 
     def unit(self, y: Floats, weight: Floats) -> float:
         return float(weight @ y)
@@ -175,6 +187,9 @@ class Cox(Family):
 
     def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
         return np.zeros(0)
+
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        return np.array([weight @ y[:, 1]])
 
     def mean(self, scores: Floats) -> Floats:
         return np.exp(scores)

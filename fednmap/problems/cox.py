@@ -100,6 +100,18 @@ class Cox:
         loss = sum((w * v for w, v in zip(weights, losses, strict=True)), start=x.new_zeros(()))
         return loss, sum((w * v for w, v in zip(weights, gradients, strict=True)), start=torch.zeros_like(x))
 
+    def gradients(self, points: Tensor) -> Tensor:
+        """Gradients of f at several points (k, dim)."""
+        return torch.stack([self.gradient(x) for x in points])
+
+    def losses(self, points: Tensor) -> Tensor:
+        """f at several points (k, dim)."""
+        return torch.stack([self.loss(x) for x in points])
+
+    def client_losses(self, x: Tensor) -> Tensor:
+        """f_i of every client, (n,)."""
+        return torch.stack(self._client(list(range(self.n)), x.expand(self.n, -1))[0])
+
     def hessian(self, x: Tensor) -> Tensor:
         """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
         total = x.new_zeros(self.dim, self.dim, dtype=torch.float64)
