@@ -180,10 +180,7 @@ class Cox(Family):
             raise InputError("there is no event at any site; a Cox model needs some")
 
     def problem(self, data: Any, outputs: int, **options: Any) -> Linear:
-        each = options.get("sample_weights")
-        if each is not None and bool((each != each[0]).any()):
-            raise InputError("a Cox model counts every row once; leave sample_weight out")
-        return CoxProblem(data, ties=self.ties, weights=options["weights"])
+        return CoxProblem(data, ties=self.ties, weights=options["weights"], sample_weights=options["sample_weights"])
 
     def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
         return np.zeros(0)

@@ -116,7 +116,11 @@ def shrinkage(phi: Regularizer) -> tuple[float, float] | None:
         return phi.weight, 0.0
     if isinstance(phi, ElasticNet):
         return phi.nu1, 2 * phi.nu2
-    return (0.0, 2 * phi.weight) if isinstance(phi, SquaredL2) else None
+    if isinstance(phi, SquaredL2):
+        return 0.0, 2 * phi.weight
+    if isinstance(phi, Scaled) and (inner := shrinkage(phi.phi)) is not None:
+        return phi.factor * inner[0], phi.factor * inner[1]
+    return None
 
 
 def group_numbers(groups: Groups, columns: Sequence[str]) -> list[int] | None:
