@@ -22,6 +22,7 @@ from fednmap.estimators.sites import Floats, Sites, divide, no_site_of_one
 from fednmap.names import InputError
 
 if TYPE_CHECKING:
+    from fednmap.estimators.bootstrap import Bootstrap
     from fednmap.estimators.inference import Inference
     from fednmap.estimators.path import Path
 
@@ -89,6 +90,22 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
 
         check_is_fitted(self)
         return inference(self, X, y, sites, sample_weight, level=level)
+
+    def bootstrap(
+        self,
+        X: Any,
+        y: Any,
+        sites: Any,
+        sample_weight: Any = None,
+        *,
+        times: int = 200,
+        level: float = 0.95,
+        random_state: int = 0,
+    ) -> Bootstrap:
+        """Standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ."""
+        from fednmap.estimators.bootstrap import bootstrap
+
+        return bootstrap(self, X, y, sites, sample_weight, times=times, level=level, random_state=random_state)
 
     def _finish(self, rows: Rows) -> None:
         """What an estimator adds when it is fitted."""

@@ -46,6 +46,9 @@ class Centred:
     def hessian(self, x: Tensor) -> Tensor:
         return self._back(self._back(self.problem.hessian(self._inner(x))).mT)
 
+    def outer(self, x: Tensor) -> Tensor:
+        return self._back(self._back(self.problem.outer(self._inner(x))).mT)
+
     def alone(self, i: int) -> Self:
         """Client i by itself."""
         return type(self)(self.problem.alone(i), self.shift, self.outputs)

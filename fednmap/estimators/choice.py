@@ -13,7 +13,7 @@ from fednmap.estimators.base import Federated, Rows
 from fednmap.estimators.folds import folds
 from fednmap.estimators.path import Path, lambda_max, lambdas_down, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, tensor
-from fednmap.estimators.sites import Floats, row_weights
+from fednmap.estimators.sites import Floats, cases, row_weights
 from fednmap.names import InputError
 
 SELECT = {
@@ -102,11 +102,12 @@ class CrossValidated(Federated):
 
 
 def criterion(path: Path, rows: Rows, family: str, gamma: float) -> Floats:
-    """(Extended) BIC at every lam; N is the number of events in a Cox model."""
-    n, p = len(rows.y), path.coefs[0].size
+    """(Extended) BIC at every lam; N is the number of events in a Cox model, and weights count rows if they are whole
+    numbers."""
+    n, p = cases(rows.weight), path.coefs[0].size
     nonzero = (path.coefs != 0).sum((1, 2))
     minus_two_log = n * np.log(np.clip(2 * path.losses, 1e-300, None)) if family == "gaussian" else 2 * n * path.losses
-    size = rows.y[:, 1].sum() if family == "cox" else n
+    size = n * float(rows.weight @ rows.y[:, 1]) / float(rows.weight.sum()) if family == "cox" else n
     choices = gammaln(p + 1) - gammaln(nonzero + 1) - gammaln(p - nonzero + 1)
     found: Floats = minus_two_log + np.log(size) * nonzero + 2 * gamma * choices
     return found

@@ -45,6 +45,9 @@ class Gram:
     def hessian(self, x: Tensor) -> Tensor:
         return self._H
 
+    def outer(self, x: Tensor) -> Tensor:
+        return self.problem.outer(x)
+
     def smoothness(self) -> float:
         generator = torch.Generator("cpu").manual_seed(0)
         first = torch.randn(self.dim, generator=generator, dtype=torch.float64, device="cpu")

@@ -75,6 +75,16 @@ def no_site_of_one(sites: Sites) -> None:
         )
 
 
+def are_cases(sample_weight: Floats) -> bool:
+    """Whether weights count equal rows: whole numbers; others are relative, and their unit means nothing."""
+    return bool((sample_weight == np.rint(sample_weight)).all())
+
+
+def cases(sample_weight: Floats) -> float:
+    """N: the sum of weights that count equal rows, else the number of rows."""
+    return float(sample_weight.sum()) if are_cases(sample_weight) else float(len(sample_weight))
+
+
 def row_weights(sites: Sites, sample_weight: Floats, weights: str) -> Floats:
     """What each row counts, summing to 1: its own weight, or its share of a site that counts as much as any other."""
     if weights == "samples":

@@ -28,8 +28,8 @@ class Cox:
 
     data:    for each client a pair (features (m, d), targets (m, 2)): time and event of each row.
     weights: of the clients in f; "samples" makes f the whole log likelihood over all rows, divided by their number.
-    sample_weights: what each row counts, in its own term and in the sums over risk sets: by Breslow's rule 2 is two equal
-             rows; by Efron's the terms of tied events weigh what these weigh on average, as in R's survival.
+    sample_weights: what each row counts, in its own term and in the sums over risk sets: by Breslow's rule 2 is two
+             equal rows; by Efron's the terms of tied events weigh what these weigh on average, as in R's survival.
 
     The risk sets stay within a client, so that f is a sum over clients, and a joint fit is exact: it is the stratified
     model on pooled data. A row's term depends on other rows: there are no minibatches. Sums are taken in float64, by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -197,14 +198,27 @@ class GLM(FiniteSum):
 
     def hessian(self, x: Tensor) -> Tensor:
         """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
+        return self._sum_of_squares(x, lambda eta, b, weight: _per_row(weight, self.family.curvature(eta, b)))
+
+    def outer(self, x: Tensor) -> Tensor:
+        """The sum over rows of g_j g_j', (p, p), where the g_j sum to the gradient of f: how much rows disagree."""
+
+        def squares(eta: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+            slope = self.family.slope(eta, b).reshape(len(b), self.family.outputs)
+            return _per_row(weight.square(), slope.unsqueeze(-1) * slope.unsqueeze(-2))
+
+        return self._sum_of_squares(x, squares)
+
+    def _sum_of_squares(self, x: Tensor, inside: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """The sum over rows of J_j' M_j J_j, for M_j = inside (K, K) of the outputs and their derivative J_j by x."""
         outputs, d = self.family.outputs, self.features
         total = x.new_zeros(outputs, d + 1, outputs, d + 1)  # as if every output had coefficients and an intercept
         for a, b, weight in self._everything(x):
             design = Design.of(a, b.shape, x.dtype)
-            curve = self.family.curvature(self._outputs(x, design), b).reshape(len(b), outputs, outputs)
+            curve = inside(self._outputs(x, design), b, weight).reshape(len(b), outputs, outputs)
             for i in range(outputs):
                 for j in range(outputs):
-                    c, block = weight * curve[:, i, j], total[i, :, j]
+                    c, block = curve[:, i, j], total[i, :, j]
                     block[:d, :d] += design.gram(c)
                     block[:d, d] += design.transposed(c)
                     block[d, d] += c.sum()
@@ -335,6 +349,10 @@ class _Ends(NamedTuple):
 def _family(name: str, y: Tensor) -> Family:
     kind = choose("family", name, FAMILIES)
     return Multinomial(int(labels(y).max()) + 1) if kind is Multinomial else kind()
+
+
+def _per_row(weight: Tensor, values: Tensor) -> Tensor:
+    return weight.reshape(-1, *[1] * (values.ndim - 1)) * values
 
 
 def _times(curve: Tensor | None, bound: float | None, eta: Tensor) -> Tensor:
