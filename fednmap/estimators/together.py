@@ -10,7 +10,7 @@ the step of FedNMap with memory (`fednmap.algorithms.memory`). D is updated (BFG
 point and the next, and between the points of neighbouring penalties in one round: 50 of them teach it fifty times as
 fast, and the 50 lasso models of a path take fewer rounds than the last of them by itself.
 
-Reference for the update: Schnabel, Quasi-Newton methods using multiple secant equations, 1983.
+Reference for blocks: Schnabel, Quasi-Newton methods using multiple secant equations, 1983.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ CURVED = 1e-10
 CLOSE = 0.01
 """The model is minimised until its residual is so much smaller than the point's."""
 APART = 1e-4
-"""Directions of several secants in which f curves this much less than in another are not told apart from rounding, or
-from the change of the Hessian between them; where it is constant 1e-9."""
+"""Directions of several secants in which f curves this much less than in another are not told apart from the change of
+the Hessian between them,"""
+EXACT = 1e-9
+"""and where that does not change, from rounding."""
+FLATTER = 0.5
+"""Least factor by which a whole model is made flatter (self-scaling: Oren and Luenberger, 1974)."""
 LOST = 5
 """Steps that fail in a row, after which the model is forgotten."""
 INNER = 500
@@ -92,11 +96,11 @@ class Found(NamedTuple):
 class Dense:
     """A model D of the Hessian of f, positive definite, begun with a diagonal."""
 
-    def __init__(self, D: Floats, apart: float) -> None:
-        self.D, self.apart, self._leading = D, apart, np.ones(len(D))
+    def __init__(self, D: Floats, constant: bool) -> None:
+        self.D, self.constant, self._leading = D, constant, np.ones(len(D))
 
     def copy(self) -> Dense:
-        return Dense(self.D.copy(), self.apart)
+        return Dense(self.D.copy(), self.constant)
 
     def forget(self, diagonal: Floats) -> None:
         """Begin again, as steep as it ever was."""
@@ -109,10 +113,13 @@ class Dense:
         s, y = s[told] / size[told, None], y[told] / size[told, None]
         if not len(s):
             return
+        if not self.constant:
+            flatter = float((np.einsum("kj,kj->k", s, y) / np.einsum("kj,kj->k", s @ self.D, s)).mean())
+            self.D *= min(1.0, max(FLATTER, flatter))  # f has become flatter, so perhaps in other directions too
         if len(s) > 1:
             both = s @ y.T
             values, vectors = linalg.eigh((both + both.T) / 2)
-            kept = values > self.apart * values[-1]
+            kept = values > (EXACT if self.constant else APART) * values[-1]
             turn = vectors[:, kept].T / np.sqrt(values[kept])[:, None]
             s, y = turn @ s, turn @ y
         else:
@@ -213,7 +220,7 @@ def minimised(
     g = np.tile(gradients(start[None])[0] if first is None else first, (k, 1))
     rounds = np.ones(k, np.intp)
     sizes = np.linalg.norm(phi.residuals(x, g, gamma), axis=1)
-    models, groups = [Dense(np.diag(diagonal), 1e-9 if constant else APART)], [np.arange(k)]
+    models, groups = [Dense(np.diag(diagonal), constant)], [np.arange(k)]
     refused, trial = np.zeros(k, np.intp), x.copy()
     for done in range(1, max_rounds):
         left = np.flatnonzero(~(sizes <= tol))
