@@ -89,7 +89,7 @@ class Prepared:
             self.diagonal,
             tol=tol * self.unit,
             max_rounds=min(max_rounds, PATIENCE),
-            constant=isinstance(self.problem, Gram),
+            constant=isinstance(self.family, Gaussian),
             first=None if first is None else first.numpy(),
         )
         losses = self.problem.losses(torch.from_numpy(found.x)).numpy()

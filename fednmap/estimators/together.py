@@ -27,8 +27,8 @@ from fednmap.estimators.sites import Floats
 
 SIZE = 600
 """Most coordinates for which a dense model is kept."""
-GROUP = 10
-"""Neighbouring penalties that share a model where the Hessian changes with x."""
+NEAR = 4.0
+"""Penalties whose weights differ by less than this factor share a model where the Hessian changes with x."""
 CURVED = 1e-10
 """Least cosine between s and y of a secant that is believed."""
 CLOSE = 0.01
@@ -51,6 +51,7 @@ BACK = 0.25
 TINY = float(np.finfo(np.float64).tiny)
 EPS = float(np.finfo(np.float64).eps)
 
+Numbers = npt.NDArray[np.intp]
 Gradients = Callable[[Floats], Floats]
 """Gradients of f at points (k, d)."""
 
@@ -72,11 +73,19 @@ class Shrink:
 
     def value(self, x: Floats) -> Floats:
         w = x[:, : self.end]
-        found: Floats = self.l1[:, 0] * np.abs(w).sum(1) + 0.5 * self.l2[:, 0] * np.einsum("kj,kj->k", w, w)
+        found: Floats = self.l1[:, 0] * np.abs(w).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
         return found
 
-    def some(self, rows: npt.NDArray[np.intp]) -> Shrink:
+    def some(self, rows: Numbers) -> Shrink:
+        if len(rows) == len(self.l1):
+            return self
         return Shrink(self.l1[rows], self.l2[rows], self.end)
+
+    def neighbours(self) -> list[Numbers]:
+        """The numbers of penalties that are near each other, in their order."""
+        weight = np.maximum((self.l1 + self.l2)[:, 0], TINY)
+        steps = np.floor(np.log(weight[0] / weight) / np.log(NEAR))
+        return np.split(np.arange(len(weight)), np.flatnonzero(np.diff(steps)) + 1)
 
     def residuals(self, x: Floats, g: Floats, gamma: float) -> Floats:
         """F_nat, row by row."""
@@ -89,7 +98,7 @@ class Found(NamedTuple):
     x: Floats
     g: Floats
     sizes: Floats
-    rounds: npt.NDArray[np.intp]
+    rounds: Numbers
     gamma: float
 
 
@@ -108,13 +117,13 @@ class Dense:
 
     def learn(self, s: Floats, y: Floats) -> None:
         """BFGS with several secants (m, d) at once: D s = y from now on, in the directions that they tell apart."""
-        size = np.sqrt(np.einsum("kj,kj->k", s, s))
-        told = np.einsum("kj,kj->k", s, y) > CURVED * size * np.sqrt(np.einsum("kj,kj->k", y, y))
+        size = _norms(s)
+        told = _dots(s, y) > CURVED * size * _norms(y)
         s, y = s[told] / size[told, None], y[told] / size[told, None]
         if not len(s):
             return
         if not self.constant:
-            flatter = float((np.einsum("kj,kj->k", s, y) / np.einsum("kj,kj->k", s @ self.D, s)).mean())
+            flatter = float((_dots(s, y) / _dots(s @ self.D, s)).mean())
             self.D *= min(1.0, max(FLATTER, flatter))  # f has become flatter, so perhaps in other directions too
         if len(s) > 1:
             both = s @ y.T
@@ -162,7 +171,7 @@ class Dense:
         u = x
         for _ in range(NEWTON):
             inside = np.flatnonzero(sign)
-            A = D[np.ix_(inside, inside)]
+            A = D[inside[:, None], inside]
             ridge = np.count_nonzero(inside < end)
             A[np.arange(ridge), np.arange(ridge)] += l2
             solved = _solved(A, b[inside] - l1 * np.where(inside < end, sign[inside], 0.0))
@@ -189,9 +198,9 @@ class Dense:
         for k in range(INNER):
             new = phi.prox(point - step * (linear + point @ self.D), step)
             moved = point - new
-            if k and bool((np.einsum("kj,kj->k", moved, moved) <= np.square(step * close)).all()):
+            if k and bool((_dots(moved, moved) <= np.square(step * close)).all()):
                 return new
-            uphill = np.einsum("kj,kj->k", moved, new - u) > 0
+            uphill = _dots(moved, new - u) > 0
             longer = (1 + np.sqrt(1 + 4 * turn * turn)) / 2
             point = new + np.where(uphill, 0.0, (turn - 1) / longer)[:, None] * (new - u)
             turn, u = np.where(uphill, 1.0, longer), new
@@ -216,60 +225,65 @@ def minimised(
     first:    the gradient at the start, where it is known.
     """
     k, gamma = len(phi.l1), 1 / float(diagonal.sum())
-    x = np.tile(start, (k, 1))
-    g = np.tile(gradients(start[None])[0] if first is None else first, (k, 1))
+    x = np.repeat(start[None], k, 0)
+    g = np.repeat(gradients(start[None]) if first is None else first[None], k, 0)
     rounds = np.ones(k, np.intp)
-    sizes = np.linalg.norm(phi.residuals(x, g, gamma), axis=1)
+    sizes, values = _norms(phi.residuals(x, g, gamma)), phi.value(x)
     models, groups = [Dense(np.diag(diagonal), constant)], [np.arange(k)]
-    refused, trial = np.zeros(k, np.intp), x.copy()
+    refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
     for done in range(1, max_rounds):
         left = np.flatnonzero(~(sizes <= tol))
         if not len(left):
             break
-        if done == 2 and not constant and k > GROUP:
-            groups = np.array_split(np.arange(k), -(-k // GROUP))
+        if done == 2 and not constant and k > 1:
+            groups = phi.neighbours()
             models = [models[0].copy() for _ in groups]
-        for model, rows in _working(models, groups, left, refused < 2):
+        for model, rows in _working(models, groups, left[refused[left] < 2]):
             trial[rows] = model.next_points(x[rows], g[rows], phi.some(rows), CLOSE * sizes[rows])
         shorter = left[refused[left] >= 2]
         trial[shorter] = x[shorter] + BACK * (trial[shorter] - x[shorter])
-        new = np.empty_like(g)
         new[left] = gradients(trial[left])
         rounds[left] += 1
-        usable = np.zeros(k, bool)
-        usable[left] = np.isfinite(new[left]).all(1)
-        for model, rows in _working(models, groups, left, usable):
+        finite = np.isfinite(new[left]).all(1)
+        usable = left[finite]
+        for model, rows in _working(models, groups, usable):
             model.learn(
                 np.concatenate([trial[rows] - x[rows], np.diff(trial[rows], axis=0)]),
                 np.concatenate([new[rows] - g[rows], np.diff(new[rows], axis=0)]),
             )
-        s = trial[left] - x[left]
-        mine = phi.some(left)
-        with np.errstate(invalid="ignore"):
-            slope = 0.5 * np.einsum("kj,kj->k", s, g[left] + new[left])
-        after, before = mine.value(trial[left]), mine.value(x[left])
-        rounding = 8 * EPS * (np.abs(slope) + np.abs(after) + np.abs(before))
-        better = usable[left] & (slope + after - before <= rounding)
-        kept = left[better]
-        refused[left] = np.where(better, 0, np.where(usable[left], refused[left] + 1, 2))
-        for model, rows in _working(models, groups, left, refused >= LOST):
+        refused[left[~finite]] = 2
+        after = phi.some(usable).value(trial[usable])
+        slope = 0.5 * _dots(trial[usable] - x[usable], g[usable] + new[usable])
+        rounding = 8 * EPS * (np.abs(slope) + np.abs(after) + np.abs(values[usable]))
+        better = slope + after - values[usable] <= rounding
+        refused[usable] = np.where(better, 0, refused[usable] + 1)
+        for model, rows in _working(models, groups, left[refused[left] >= LOST]):
             model.forget(diagonal)
             refused[rows] = 0
-        x[kept], g[kept] = trial[kept], new[kept]
-        sizes[kept] = np.linalg.norm(phi.some(kept).residuals(x[kept], g[kept], gamma), axis=1)
+        kept = usable[better]
+        x[kept], g[kept], values[kept] = trial[kept], new[kept], after[better]
+        sizes[kept] = _norms(phi.some(kept).residuals(x[kept], g[kept], gamma))
     return Found(x, g, sizes, rounds, gamma)
 
 
-def _working(
-    models: list[Dense], groups: list[npt.NDArray[np.intp]], left: npt.NDArray[np.intp], which: npt.NDArray[np.bool_]
-) -> Iterator[tuple[Dense, npt.NDArray[np.intp]]]:
+def _working(models: list[Dense], groups: list[Numbers], meant: Numbers) -> Iterator[tuple[Dense, Numbers]]:
     """Every model with those of its rows that are meant."""
-    meant = np.zeros(len(which), bool)
-    meant[left] = which[left]
+    if len(models) == 1:
+        groups = [meant]
     for model, rows in zip(models, groups, strict=True):
-        mine = rows[meant[rows]]
+        mine = meant[(meant >= rows[0]) & (meant <= rows[-1])] if len(models) > 1 else meant
         if len(mine):
             yield model, mine
+
+
+def _dots(a: Floats, b: Floats) -> Floats:
+    found: Floats = (a * b).sum(1)
+    return found
+
+
+def _norms(a: Floats) -> Floats:
+    found: Floats = np.sqrt(_dots(a, a))
+    return found
 
 
 def _solved(A: Floats, b: Floats) -> Floats | None:
