@@ -53,8 +53,9 @@ class Family(ABC):
 
 
 def deviation(y: Floats, weight: Floats) -> float:
-    mean = weight @ y
-    return float(np.sqrt(weight @ np.square(y - mean))) or 1.0
+    mean = float(weight @ y)
+    found = float(np.sqrt(weight @ np.square(y - mean)))
+    return found if found > 1e-12 * abs(mean) else 1.0  # which is rounding
 
 
 class Gaussian(Family):

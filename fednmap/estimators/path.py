@@ -24,6 +24,8 @@ COUNT = 50
 """Values of lam."""
 FAR = 1e-3
 """The last lam over the first, with more rows than columns; with fewer 0.01."""
+NOTHING = 1e-13
+"""A gradient that is this small, relative to the unit of the family, is rounding: no column says anything of y."""
 RIDGE = 1e-3
 """A ridge penalty has no lam at which all coefficients vanish: its path begins where an elastic net's with this share
 of l1 would, as in glmnet."""
@@ -115,6 +117,8 @@ def lambda_max(estimator: Federated, prepared: Prepared, null: Null) -> float:
     if not weighted(penalty):
         raise InputError(f"penalty {penalty!r} has no weight, so that there is no path; use l1, mcp, ...")
     gradient = prepared.coefficients(null.gradient)
+    if np.abs(gradient).max() <= NOTHING * prepared.unit:
+        return 0.0
     if penalty_name(penalty) in ("l1", "mcp", "scad"):
         return float(np.abs(gradient).max())
     if penalty_name(penalty) in ("elastic-net", "ridge"):
