@@ -14,6 +14,7 @@ from fednmap.estimators.base import Federated
 from fednmap.estimators.prepare import Prepared, dense
 from fednmap.estimators.sites import Floats, are_cases
 from fednmap.names import InputError
+from fednmap.problems import Cox
 
 SINGULAR = 1e-10
 """A Hessian with a ratio of eigenvalues below this says nothing of some coefficient."""
@@ -79,7 +80,7 @@ def inference(
     distribution: Any = stats.norm
     counted = are_cases(rows.weight) and (estimator.weights == "samples" or len(rows.sites) == 1)
     if not counted or prepared.constants:
-        if not prepared.family.level:
+        if isinstance(prepared.problem, Cox):
             raise InputError(
                 "a Cox model has standard errors for weights='samples' and weights that count equal rows (whole "
                 "numbers) only"
@@ -107,7 +108,7 @@ def _point(fitted: Federated, prepared: Prepared) -> torch.Tensor:
     """The fitted model as a vector of the problem."""
     coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
     coef, intercept = prepared.scaling.standard(coef, intercept)
-    scale = [fitted.scale_] if prepared.constants else []  # type: ignore[attr-defined]
+    scale = [fitted.scale_] if prepared.constants else []
     return dense(np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale]))
 
 
