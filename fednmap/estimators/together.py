@@ -31,7 +31,7 @@ NEAR = 4.0
 """Penalties whose weights differ by less than this factor share a model where the Hessian changes with x."""
 CURVED = 1e-10
 """Least cosine between s and y of a secant that is believed."""
-CLOSE = 0.01
+CLOSE = 0.03
 """The model is minimised until its residual is so much smaller than the point's."""
 APART = 1e-4
 """Directions of several secants in which f curves this much less than in another are not told apart from the change of
