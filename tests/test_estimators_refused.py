@@ -1,10 +1,17 @@
 """Estimators: what would be a wrong number without a word is refused, or right."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
-from fednmap.estimators import FederatedCoxRegressionCV, FederatedGLMCV, FederatedLinearRegression
+from fednmap.estimators import (
+    FederatedCoxRegression,
+    FederatedCoxRegressionCV,
+    FederatedGLMCV,
+    FederatedLasso,
+    FederatedLinearRegression,
+)
 from fednmap.estimators.standardise import moments
 from fednmap.names import InputError
 from fednmap.tables import as_word, read_sites
@@ -25,9 +32,10 @@ def test_a_sparse_column_that_is_full_and_constant_has_no_deviation(n):
     )
 
 
-def test_cox_takes_no_weights_of_rows():
-    with pytest.raises(InputError, match="a Cox model counts every row once"):
-        FederatedCoxRegressionCV(cv=3).fit(X, TIMES, SITES, sample_weight=np.where(X[:, 0] > 0, 5.0, 1.0))
+def test_a_row_needs_a_site_also_in_pandas_words():
+    for none in (None, float("nan"), pd.NA):
+        with pytest.raises(InputError, match="row 1 has no site"):
+            FederatedLinearRegression().fit(X, X[:, 0], np.array(["a", none, *["b"] * (len(X) - 2)], dtype=object))
 
 
 def test_cox_by_sites_is_not_cross_validated():
@@ -35,10 +43,10 @@ def test_cox_by_sites_is_not_cross_validated():
         FederatedCoxRegressionCV(cv=3, weights="sites").fit(X, TIMES, SITES)
 
 
-def test_no_standard_errors_by_sites():
-    fitted = FederatedLinearRegression(weights="sites").fit(X, X[:, 0], SITES)
-    with pytest.raises(InputError, match="no standard errors with weights='sites'"):
-        fitted.inference(X, X[:, 0], SITES)
+def test_no_standard_errors_of_cox_by_sites():
+    fitted = FederatedCoxRegression(weights="sites").fit(X, TIMES, SITES)
+    with pytest.raises(InputError, match="standard errors for weights='samples'"):
+        fitted.inference(X, TIMES, SITES)
 
 
 def test_huber_has_no_likelihood():
@@ -61,3 +69,9 @@ def test_a_column_of_dates_can_be_dropped(tmp_path):
     assert list(read_sites(f"csv:{tmp_path}", ["seen"])["a"].columns) == ["x"]
     with pytest.raises(InputError, match="'sen' is to be dropped, and no site has such a column"):
         read_sites(f"csv:{tmp_path}", ["seen", "sen"])
+
+
+def test_a_target_that_does_not_vary_has_no_path():
+    found = FederatedLasso().path(X, np.full(len(X), 3.1), SITES)
+    assert found.lambdas.tolist() == [0.0]
+    assert FederatedLasso().fit(X, np.full(len(X), 3.1), SITES).predict(X) == pytest.approx(3.1)

@@ -1,5 +1,6 @@
 """Estimators as scikit-learn has them, for rows that lie at several sites: exact joint fits, no row leaves its site."""
 
+from fednmap.estimators.bootstrap import Bootstrap
 from fednmap.estimators.chosen import (
     FederatedCoxRegressionCV,
     FederatedElasticNetCV,
@@ -10,6 +11,7 @@ from fednmap.estimators.chosen import (
 )
 from fednmap.estimators.classifiers import FederatedLogisticRegression
 from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.inference import Inference
 from fednmap.estimators.path import Path
 from fednmap.estimators.regressors import (
     FederatedElasticNet,
@@ -21,6 +23,7 @@ from fednmap.estimators.regressors import (
 from fednmap.estimators.survival import FederatedCoxRegression
 
 __all__ = [
+    "Bootstrap",
     "FederatedCoxRegression",
     "FederatedCoxRegressionCV",
     "FederatedElasticNet",
@@ -35,5 +38,6 @@ __all__ = [
     "FederatedLogisticRegressionCV",
     "FederatedPoissonRegressor",
     "FederatedPoissonRegressorCV",
+    "Inference",
     "Path",
 ]

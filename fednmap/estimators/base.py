@@ -22,6 +22,7 @@ from fednmap.estimators.sites import Floats, Sites, divide, no_site_of_one
 from fednmap.names import InputError
 
 if TYPE_CHECKING:
+    from fednmap.estimators.bootstrap import Bootstrap
     from fednmap.estimators.inference import Inference
     from fednmap.estimators.path import Path
 
@@ -75,7 +76,8 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
     def path(
         self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, lambdas: int | Sequence[float] = 50
     ) -> Path:
-        """The models at so many lam from lambda_max down, or at those given, each begun where the one before ended."""
+        """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
+        is l1, ridge or elastic-net, else each begun where the one before ended."""
         from fednmap.estimators.path import path
 
         return path(self, X, y, sites, sample_weight, lambdas=lambdas)
@@ -88,6 +90,22 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
 
         check_is_fitted(self)
         return inference(self, X, y, sites, sample_weight, level=level)
+
+    def bootstrap(
+        self,
+        X: Any,
+        y: Any,
+        sites: Any,
+        sample_weight: Any = None,
+        *,
+        times: int = 200,
+        level: float = 0.95,
+        random_state: int = 0,
+    ) -> Bootstrap:
+        """Standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ."""
+        from fednmap.estimators.bootstrap import bootstrap
+
+        return bootstrap(self, X, y, sites, sample_weight, times=times, level=level, random_state=random_state)
 
     def _finish(self, rows: Rows) -> None:
         """What an estimator adds when it is fitted."""

@@ -34,8 +34,20 @@ class Centred:
     def gradient(self, x: Tensor) -> Tensor:
         return self._back(self.problem.gradient(self._inner(x)))
 
+    def gradients(self, points: Tensor) -> Tensor:
+        return self._back(self.problem.gradients(self._inner(points)))
+
+    def losses(self, points: Tensor) -> Tensor:
+        return self.problem.losses(self._inner(points))
+
+    def client_losses(self, x: Tensor) -> Tensor:
+        return self.problem.client_losses(self._inner(x))
+
     def hessian(self, x: Tensor) -> Tensor:
         return self._back(self._back(self.problem.hessian(self._inner(x))).mT)
+
+    def outer(self, x: Tensor) -> Tensor:
+        return self._back(self._back(self.problem.outer(self._inner(x))).mT)
 
     def alone(self, i: int) -> Self:
         """Client i by itself."""

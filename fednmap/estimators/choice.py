@@ -11,9 +11,9 @@ from scipy.special import gammaln
 from fednmap.data.clients import ClientData
 from fednmap.estimators.base import Federated, Rows
 from fednmap.estimators.folds import folds
-from fednmap.estimators.path import Path, Walk, lambda_max, lambdas_down, walk
+from fednmap.estimators.path import Path, lambda_max, lambdas_down, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, tensor
-from fednmap.estimators.sites import Floats, row_weights
+from fednmap.estimators.sites import Floats, cases, row_weights
 from fednmap.names import InputError
 
 SELECT = {
@@ -44,14 +44,14 @@ class CrossValidated(Federated):
         rows = self._read(X, y, sites, sample_weight)
         fold = self._folds(rows) if self.select in ("min", "1se") else None
         prepared = self._prepare(rows)
-        null = Walk(self, prepared).null()
-        first = lambda_max(self, prepared, null.x) if isinstance(self.lambdas, int | np.integer) else 0.0
+        null = null_model(self, prepared)
+        first = lambda_max(self, prepared, null) if isinstance(self.lambdas, int | np.integer) else 0.0
         self.lambdas_ = lambdas_down(first, self.lambdas, *rows.X.shape)
         self.path_ = walk(self, prepared, self.lambdas_, null)
         chosen = self._by_criterion(rows) if fold is None else self._by_folds(rows, fold)
         self.lam_ = float(self.lambdas_[chosen])
         self._keep(prepared, self.path_.fits[chosen])
-        self.n_iter_ = max(1, int(self.path_.rounds.sum()))
+        self.n_iter_ = max(1, self.path_.total_rounds)
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes
         self._finish(rows)
         return self
@@ -109,11 +109,12 @@ class CrossValidated(Federated):
 
 
 def criterion(path: Path, rows: Rows, family: str, gamma: float) -> Floats:
-    """(Extended) BIC at every lam; N is the number of events in a Cox model."""
-    n, p = len(rows.y), path.coefs[0].size
+    """(Extended) BIC at every lam; N is the number of events in a Cox model, and weights count rows if they are whole
+    numbers."""
+    n, p = cases(rows.weight), path.coefs[0].size
     nonzero = (path.coefs != 0).sum((1, 2))
     minus_two_log = n * np.log(np.clip(2 * path.losses, 1e-300, None)) if family == "gaussian" else 2 * n * path.losses
-    size = rows.y[:, 1].sum() if family == "cox" else n
+    size = n * float(rows.weight @ rows.y[:, 1]) / float(rows.weight.sum()) if family == "cox" else n
     choices = gammaln(p + 1) - gammaln(nonzero + 1) - gammaln(p - nonzero + 1)
     found: Floats = minus_two_log + np.log(size) * nonzero + 2 * gamma * choices
     return found

@@ -27,9 +27,12 @@ class Fit(NamedTuple):
     bytes: int
     objective: float
     residual: float
-    """|F_nat(x)| with gamma = 1 / L."""
+    """|F_nat(x)| with gamma = 1 / L, or one over the trace of the Hessian at the model without columns."""
     converged: bool
-    known: Known
+    loss: float
+    """f(x)"""
+    known: Known | None
+    """Where FedNMap's memory has found x."""
 
 
 class Known(NamedTuple):
@@ -54,12 +57,13 @@ def minimise(
 
     after: a fit of the same f with another phi: this one begins at its x and with its memory.
     """
-    L, halved = (smoothness(problem, start), 1.0) if after is None else (after.known.L, after.known.halved)
+    known = None if after is None else after.known
+    L, halved = (smoothness(problem, start), 1.0) if known is None else (known.L, known.halved)
     best, rounds, each = (math.inf, start, start), 0, 0
     while rounds < max_rounds:
         gamma = min(1 / L, 0.5 / phi.rho if phi.rho > 0 else math.inf)
         method = FedNMap(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=min(MEMORY, start.numel()))
-        server: Any = method.init(best[1])[0] if after is None else _carried(method, after)
+        server: Any = method.init(best[1])[0] if after is None or known is None else _carried(method, after, known)
         after = None
         each = nbytes(method.broadcast(server)) + nbytes(method.Up(server.z))
         while rounds < max_rounds:
@@ -75,14 +79,14 @@ def minimise(
             break
         halved /= 2
     size, x, g = best
-    objective = float(problem.loss(x) + phi.value(x))
+    loss = float(problem.loss(x))
     known = Known(L, halved, server, g)
-    return Fit(x, rounds, rounds * problem.n * each, objective, size, size <= tol, known)
+    return Fit(x, rounds, rounds * problem.n * each, loss + float(phi.value(x)), size, size <= tol, loss, known)
 
 
-def _carried(method: FedNMap, after: Fit) -> Any:
+def _carried(method: FedNMap, after: Fit, known: Known) -> Any:
     """The server at a prox-gradient step from where another phi ended, with the secants of f that it had then."""
-    old, g = after.known.server, after.known.gradient
+    old, g = known.server, known.gradient
     z = after.x - method.gamma * g
     counts = Counts(*old.counts.tolist())
     fresh = Counts(secants=counts.secants, scale=counts.scale, smallest=math.inf, plain=0)

@@ -43,14 +43,19 @@ class Family(ABC):
         """The size of a gradient for standardised columns: tolerances are relative to it."""
         return 1.0
 
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        """The second derivative of the mean loss by each score, at the model without features."""
+        return np.ones(outputs)
+
     @abstractmethod
     def mean(self, scores: Floats) -> Floats:
         """E[y] at scores (N,) or (N, K)."""
 
 
 def deviation(y: Floats, weight: Floats) -> float:
-    mean = weight @ y
-    return float(np.sqrt(weight @ np.square(y - mean))) or 1.0
+    mean = float(weight @ y)
+    found = float(np.sqrt(weight @ np.square(y - mean)))
+    return found if found > 1e-12 * abs(mean) else 1.0  # which is rounding
 
 
 class Gaussian(Family):
@@ -88,6 +93,11 @@ class Logistic(Family):
         logs = np.log(np.clip(share, 1e-12, None))
         return np.array([logs[1] - logs[0]]) if outputs == 1 else logs - logs.mean()
 
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        share = np.bincount(y.astype(np.intp), weight, max(2, outputs))
+        curve = share * (1 - share)
+        return np.full(outputs, curve.mean())  # the same for all, so that what is common to all classes stays 0
+
     def mean(self, scores: Floats) -> Floats:
         found: Floats = expit(scores) if scores.ndim == 1 else softmax(scores, axis=1)
         return found
@@ -110,6 +120,9 @@ class Poisson(Family):
 
     def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
         return np.array([np.log(weight @ y)])
+
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        return np.array([weight @ y])
 
     def unit(self, y: Floats, weight: Floats) -> float:
         return float(weight @ y)
@@ -168,13 +181,13 @@ class Cox(Family):
             raise InputError("there is no event at any site; a Cox model needs some")
 
     def problem(self, data: Any, outputs: int, **options: Any) -> Linear:
-        each = options.get("sample_weights")
-        if each is not None and bool((each != each[0]).any()):
-            raise InputError("a Cox model counts every row once; leave sample_weight out")
-        return CoxProblem(data, ties=self.ties, weights=options["weights"])
+        return CoxProblem(data, ties=self.ties, weights=options["weights"], sample_weights=options["sample_weights"])
 
     def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
         return np.zeros(0)
+
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        return np.array([weight @ y[:, 1]])
 
     def mean(self, scores: Floats) -> Floats:
         return np.exp(scores)

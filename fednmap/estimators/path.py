@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ COUNT = 50
 """Values of lam."""
 FAR = 1e-3
 """The last lam over the first, with more rows than columns; with fewer 0.01."""
+NOTHING = 1e-13
+"""A gradient that is this small, relative to the unit of the family, is rounding: no column says anything of y."""
 RIDGE = 1e-3
 """A ridge penalty has no lam at which all coefficients vanish: its path begins where an elastic net's with this share
 of l1 would, as in glmnet."""
@@ -45,10 +48,18 @@ class Path:
     names: tuple[str, ...]
     classes: tuple[str, ...]
     """One word per output; one output has none."""
+    together: bool
+    """Whether a round carried the points of all lam that had not ended."""
 
     @property
     def rounds(self) -> Floats:
+        """In which each lam took part."""
         return np.array([fit.rounds for fit in self.fits])
+
+    @property
+    def total_rounds(self) -> int:
+        """Of the whole path."""
+        return int(self.rounds.max() if self.together else self.rounds.sum())
 
     @property
     def converged(self) -> bool:
@@ -80,12 +91,24 @@ class Walk:
         self.last = found
         return found
 
-    def null(self) -> Fit:
-        """The model whose coefficients are all 0."""
-        return self.prepared.solve(Box(0, 0), None, self.estimator.tol, self.estimator.max_rounds)
+
+class Null(NamedTuple):
+    """The model whose coefficients are all 0."""
+
+    gradient: Tensor
+    fit: Fit | None
+    """Where rounds were needed to find it."""
 
 
-def lambda_max(estimator: Federated, prepared: Prepared, null: Tensor) -> float:
+def null_model(estimator: Federated, prepared: Prepared) -> Null:
+    """From sums where the family has it in closed form, else by rounds of its own."""
+    if prepared.starts_without_columns:
+        return Null(prepared.problem.gradients(prepared.start[None])[0], None)
+    fit = prepared.solve(Box(0, 0), None, estimator.tol, estimator.max_rounds)
+    return Null(prepared.problem.gradient(fit.x), fit)
+
+
+def lambda_max(estimator: Federated, prepared: Prepared, null: Null) -> float:
     """The least lam at which all coefficients are 0, from the gradient at the model without them: one round.
 
     0 is the model where prox(-s grad, s) = 0, for small s.
@@ -93,7 +116,9 @@ def lambda_max(estimator: Federated, prepared: Prepared, null: Tensor) -> float:
     penalty = estimator._penalty()
     if not weighted(penalty):
         raise InputError(f"penalty {penalty!r} has no weight, so that there is no path; use l1, mcp, ...")
-    gradient = prepared.gradient(null)
+    gradient = prepared.coefficients(null.gradient)
+    if np.abs(gradient).max() <= NOTHING * prepared.unit:
+        return 0.0
     if penalty_name(penalty) in ("l1", "mcp", "scad"):
         return float(np.abs(gradient).max())
     if penalty_name(penalty) in ("elastic-net", "ridge"):
@@ -129,21 +154,30 @@ def lambdas_down(first: float, given: int | Sequence[float], rows: int, columns:
     return first * np.geomspace(1, far, int(given)) if first > 0 else np.zeros(1)
 
 
-def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Fit | None = None) -> Path:
-    """The models at these lam."""
-    steps = Walk(estimator, prepared)
-    steps.last = null
-    fits = [steps.at(lam) for lam in lambdas]
+def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None) -> Path:
+    """The models at these lam: all in the same rounds, or each begun where the one before ended.
+
+    The first is for penalties whose minimum does not depend on where one begins, and problems that `together` takes.
+    """
+    phis = [estimator._regularizer(prepared, lam) for lam in lambdas]
+    first = None if null is None or null.fit is not None else null.gradient
+    fits = prepared.solve_together(phis, estimator.tol, estimator.max_rounds, first)
+    together = fits is not None
+    if fits is None:
+        steps = Walk(estimator, prepared)
+        steps.last = None if null is None else null.fit
+        fits = [steps.at(lam) for lam in lambdas]
     models = [prepared.parameters(fit.x) for fit in fits]
     return Path(
         lambdas,
         np.stack([model.coef for model in models]),
         np.stack([model.intercept for model in models]),
         tuple(model.scale for model in models),
-        np.array([prepared.loss(fit.x) for fit in fits]),
+        np.array([fit.loss for fit in fits]),
         tuple(fits),
         tuple(estimator._names()),
         estimator._classes(),
+        together,
     )
 
 
@@ -156,9 +190,10 @@ def path(
     *,
     lambdas: int | Sequence[float] = COUNT,
 ) -> Path:
-    """The models at every lam, from lambda_max down, each begun where the one before ended."""
+    """The models at every lam, from lambda_max down."""
+    estimator = copy(estimator)  # which may be fitted, to other rows
     rows = estimator._read(X, y, sites, sample_weight)
     prepared = estimator._prepare(rows)
-    null = Walk(estimator, prepared).null()
-    first = lambda_max(estimator, prepared, null.x) if isinstance(lambdas, int | np.integer) else 0.0
+    null = null_model(estimator, prepared)
+    first = lambda_max(estimator, prepared, null) if isinstance(lambdas, int | np.integer) else 0.0
     return walk(estimator, prepared, lambdas_down(first, lambdas, *rows.X.shape), null)

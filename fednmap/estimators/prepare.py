@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,18 @@ from torch import Tensor
 from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
+from fednmap.estimators import together
 from fednmap.estimators.centred import Centred
 from fednmap.estimators.engine import Fit, minimise
-from fednmap.estimators.families import Family, Linear
+from fednmap.estimators.families import Family, Gaussian, Linear
+from fednmap.estimators.gram import Gram
+from fednmap.estimators.penalties import shrinkage
 from fednmap.estimators.sites import Floats, Sites, row_weights
 from fednmap.estimators.standardise import Scaling, scaling
 from fednmap.regularizers import Box, Separable, Zero
 
+PATIENCE = 200
+"""Rounds with a dense model, at most."""
 LEAST = 1e-3
 """The least scale that a family may estimate, relative to the one it begins with."""
 
@@ -42,7 +48,7 @@ class Prepared:
     intercepts, then what the family estimates once for all rows."""
 
     family: Family
-    problem: Linear | Centred
+    problem: Linear | Centred | Gram
     scaling: Scaling
     sites: Sites
     site_weights: Floats
@@ -53,11 +59,62 @@ class Prepared:
     unit: float
     """Tolerances are relative to it."""
     start: Tensor
+    diagonal: Floats
+    """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
 
     def solve(self, phi: Regularizer, after: Fit | None, tol: float, max_rounds: int) -> Fit:
         """The minimiser of f + phi, phi on the coefficients; begun where `after` ended, a fit with another phi."""
+        found = self.solve_together([phi], tol, max_rounds) if after is None else None
+        if found is not None:
+            return found[0]
         whole = self._on_coefficients(phi)
         return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
+
+    def solve_together(
+        self, phis: Sequence[Regularizer], tol: float, max_rounds: int, first: Tensor | None = None
+    ) -> list[Fit] | None:
+        """The minimisers for several phi at once, in the same rounds; None where `together` does not take them.
+
+        first: the gradient at the start, where it is known.
+        """
+        kinds = [shrinkage(phi) for phi in phis]
+        if self.constants or len(self.start) > together.SIZE or None in kinds:
+            return None
+        weights = np.array(kinds, float)
+        shrink = together.Shrink(weights[:, :1], weights[:, 1:], self.outputs * self.columns)
+        found = together.minimised(
+            lambda points: self.problem.gradients(torch.from_numpy(points)).numpy(),
+            self.start.numpy(),
+            shrink,
+            self.diagonal,
+            tol=tol * self.unit,
+            max_rounds=min(max_rounds, PATIENCE),
+            constant=isinstance(self.family, Gaussian),
+            first=None if first is None else first.numpy(),
+        )
+        losses = self.problem.losses(torch.from_numpy(found.x)).numpy()
+        objectives = losses + shrink.value(found.x)
+        each = 2 * self.start.nbytes * len(self.sites)  # a point to every site, a gradient back
+        fits = []
+        for k, phi in enumerate(phis):
+            x, rounds = torch.from_numpy(found.x[k]), int(found.rounds[k])
+            sent, size = each * (rounds if k == 0 else rounds - 1), float(found.sizes[k])  # the first is common to all
+            fit = Fit(x, rounds, sent, float(objectives[k]), size, size <= tol * self.unit, float(losses[k]), None)
+            if not fit.converged and rounds < max_rounds:
+                fit = self._finished(fit, phi, tol, max_rounds)
+            fits.append(fit)
+        return fits
+
+    def _finished(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> Fit:
+        """From where `together` has not come to an end, by FedNMap with a short memory."""
+        whole, left = self._on_coefficients(phi), max_rounds - fit.rounds
+        more = minimise(self.problem, whole, fit.x, tol=tol * self.unit, max_rounds=left)
+        return more._replace(rounds=fit.rounds + more.rounds, bytes=fit.bytes + more.bytes)
+
+    @property
+    def starts_without_columns(self) -> bool:
+        """Whether the start is the best model whose coefficients are all 0."""
+        return not self.constants
 
     def _on_coefficients(self, phi: Regularizer) -> Regularizer:
         """phi on the coefficients, the intercepts left alone, constants kept positive."""
@@ -92,13 +149,13 @@ class Prepared:
 
     def report(self, x: Tensor) -> list[dict[str, Any]]:
         """What each site holds, what it counts, and its own mean loss under the model."""
-        sizes = self.sites.sizes
+        sizes, losses = self.sites.sizes, self.problem.client_losses(x).tolist()
         return [
             {
                 "site": name,
                 "rows": int(sizes[k]),
                 "weight": float(self.site_weights[k]),
-                "loss": float(self.problem.alone(k).loss(x)),
+                "loss": losses[k],
             }
             for k, name in enumerate(self.sites.names)
         ]
@@ -134,7 +191,12 @@ def prepare(
     )
     if intercept and sparse.issparse(X):
         problem = Centred(problem, dense(scale.shift * scale.factor), outputs)
+    elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > problem.dim <= together.SIZE:
+        problem = Gram(problem)
     constants = family.constants(y, each)
+    steep = np.maximum(family.steepness(y, each, outputs), 1e-12)
+    square = np.where(scale.square > 0, scale.square, 1.0)
+    diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
     first = family.first(y, each, outputs) if intercept else np.zeros(0)
     start = np.concatenate([np.zeros(outputs * X.shape[1]), first, constants])
     return Prepared(
@@ -149,6 +211,7 @@ def prepare(
         len(constants),
         family.unit(y, each),
         torch.from_numpy(start),
+        diagonal,
     )
 
 

@@ -53,9 +53,7 @@ def divide(sites: Any, rows: int) -> Sites:
     labels = np.asarray(sites)
     if labels.shape != (rows,):
         raise InputError(f"sites has shape {labels.shape}; give one site per row, {rows} in all")
-    missing = np.flatnonzero(labels != labels) if labels.dtype.kind in "fO" else np.empty(0, np.intp)
-    if labels.dtype.kind == "O":
-        missing = np.union1d(missing, np.flatnonzero([label is None for label in labels]))
+    missing = np.flatnonzero([_is_missing(label) for label in labels] if labels.dtype.kind in "fO" else [])
     if len(missing):
         raise InputError(f"row {missing[0]} has no site; every row needs one")
     try:
@@ -63,6 +61,14 @@ def divide(sites: Any, rows: int) -> Sites:
     except TypeError:
         raise InputError("sites mixes kinds of labels, such as words and numbers; use one kind") from None
     return Sites(tuple(str(name) for name in found), numbers)
+
+
+def _is_missing(label: Any) -> bool:
+    """None, NaN, and pandas' NA, whose comparison is neither true nor false."""
+    try:
+        return label is None or not bool(label == label)
+    except TypeError:
+        return True
 
 
 def no_site_of_one(sites: Sites) -> None:
@@ -73,6 +79,16 @@ def no_site_of_one(sites: Sites) -> None:
         raise InputError(
             f"{who} has one sample, and its sums would be that sample; merge it with another site, or leave it out"
         )
+
+
+def are_cases(sample_weight: Floats) -> bool:
+    """Whether weights count equal rows: whole numbers; others are relative, and their unit means nothing."""
+    return bool((sample_weight == np.rint(sample_weight)).all())
+
+
+def cases(sample_weight: Floats) -> float:
+    """N: the sum of weights that count equal rows, else the number of rows."""
+    return float(sample_weight.sum()) if are_cases(sample_weight) else float(len(sample_weight))
 
 
 def row_weights(sites: Sites, sample_weight: Floats, weights: str) -> Floats:

@@ -13,6 +13,8 @@ from fednmap.estimators.sites import Floats
 CONSTANT = 1e-10
 """A column whose deviation is this small beside its size does not vary."""
 
+AT_ONCE = 500
+"""Dense rows gone through together, which stay in cache."""
 ROWS = 10_000
 """Sparse rows gone through together."""
 
@@ -27,6 +29,8 @@ class Scaling:
     shift: Floats
     factor: Floats
     """1 / scale; 0 takes a column out."""
+    square: Floats
+    """The mean square of each scaled column."""
     nbytes: int
     """Sent by one site and to it."""
 
@@ -36,7 +40,10 @@ class Scaling:
             if bool((self.factor == 1).all()):
                 return X
             return sparse.csr_array((X.data * self.factor[X.indices], X.indices, X.indptr), shape=X.shape)
-        return (X - self.shift) * self.factor
+        found = X - self.shift
+        if not bool((self.factor == 1).all()):
+            found *= self.factor
+        return found
 
     def original(self, coef: Floats, intercept: Floats) -> tuple[Floats, Floats]:
         """Coefficients (K, p) and intercepts (K,) for the columns as they were given."""
@@ -52,8 +59,11 @@ class Scaling:
 def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
     """Mean and standard deviation of every column, weighted; both are sums over rows, so over sites."""
     if not sparse.issparse(X):
-        mean = weight @ X
-        return mean, np.sqrt(weight @ np.square(X - mean))
+        mean, square = weight @ X, np.zeros(X.shape[1])
+        for first in range(0, len(X), AT_ONCE):
+            rows = slice(first, first + AT_ONCE)
+            square += weight[rows] @ np.square(X[rows] - mean)
+        return mean, np.sqrt(square)
     p, mean = X.shape[1], X.T @ weight
     inside, filled, count = np.zeros(p), np.zeros(p), np.zeros(p, int)
     for first in range(0, X.shape[0], ROWS):  # a few rows at a time: what is computed from them takes memory too
@@ -83,4 +93,5 @@ def from_moments(mean: Floats, deviation: Floats, *, standardize: bool, free_lev
     if free_level:
         factor = np.where(constant, 0.0, factor)
     shift = mean if free_level else np.zeros_like(mean)
-    return Scaling(shift, factor, 4 * mean.nbytes)
+    square = np.square(factor * deviation) + np.square(factor * (mean - shift))
+    return Scaling(shift, factor, square, 4 * mean.nbytes)

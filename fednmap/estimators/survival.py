@@ -12,7 +12,7 @@ from fednmap.estimators.base import Federated, Rows
 from fednmap.estimators.families import Cox, Family
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters
-from fednmap.estimators.sites import Floats, Sites, divide
+from fednmap.estimators.sites import Floats, Sites, divide, row_weights
 from fednmap.names import InputError
 
 
@@ -51,21 +51,24 @@ class FederatedCoxRegression(Federated):
         self.max_rounds = max_rounds
         self.weights = weights
 
-    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:  # type: ignore[override]
-        """Fit the model to rows X with times and events y; rows of one site are compared with each other only."""
-        return super().fit(X, y, sites)
+    def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model to rows X with times and events y; rows of one site are compared with each other only.
+
+        sample_weight: what each row counts, in its own term and in the sums over those at risk.
+        """
+        return super().fit(X, y, sites, sample_weight)
 
     def predict(self, X: Any) -> Floats:
-        """The logarithm of the hazard ratio to a row of zeros, <b, x>."""
-        return self._scores(X)
+        """The logarithm of the hazard ratio to the mean row of the fit, <b, x - mean>."""
+        return self._scores(X) - self.centre_
 
     def predict_hazard(self, X: Any) -> Floats:
-        """The hazard ratio to a row of zeros, exp(<b, x>)."""
-        return np.exp(self._scores(X))
+        """The hazard ratio to the mean row of the fit, exp(<b, x - mean>)."""
+        return np.exp(self.predict(X))
 
     def predict_survival(self, X: Any, times: Any, site: str | None = None) -> Floats:
         """P(T > t | x) for every row and time, with the baseline hazard of `site` (Breslow's estimate): (N, times)."""
-        scores = self._scores(X)
+        scores = self.predict(X)
         if site is None and len(self.sites_) > 1:
             raise InputError(f"each site has a baseline hazard; say which: site={self.sites_[0]!r}, ...")
         name = str(self.sites_[0]) if site is None else str(site)
@@ -107,30 +110,34 @@ class FederatedCoxRegression(Federated):
         self.coef_, self.intercept_ = model.coef[0], 0.0
 
     def _finish(self, rows: Rows) -> None:
-        """baseline_: for every site its event times and the cumulative baseline hazard there; a site keeps its own."""
+        """baseline_: for every site its event times and the cumulative hazard of the mean row; a site keeps its own."""
         scores = rows.X @ self.coef_
+        self.centre_ = float(row_weights(rows.sites, rows.weight, self.weights) @ scores)
+        scores = scores - self.centre_
         self.baseline_ = {
-            name: cumulative_hazard(scores[mine], rows.y[mine])
+            name: cumulative_hazard(scores[mine], rows.y[mine], rows.weight[mine])
             for name, mine in ((name, rows.sites.of_row == k) for k, name in enumerate(rows.sites.names))
         }
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = False
         tags.target_tags.positive_only = True
         tags.target_tags.two_d_labels = True
         return tags
 
 
-def cumulative_hazard(scores: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Breslow's estimate: the event times, and the sum of events / sum over those at risk of exp(score) up to each."""
+def cumulative_hazard(scores: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Breslow's estimate: the event times, and the sum of events / sum over those at risk of exp(score) up to each.
+
+    By logarithms, so that no score is too large.
+    """
     times, event = y[:, 0], y[:, 1] == 1
     moments, which = np.unique(times[event], return_inverse=True)
-    deaths = np.bincount(which, minlength=len(moments))
+    deaths = np.bincount(which, weight[event], len(moments))
     order = np.argsort(times)
-    risk = np.cumsum(np.exp(scores)[order][::-1])[::-1]
+    risk = np.logaddexp.accumulate((scores + np.log(weight))[order][::-1])[::-1]
     at_risk = risk[np.searchsorted(times[order], moments, "left")]
-    return moments, np.cumsum(deaths / at_risk)
+    return moments, np.cumsum(np.exp(np.log(deaths) - at_risk))
 
 
 def concordant(scores: Floats, y: Floats) -> tuple[float, float]:

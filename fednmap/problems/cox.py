@@ -12,11 +12,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fednmap.core import Oracle
 from fednmap.data.clients import ClientData, Pairs
-from fednmap.data.sparse import is_sparse
+from fednmap.data.sparse import is_sparse, numbers, take
 from fednmap.names import InputError
 from fednmap.problems.curvature import by_client
+from fednmap.problems.design import Design
 from fednmap.problems.spectrum import largest_eigenvalue
-from fednmap.problems.weighting import Weights, client_weights
+from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_weights
 
 TIES = ("efron", "breslow")
 
@@ -29,6 +30,8 @@ class Cox:
 
     data:    for each client a pair (features (m, d), targets (m, 2)): time and event of each row.
     weights: of the clients in f; "samples" makes f the whole log likelihood over all rows, divided by their number.
+    sample_weights: what each row counts, in its own term and in the sums over risk sets: by Breslow's rule 2 is two
+             equal rows; by Efron's the terms of tied events weigh what these weigh on average, as in R's survival.
 
     The risk sets stay within a client, so that f is a sum over clients, and a joint fit is exact: it is the stratified
     model on pooled data. A row's term depends on other rows: there are no minibatches. Sums are taken in float64, by
@@ -45,15 +48,25 @@ class Cox:
     concurrent = True
     exact_gradients = True
 
-    def __init__(self, data: Pairs, *, ties: str = "efron", weights: Weights = "samples") -> None:
+    def __init__(
+        self, data: Pairs, *, ties: str = "efron", weights: Weights = "samples", sample_weights: RowWeights = None
+    ) -> None:
         if ties not in TIES:
             raise InputError(f"ties is {ties!r}; choose from {', '.join(TIES)}")
-        self.data, self.ties = _by_time(ClientData.of(data)), ties
+        given = ClientData.of(data)
+        counts = row_weights(sample_weights, given)
+        if counts is not None and not bool((counts > 0).all()):
+            raise InputError("sample_weights holds a 0; leave such rows out of a Cox model, in which rows are compared")
+        self.data, order = _by_time(given)
+        self._counts, self.ties = None if counts is None else counts[order.cpu()], ties
         self.n, self.dim = len(self.data), self.data.x.shape[1]
-        self.start = self.data.x.new_zeros(self.dim)
-        self.weights = client_weights(weights, self.data.sizes, None)
-        self._strata = [_Stratum.of(targets, ties) for _, targets in self.data]
+        self.start = numbers(self.data.x).new_zeros(self.dim)
+        self.weights = client_weights(weights, self.data.sizes, self._counts)
+        one = torch.ones(len(order), dtype=torch.float64, device="cpu") if self._counts is None else self._counts
+        each = one.to(self.data.y.device).split(self.data.sizes.tolist())
+        self._strata = [_Stratum.of(y, ties, w) for (_, y), w in zip(self.data, each, strict=True)]
         self._part = (0, 1)
+        self._designs: dict[int, Design] = {}
 
     def digest(self) -> str:
         """SHA-256 of the data."""
@@ -61,7 +74,8 @@ class Cox:
 
     def made_of(self) -> dict[str, Any]:
         """What decides f and its gradients besides the data."""
-        return {"ties": self.ties, "weights": self.weights}
+        made = {"ties": self.ties, "weights": self.weights}
+        return made if self._counts is None else made | {"sample_weights": self._counts}
 
     def exact(self) -> Self:
         """Itself: gradients are exact."""
@@ -77,6 +91,7 @@ class Cox:
         """Client i by itself."""
         one = copy.copy(self)
         one.data, one.n, one.weights, one._strata = ClientData.of([self.data[i]]), 1, None, [self._strata[i]]
+        one._designs = {}
         return one
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
@@ -102,18 +117,31 @@ class Cox:
         loss = sum((w * v for w, v in zip(weights, losses, strict=True)), start=x.new_zeros(()))
         return loss, sum((w * v for w, v in zip(weights, gradients, strict=True)), start=torch.zeros_like(x))
 
+    def gradients(self, points: Tensor) -> Tensor:
+        """Gradients of f at several points (k, dim)."""
+        return torch.stack([self.gradient(x) for x in points])
+
+    def losses(self, points: Tensor) -> Tensor:
+        """f at several points (k, dim)."""
+        return torch.stack([self.loss(x) for x in points])
+
+    def client_losses(self, x: Tensor) -> Tensor:
+        """f_i of every client, (n,)."""
+        return torch.stack(self._client(list(range(self.n)), x.expand(self.n, -1))[0])
+
     def hessian(self, x: Tensor) -> Tensor:
         """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
         total = x.new_zeros(self.dim, self.dim, dtype=torch.float64)
         for i in self._mine():
-            a, s = self.data[i][0].double(), self._strata[i]
+            a, s = _dense(self.data[i][0]).double(), self._strata[i]
             eta = a @ x.double()
-            expected = _partial(eta[None], _Strata.of([s]))[1][0] + s.event
-            w = torch.exp(eta - eta.max())
+            expected = _partial(eta[None], _Strata.of([s]))[1][0] + s.weight * s.event
+            w = s.weight * torch.exp(eta - eta.max())
             risk = w.cumsum(0)[s.last] - s.share * s.tied(s.event * w)
             sums = (w[:, None] * a).cumsum(0)[s.last] - s.share[:, None] * s.tied((s.event * w)[:, None] * a)
             means = (sums / risk[:, None])[s.event > 0]
-            total += self._weights()[i] / len(a) * (a.mT @ (expected[:, None] * a) - means.mT @ means)
+            spread = a.mT @ (expected[:, None] * a) - means.mT @ (s.mean[s.event > 0][:, None] * means)
+            total += self._weights()[i] / float(s.weight.sum()) * spread
         return total.to(x)
 
     def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
@@ -140,11 +168,11 @@ class Cox:
 
         The survival curve of a row a in that stratum is exp(-hazard exp<a, x>).
         """
-        a, s = self.data[i][0].double(), self._strata[i]
-        logarithm = _hazards((a @ x.double())[None], _Strata.of([s]))[0]
+        s = self._strata[i]
+        logarithm = _hazards(self._design(i, torch.float64).times(x.double())[None], _Strata.of([s]))[0]
         happened = s.event > 0
         times, place = torch.unique(self.data[i][1][happened, 0], return_inverse=True)
-        steps = torch.zeros(len(times), dtype=torch.float64, device=a.device)
+        steps = torch.zeros(len(times), dtype=torch.float64, device=times.device)
         return times, steps.index_add_(0, place, torch.exp(logarithm[happened])).cumsum(0)
 
     def _weights(self) -> Tensor:
@@ -160,15 +188,24 @@ class Cox:
         losses: list[Tensor] = []
         gradients: list[Tensor] = []
         for group in _of_like_size(ids, self.data.sizes):
-            rows = [self.data[i][0].to(points.dtype) for i in (ids[k] for k in group)]
-            scores = [a @ points[k] for a, k in zip(rows, group, strict=True)]
+            rows = [self._design(ids[k], points.dtype) for k in group]
+            scores = [a.times(points[k]) for a, k in zip(rows, group, strict=True)]
             strata = _Strata.of([self._strata[ids[k]] for k in group])
             eta = pad_sequence(scores, batch_first=True, padding_value=-torch.inf).double()
             likelihoods, residuals = _partial(eta, strata)
-            for a, value, residual in zip(rows, likelihoods, residuals, strict=True):
-                losses.append((-value / len(a)).to(points))
-                gradients.append((residual[: len(a)] / len(a)).to(points) @ a)
+            for k, a, score, value, residual in zip(group, rows, scores, likelihoods, residuals, strict=True):
+                total = self._strata[ids[k]].weight.sum()
+                losses.append((-value / total).to(points))
+                gradients.append(a.transposed((residual[: len(score)] / total).to(points)))
         return losses, gradients
+
+    def _design(self, i: int, dtype: torch.dtype) -> Design:
+        """Client i's rows to compute with, kept for the next round."""
+        if dtype != self.start.dtype:
+            return Design.of(self.data[i][0], self.data[i][1].shape[:1], dtype)
+        if i not in self._designs:
+            self._designs[i] = Design.of(self.data[i][0], self.data[i][1].shape[:1], dtype)
+        return self._designs[i]
 
 
 class _Stratum(NamedTuple):
@@ -182,9 +219,13 @@ class _Stratum(NamedTuple):
     """The last row with the same time: up to it goes the risk set."""
     share: Tensor
     """l / d of Efron's correction at events, 0 elsewhere and for Breslow."""
+    weight: Tensor
+    """What each row counts."""
+    mean: Tensor
+    """What the events of the same time count on average, at events; 1 elsewhere."""
 
     @classmethod
-    def of(cls, targets: Tensor, ties: str) -> _Stratum:
+    def of(cls, targets: Tensor, ties: str, weight: Tensor) -> _Stratum:
         time, event = targets[:, 0], targets[:, 1].double()
         _, group, counts = torch.unique_consecutive(time, return_inverse=True, return_counts=True)
         ends = counts.cumsum(0)
@@ -193,7 +234,9 @@ class _Stratum(NamedTuple):
         place = before - before[first]  # how many events of this time come before
         many = torch.zeros(len(counts), dtype=torch.float64, device=time.device).index_add_(0, group, event)[group]
         share = event * place / many.clamp_min(1) if ties == "efron" else torch.zeros_like(event)
-        return cls(event, first, last, share)
+        sums = torch.zeros(len(counts), dtype=torch.float64, device=time.device).index_add_(0, group, weight * event)
+        mean = torch.where(event > 0, sums[group] / many.clamp_min(1), 1.0)
+        return cls(event, first, last, share, weight, mean)
 
     def tied(self, values: Tensor) -> Tensor:
         """The sum of `values` (m, ...) over the rows with the same time."""
@@ -207,10 +250,14 @@ class _Strata(NamedTuple):
     first: Tensor
     last: Tensor
     share: Tensor
+    weight: Tensor
+    mean: Tensor
 
     @classmethod
     def of(cls, strata: list[_Stratum]) -> _Strata:
-        return cls(*(pad_sequence(list(values), batch_first=True) for values in zip(*strata, strict=True)))
+        *four, weight, mean = (list(values) for values in zip(*strata, strict=True))
+        ones = (pad_sequence(values, batch_first=True, padding_value=1.0) for values in (weight, mean))
+        return cls(*(pad_sequence(values, batch_first=True) for values in four), *ones)
 
     def tied(self, values: Tensor) -> Tensor:
         """The sum of `values` over the rows with the same time."""
@@ -218,13 +265,14 @@ class _Strata(NamedTuple):
 
 
 def _hazards(eta: Tensor, s: _Strata) -> Tensor:
-    """log(1 / the sum over an event's risk set), by events; -inf elsewhere."""
+    """log(its weight / the sum over its risk set), by events; -inf elsewhere."""
     risk, left, _ = _risks(eta, s)
-    return torch.where(s.event > 0, -risk - torch.log(left), -torch.inf)
+    return torch.where(s.event > 0, torch.log(s.mean) - risk - torch.log(left), -torch.inf)
 
 
 def _risks(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor, Tensor]:
-    """log R of each row's risk set; what Efron leaves of R, as a share; exp(eta) / R."""
+    """log R of each row's risk set; what Efron leaves of R, as a share; weight exp(eta) / R."""
+    eta = eta + torch.log(s.weight)
     risk = torch.logcumsumexp(eta, -1).gather(-1, s.last)
     relative = torch.exp(eta - risk)
     return risk, 1 - s.share * s.tied(s.event * relative), relative
@@ -233,18 +281,22 @@ def _risks(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor, Tensor]:
 def _partial(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor]:
     """The log partial likelihood of each stratum (k,), and its negative derivative with respect to eta (k, m)."""
     risk, left, relative = _risks(eta, s)
-    hazard = torch.where(s.event > 0, -risk - torch.log(left), -torch.inf)
-    likelihood = torch.where(s.event > 0, eta + hazard, 0.0).sum(-1)
+    each = -risk - torch.log(left)
+    hazard = torch.where(s.event > 0, torch.log(s.mean) + each, -torch.inf)
+    likelihood = torch.where(s.event > 0, s.weight * eta + s.mean * each, 0.0).sum(-1)
     cumulative = torch.logcumsumexp(hazard.flip(-1), -1).flip(-1).gather(-1, s.first)  # of events up to this time
-    expected = torch.exp(eta + cumulative) - s.event * relative * s.tied(s.share / left)
-    return likelihood, expected - s.event
+    expected = s.weight * torch.exp(eta + cumulative) - s.event * relative * s.tied(s.mean * s.share / left)
+    return likelihood, expected - s.weight * s.event
 
 
-def _by_time(data: ClientData) -> ClientData:
-    """The rows of each client from the last time to the first; what is not a table of survival times is refused."""
+def _dense(x: Tensor) -> Tensor:
+    """A client's rows, dense."""
+    return x.to_dense() if is_sparse(x) else x
+
+
+def _by_time(data: ClientData) -> tuple[ClientData, Tensor]:
+    """The rows of each client from the last time to the first, and where they were; other tables are refused."""
     x, y = data.x, data.y
-    if is_sparse(x):
-        raise InputError("x is sparse, and Cox computes on dense tables; give x.toarray() if there is room")
     if x.ndim != 2:
         raise InputError(f"x has shape {tuple(x.shape)}; give one row of features per sample, shape (N, features)")
     if y.shape[1:] != (2,):
@@ -255,13 +307,13 @@ def _by_time(data: ClientData) -> ClientData:
         raise InputError(f"the event in row {row} is {float(y[row, 1]):g}; give 1 where it happened, 0 where censored")
     if not bool((y[:, 1] == 1).any()):
         raise InputError("no event happened: every row is censored, and nothing can be learnt; give data with events")
-    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    x = x if is_sparse(x) or x.is_floating_point() else x.to(torch.get_default_dtype())
     order = [
         start + torch.argsort(times[:, 0], descending=True, stable=True).cpu()
         for start, (_, times) in zip(data.offsets.tolist(), data, strict=True)
     ]
     rows = torch.cat(order).to(x.device)
-    return ClientData(x[rows], y[rows], data.sizes)
+    return ClientData(take(x, rows), y[rows], data.sizes), rows
 
 
 def _of_like_size(ids: list[int], sizes: Tensor) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from fednmap.problems.finite_sum import FiniteSum, Weight
 from fednmap.problems.samples import samples
 from fednmap.problems.space import Space
 from fednmap.problems.spectrum import largest_eigenvalue
-from fednmap.problems.weighting import RowWeights, Weights
+from fednmap.problems.weighting import RowWeights, Weights, per_client
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
+PIECE_BYTES = 2 << 20  # of rows that are gone through together for gradients at several points
 KEPT_BYTES = 16 << 20  # of padded copies of small clients that a problem keeps between rounds
 
 
@@ -88,9 +89,15 @@ class GLM(FiniteSum):
         self._offsets_of = self.dim - ends.coefficients  # the last outputs, to which a number of x is added
         self._large: dict[tuple[int, torch.dtype], Prepared] = {}
         self._small: dict[tuple[tuple[int, ...], torch.dtype], Prepared] = {}
+        self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"family": self.family, "intercept": self.intercept}
+
+    def alone(self, i: int) -> Self:
+        one = super().alone(i)
+        one._cut = {}
+        return one
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """eta of each input, and the family's constants beside it where it has any."""
@@ -138,16 +145,86 @@ class GLM(FiniteSum):
         first = torch.randn(self.dim, generator=generator, dtype=torch.float64, device="cpu")
         return largest_eigenvalue(product, first.to(x))
 
+    def gradients(self, points: Tensor) -> Tensor:
+        """Gradients of f at several points (k, dim), in one pass over the rows; not for families with constants."""
+        if len(points) == 1:
+            return sum(
+                (self._gradient(points[0], *piece) for piece in self._pieces(1, points.dtype)),
+                start=torch.zeros_like(points[0]),
+            )[None]
+        total = torch.zeros_like(points)
+        w, c = total[:, self.coefficients], total[:, self.intercepts]
+        for design, b, weight in self._pieces(len(points), points.dtype):
+            eta = self._outputs_each(points, design)
+            slope = self.family.slope(eta, b.unsqueeze(-1).expand(eta.shape[:2]))
+            slope = slope.mul_(weight.reshape(-1, *[1] * (eta.ndim - 1))).flatten(1)
+            w += design.transposed_each(slope).reshape(w.shape)
+            if self.intercept:
+                c += slope.sum(0).reshape(c.shape)
+        return total
+
+    def losses(self, points: Tensor) -> Tensor:
+        """f at several points (k, dim), in one pass over the rows; not for families with constants."""
+        total = points.new_zeros(len(points))
+        for design, b, weight in self._pieces(len(points), points.dtype):
+            eta = self._outputs_each(points, design)
+            total += weight @ self.family.loss(eta, b.unsqueeze(-1).expand(eta.shape[:2]))
+        return total
+
+    def client_losses(self, x: Tensor) -> Tensor:
+        """f_i of every client, (n,)."""
+        each = [self.family.loss(self._outputs(x, design), b).double() for design, b, _ in self._pieces(1, x.dtype)]
+        return per_client(self._shares * torch.cat(each).cpu(), self._sizes)
+
+    def _outputs_each(self, points: Tensor, a: Design) -> Tensor:
+        """The outputs at points (k, dim): (B, k), with K of them (B, k, K)."""
+        k, each = len(points), self.family.outputs
+        eta = a.times_each(points[:, self.coefficients].reshape(k * each, -1))
+        eta = eta if each == 1 else eta.reshape(-1, k, each)
+        return eta + points[:, self.intercepts].reshape(eta.shape[1:]) if self.intercept else eta
+
+    def _pieces(self, points: int, dtype: torch.dtype) -> list[Prepared]:
+        """All rows, cut so that a piece and its outputs at so many points stay in cache; kept for the next round."""
+        of_outputs = points * self.family.outputs * self.data.x.element_size()
+        step = max(64, PIECE_BYTES // max(self._row_bytes, of_outputs))
+        kept = self._cut.get((step, dtype))
+        if kept is None:
+            equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")
+            clients = equal if self.weights is None else self.weights
+            weights = (torch.repeat_interleave(clients, self._sizes) * self._shares).to(self.data.y.device, dtype)
+            kept = []
+            for first in range(0, len(self.data.x), step):
+                rows = slice(first, first + step)
+                b = self.data.y[rows]
+                kept.append(
+                    (Design.of(take(self.data.x, rows), b.shape, dtype), self._targets(b, dtype), weights[rows])
+                )
+            self._cut = {(step, dtype): kept}
+        return kept
+
     def hessian(self, x: Tensor) -> Tensor:
         """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
+        return self._sum_of_squares(x, lambda eta, b, weight: _per_row(weight, self.family.curvature(eta, b)))
+
+    def outer(self, x: Tensor) -> Tensor:
+        """The sum over rows of g_j g_j', (p, p), where the g_j sum to the gradient of f: how much rows disagree."""
+
+        def squares(eta: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+            slope = self.family.slope(eta, b).reshape(len(b), self.family.outputs)
+            return _per_row(weight.square(), slope.unsqueeze(-1) * slope.unsqueeze(-2))
+
+        return self._sum_of_squares(x, squares)
+
+    def _sum_of_squares(self, x: Tensor, inside: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """The sum over rows of J_j' M_j J_j, for M_j = inside (K, K) of the outputs and their derivative J_j by x."""
         outputs, d = self.family.outputs, self.features
         total = x.new_zeros(outputs, d + 1, outputs, d + 1)  # as if every output had coefficients and an intercept
         for a, b, weight in self._everything(x):
             design = Design.of(a, b.shape, x.dtype)
-            curve = self.family.curvature(self._outputs(x, design), b).reshape(len(b), outputs, outputs)
+            curve = inside(self._outputs(x, design), b, weight).reshape(len(b), outputs, outputs)
             for i in range(outputs):
                 for j in range(outputs):
-                    c, block = weight * curve[:, i, j], total[i, :, j]
+                    c, block = curve[:, i, j], total[i, :, j]
                     block[:d, :d] += design.gram(c)
                     block[:d, d] += design.transposed(c)
                     block[d, d] += c.sum()
@@ -282,6 +359,10 @@ class _Ends(NamedTuple):
 def _family(name: str, y: Tensor) -> Family:
     kind = choose("family", name, FAMILIES)
     return Multinomial(int(labels(y).max()) + 1) if kind is Multinomial else kind()
+
+
+def _per_row(weight: Tensor, values: Tensor) -> Tensor:
+    return weight.reshape(-1, *[1] * (values.ndim - 1)) * values
 
 
 def _times(curve: Tensor | None, bound: float | None, eta: Tensor) -> Tensor:

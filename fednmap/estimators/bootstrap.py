@@ -1,0 +1,86 @@
+"""Uncertainty that includes how sites differ: fits of sites drawn with replacement."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fednmap.estimators.base import Federated
+from fednmap.estimators.inference import coefficient_names
+from fednmap.estimators.sites import Floats
+from fednmap.names import InputError
+
+FEWEST = 3
+"""Sites of which samples can be drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bootstrap:
+    """Coefficients of fits to sites drawn with replacement, on the scale of the given columns."""
+
+    names: tuple[str, ...]
+    estimate: Floats
+    """Of the fit to all sites."""
+    error: Floats
+    low: Floats
+    high: Floats
+    """Percentiles of the draws."""
+    draws: Floats
+    """(times, coefficients)"""
+    failed: int
+    """Draws that could not be fitted, such as those with one class only; they are left out."""
+
+
+def bootstrap(
+    estimator: Federated,
+    X: Any,
+    y: Any,
+    sites: Any,
+    sample_weight: Any = None,
+    *,
+    times: int = 200,
+    level: float = 0.95,
+    random_state: int = 0,
+) -> Bootstrap:
+    """As many sites as there are, drawn with replacement, and the model fitted to them; so many times.
+
+    A site that is drawn twice counts twice. It says how coefficients would vary with other sites of the same kind,
+    where `inference` asks for other rows of the same sites; with few sites it is rough.
+
+    Reference: Davison and Hinkley, Bootstrap methods and their application, 1997, section 3.8.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
+    if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 2:
+        raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
+    estimator = copy(estimator)  # which may be fitted, and stays as it is
+    rows = estimator._read(X, y, sites, sample_weight)
+    if len(rows.sites) < FEWEST:
+        raise InputError(f"there are {len(rows.sites)} sites; a bootstrap over sites needs at least {FEWEST}")
+    rng, found, failed = np.random.default_rng(random_state), [], 0
+    for _ in range(times):
+        count = np.bincount(rng.integers(0, len(rows.sites), len(rows.sites)), minlength=len(rows.sites))
+        weight = rows.weight * count[rows.sites.of_row]
+        drawn = rows._replace(weight=weight).some(weight > 0)
+        try:
+            estimator._family().check(drawn.y, drawn.sites)
+        except InputError:
+            failed += 1
+            continue
+        found.append(_coefficients(estimator, drawn))
+    if len(found) < 2:
+        raise InputError(f"{failed} of {times} draws of sites cannot be fitted (one class only, or no event)")
+    draws = np.stack(found)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    names = coefficient_names(estimator, estimator.fit_intercept and estimator._family().level)
+    return Bootstrap(names, _coefficients(estimator, rows), draws.std(0, ddof=1), low, high, draws, failed)
+
+
+def _coefficients(estimator: Federated, rows: Any) -> Floats:
+    prepared = estimator._prepare(rows)
+    fit = prepared.solve(estimator._regularizer(prepared), None, estimator.tol, estimator.max_rounds)
+    model = prepared.parameters(fit.x)
+    return np.concatenate([model.coef.flatten(), model.intercept if prepared.intercept else []])

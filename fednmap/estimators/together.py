@@ -1,0 +1,294 @@
+"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or for many at once, in few rounds.
+
+A round sends points to the sites and their gradients back, as every round here does; with several penalties it carries
+a point of each that has not ended, so that a whole path takes about as many rounds as one fit, and a site goes through
+its rows once for all of them. The server keeps a dense model D of the Hessian of f and goes from x to
+
+    x' = argmin_u <g, u> + <u - x, D (u - x)> / 2 + l1 |u|_1 + l2 |u|^2 / 2,
+
+the step of FedNMap with memory (`fednmap.algorithms.memory`). D is updated (BFGS, in blocks) by the secants between a
+point and the next, and between the points of neighbouring penalties in one round: 50 of them teach it fifty times as
+fast, and the 50 lasso models of a path take fewer rounds than the last of them by itself.
+
+Reference for blocks: Schnabel, Quasi-Newton methods using multiple secant equations, 1983.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import linalg
+
+from fednmap.estimators.sites import Floats
+
+SIZE = 600
+"""Most coordinates for which a dense model is kept."""
+NEAR = 4.0
+"""Penalties whose weights differ by less than this factor share a model where the Hessian changes with x."""
+CURVED = 1e-10
+"""Least cosine between s and y of a secant that is believed."""
+CLOSE = 0.03
+"""The model is minimised until its residual is so much smaller than the point's."""
+APART = 1e-4
+"""Directions of several secants in which f curves this much less than in another are not told apart from the change of
+the Hessian between them,"""
+EXACT = 1e-9
+"""and where that does not change, from rounding."""
+FLATTER = 0.5
+"""Least factor by which a whole model is made flatter (self-scaling: Oren and Luenberger, 1974)."""
+LOST = 5
+"""Steps that fail in a row, after which the model is forgotten."""
+INNER = 500
+"""Prox steps on the model, at most."""
+NEWTON = 20
+"""Changes of the set of nonzero coefficients, at most, before prox steps are taken instead."""
+BACK = 0.25
+"""How far the next trial goes, where steps fail although the model has learnt from them."""
+TINY = float(np.finfo(np.float64).tiny)
+EPS = float(np.finfo(np.float64).eps)
+
+Numbers = npt.NDArray[np.intp]
+Gradients = Callable[[Floats], Floats]
+"""Gradients of f at points (k, d)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shrink:
+    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates, for k penalties (l1 and l2 are (k, 1))."""
+
+    l1: Floats
+    l2: Floats
+    end: int
+
+    def prox(self, v: Floats, step: Floats | float) -> Floats:
+        """Row by row; v may be written over."""
+        w, reach = v[:, : self.end], step * self.l1
+        w -= np.clip(w, -reach, reach)
+        w /= 1 + step * self.l2
+        return v
+
+    def value(self, x: Floats) -> Floats:
+        w = x[:, : self.end]
+        found: Floats = self.l1[:, 0] * np.abs(w).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
+        return found
+
+    def some(self, rows: Numbers) -> Shrink:
+        if len(rows) == len(self.l1):
+            return self
+        return Shrink(self.l1[rows], self.l2[rows], self.end)
+
+    def neighbours(self) -> list[Numbers]:
+        """The numbers of penalties that are near each other, in their order."""
+        weight = np.maximum((self.l1 + self.l2)[:, 0], TINY)
+        steps = np.floor(np.log(weight[0] / weight) / np.log(NEAR))
+        return np.split(np.arange(len(weight)), np.flatnonzero(np.diff(steps)) + 1)
+
+    def residuals(self, x: Floats, g: Floats, gamma: float) -> Floats:
+        """F_nat, row by row."""
+        return (x - self.prox(x - gamma * g, gamma)) / gamma
+
+
+class Found(NamedTuple):
+    """Minimisers (k, d), the gradients of f there, |F_nat| of each, and the rounds in which each took part."""
+
+    x: Floats
+    g: Floats
+    sizes: Floats
+    rounds: Numbers
+    gamma: float
+
+
+class Dense:
+    """A model D of the Hessian of f, positive definite, begun with a diagonal."""
+
+    def __init__(self, D: Floats, constant: bool) -> None:
+        self.D, self.constant, self._leading = D, constant, np.ones(len(D))
+
+    def copy(self) -> Dense:
+        return Dense(self.D.copy(), self.constant)
+
+    def forget(self, diagonal: Floats) -> None:
+        """Begin again, as steep as it ever was."""
+        self.D = np.diag(diagonal * self.largest() / diagonal.min())
+
+    def learn(self, s: Floats, y: Floats) -> None:
+        """BFGS with several secants (m, d) at once: D s = y from now on, in the directions that they tell apart."""
+        size = _norms(s)
+        told = _dots(s, y) > CURVED * size * _norms(y)
+        s, y = s[told] / size[told, None], y[told] / size[told, None]
+        if not len(s):
+            return
+        if not self.constant:
+            flatter = float((_dots(s, y) / _dots(s @ self.D, s)).mean())
+            self.D *= min(1.0, max(FLATTER, flatter))  # f has become flatter, so perhaps in other directions too
+        if len(s) > 1:
+            both = s @ y.T
+            values, vectors = linalg.eigh((both + both.T) / 2)
+            kept = values > (EXACT if self.constant else APART) * values[-1]
+            turn = vectors[:, kept].T / np.sqrt(values[kept])[:, None]
+            s, y = turn @ s, turn @ y
+        else:
+            y = y / np.sqrt(s[0] @ y[0])
+        v = s @ self.D
+        before = _solved(s @ v.T, v)
+        if before is not None:
+            self.D += y.T @ y - v.T @ before
+
+    def largest(self) -> float:
+        """The largest eigenvalue and a little more, by power iteration from where the last one ended."""
+        v, size = self._leading, 1.0
+        for _ in range(8):
+            v = self.D @ (v / np.sqrt(v @ v))
+        size = float(np.sqrt(v @ v))
+        self._leading = v + 1e-3 * size / np.sqrt(len(v))
+        return 1.1 * size
+
+    def next_points(self, x: Floats, g: Floats, phi: Shrink, close: Floats) -> Floats:
+        """argmin of the model for each row of x."""
+        if len(x) == 1:
+            found = self._by_sets(x[0], g[0], float(phi.l1[0, 0]), float(phi.l2[0, 0]), phi.end)
+            if found is not None:
+                return found[None]
+        return self._by_steps(x, g, phi, close)
+
+    def _by_sets(self, x: Floats, g: Floats, l1: float, l2: float, end: int) -> Floats | None:
+        """Semismooth Newton: guess which coefficients are not 0 and of what sign, solve, look again; None: no end."""
+        D, b = self.D, self.D @ x - g
+        diagonal = D.diagonal().copy()
+        diagonal[:end] += l2
+        v = x * diagonal - (D @ x - b)  # of a step by the diagonal alone, times the diagonal
+        v[:end] -= l2 * x[:end]
+        if l1 == 0:
+            A = D.copy()
+            A[np.arange(end), np.arange(end)] += l2
+            return _solved(A, b)
+        sign = np.where(np.abs(v) > l1, np.sign(v), 0.0)
+        sign[end:] = 2.0
+        u = x
+        for _ in range(NEWTON):
+            inside = np.flatnonzero(sign)
+            A = D[inside[:, None], inside]
+            ridge = np.count_nonzero(inside < end)
+            A[np.arange(ridge), np.arange(ridge)] += l2
+            solved = _solved(A, b[inside] - l1 * np.where(inside < end, sign[inside], 0.0))
+            if solved is None:
+                return None
+            u = np.zeros_like(x)
+            u[inside] = solved
+            slope = D @ u - b
+            slope[:end] += l2 * u[:end]
+            v = diagonal * u - slope
+            new = np.where(np.abs(v) > l1, np.sign(v), 0.0)
+            new[end:] = 2.0
+            if bool((new == sign).all()):
+                return u
+            sign = new
+        return None
+
+    def _by_steps(self, x: Floats, g: Floats, phi: Shrink, close: Floats) -> Floats:
+        """Accelerated prox steps, all rows at once, each begun anew where its momentum leads uphill."""
+        step = 1 / max(self.largest(), TINY)
+        u = point = x
+        turn = np.ones(len(x))
+        linear = g - x @ self.D
+        for k in range(INNER):
+            new = phi.prox(point - step * (linear + point @ self.D), step)
+            moved = point - new
+            if k and bool((_dots(moved, moved) <= np.square(step * close)).all()):
+                return new
+            uphill = _dots(moved, new - u) > 0
+            longer = (1 + np.sqrt(1 + 4 * turn * turn)) / 2
+            point = new + np.where(uphill, 0.0, (turn - 1) / longer)[:, None] * (new - u)
+            turn, u = np.where(uphill, 1.0, longer), new
+        return u
+
+
+def minimised(
+    gradients: Gradients,
+    start: Floats,
+    phi: Shrink,
+    diagonal: Floats,
+    *,
+    tol: float,
+    max_rounds: int,
+    constant: bool,
+    first: Floats | None = None,
+) -> Found:
+    """Rounds until |F_nat| <= tol for every penalty, or max_rounds.
+
+    diagonal: about that of the Hessian; gamma of F_nat is 1 / its sum.
+    constant: the Hessian is the same everywhere, so that all penalties share one model.
+    first:    the gradient at the start, where it is known.
+    """
+    k, gamma = len(phi.l1), 1 / float(diagonal.sum())
+    x = np.repeat(start[None], k, 0)
+    g = np.repeat(gradients(start[None]) if first is None else first[None], k, 0)
+    rounds = np.ones(k, np.intp)
+    sizes, values = _norms(phi.residuals(x, g, gamma)), phi.value(x)
+    models, groups = [Dense(np.diag(diagonal), constant)], [np.arange(k)]
+    refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
+    for done in range(1, max_rounds):
+        left = np.flatnonzero(~(sizes <= tol))
+        if not len(left):
+            break
+        if done == 2 and not constant and k > 1:
+            groups = phi.neighbours()
+            models = [models[0].copy() for _ in groups]
+        for model, rows in _working(models, groups, left[refused[left] < 2]):
+            trial[rows] = model.next_points(x[rows], g[rows], phi.some(rows), CLOSE * sizes[rows])
+        shorter = left[refused[left] >= 2]
+        trial[shorter] = x[shorter] + BACK * (trial[shorter] - x[shorter])
+        new[left] = gradients(trial[left])
+        rounds[left] += 1
+        finite = np.isfinite(new[left]).all(1)
+        usable = left[finite]
+        for model, rows in _working(models, groups, usable):
+            model.learn(
+                np.concatenate([trial[rows] - x[rows], np.diff(trial[rows], axis=0)]),
+                np.concatenate([new[rows] - g[rows], np.diff(new[rows], axis=0)]),
+            )
+        refused[left[~finite]] = 2
+        after = phi.some(usable).value(trial[usable])
+        slope = 0.5 * _dots(trial[usable] - x[usable], g[usable] + new[usable])
+        rounding = 8 * EPS * (np.abs(slope) + np.abs(after) + np.abs(values[usable]))
+        better = slope + after - values[usable] <= rounding
+        refused[usable] = np.where(better, 0, refused[usable] + 1)
+        for model, rows in _working(models, groups, left[refused[left] >= LOST]):
+            model.forget(diagonal)
+            refused[rows] = 0
+        kept = usable[better]
+        x[kept], g[kept], values[kept] = trial[kept], new[kept], after[better]
+        sizes[kept] = _norms(phi.some(kept).residuals(x[kept], g[kept], gamma))
+    return Found(x, g, sizes, rounds, gamma)
+
+
+def _working(models: list[Dense], groups: list[Numbers], meant: Numbers) -> Iterator[tuple[Dense, Numbers]]:
+    """Every model with those of its rows that are meant."""
+    if len(models) == 1:
+        groups = [meant]
+    for model, rows in zip(models, groups, strict=True):
+        mine = meant[(meant >= rows[0]) & (meant <= rows[-1])] if len(models) > 1 else meant
+        if len(mine):
+            yield model, mine
+
+
+def _dots(a: Floats, b: Floats) -> Floats:
+    found: Floats = (a * b).sum(1)
+    return found
+
+
+def _norms(a: Floats) -> Floats:
+    found: Floats = np.sqrt(_dots(a, a))
+    return found
+
+
+def _solved(A: Floats, b: Floats) -> Floats | None:
+    """A^-1 b for a positive definite A; None where it is not."""
+    if not len(b):
+        return b
+    _, found, info = linalg.lapack.dposv(A, b, lower=1)
+    return found if info == 0 else None

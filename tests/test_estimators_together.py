@@ -1,0 +1,184 @@
+"""Many penalties in the same rounds: what is sent, what is found, what happens where it goes wrong."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+
+from fednmap.data.clients import ClientData
+from fednmap.estimators import (
+    FederatedCoxRegression,
+    FederatedElasticNet,
+    FederatedGLM,
+    FederatedLasso,
+    FederatedLogisticRegression,
+    FederatedPoissonRegressor,
+)
+from fednmap.estimators import prepare as prepare_module
+from fednmap.estimators.centred import Centred
+from fednmap.estimators.engine import minimise
+from fednmap.estimators.gram import Gram
+from fednmap.estimators.together import Dense, Shrink, minimised
+from fednmap.problems import GLM
+
+TIGHT = {"tol": 1e-9, "max_rounds": 3000}
+
+
+def table(n=150, p=5, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, p)) * (rng.random((n, p)) < 0.5)
+    return X, X @ rng.normal(size=p) + rng.normal(size=n), rng
+
+
+@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "multinomial", "poisson", "huber"])
+def test_gradients_at_once_are_those_one_by_one(family, intercept, thin, monkeypatch):
+    monkeypatch.setattr("fednmap.problems.glm.PIECE_BYTES", 1)  # several pieces
+    X, y, rng = table()
+    y = {"logistic": (y > 0) * 1.0, "multinomial": np.digitize(y, [-1, 1]) * 1.0, "poisson": np.rint(y**2)}.get(
+        family, y
+    )
+    x = sparse.csr_array(X) if thin else X
+    ends = [0, 40, 90, 150]
+    data = [(x[a:b], torch.tensor(y[a:b])) for a, b in itertools.pairwise(ends)]
+    weights = torch.tensor(rng.random(150))
+    problem = GLM(ClientData.of(data), family, intercept=intercept, weights="samples", sample_weights=weights)
+    points = torch.tensor(0.3 * rng.normal(size=(4, problem.dim)))
+    assert torch.allclose(problem.gradients(points), torch.stack([problem.gradient(x) for x in points]))
+    assert torch.allclose(problem.gradients(points[:1])[0], problem.gradient(points[0]))
+    assert torch.allclose(problem.losses(points), torch.stack([problem.loss(x) for x in points]))
+    alone = torch.stack([problem.alone(i).loss(points[0]) for i in range(3)])
+    assert torch.allclose(problem.client_losses(points[0]), alone)
+    squares = problem.outer(points[0])
+    each = [
+        GLM([(x[j : j + 1], torch.tensor(y[j : j + 1]))], problem.family, intercept=intercept).gradient(points[0])
+        for j in range(150)
+    ]
+    shares = weights / weights.sum()
+    assert torch.allclose(squares, sum(s**2 * torch.outer(g, g) for s, g in zip(shares, each, strict=True)))
+    if intercept and family != "multinomial":
+        shift = torch.tensor(rng.normal(size=5))
+        centred = Centred(problem, shift, 1)
+        assert torch.allclose(centred.gradients(points), torch.stack([centred.gradient(x) for x in points]))
+        assert torch.allclose(centred.losses(points), torch.stack([centred.loss(x) for x in points]))
+
+
+def test_gram_matrices_give_the_same_gradients():
+    X, y, _ = table()
+    rows = FederatedLasso()._read(X, y, np.arange(150) % 3, np.random.default_rng(1).random(150))
+    prepared = FederatedLasso()._prepare(rows)
+    gram = prepared.problem
+    assert isinstance(gram, Gram)
+    points = torch.randn(3, gram.dim, dtype=torch.float64)
+    assert torch.allclose(gram.gradients(points), gram.problem.gradients(points))
+    assert torch.allclose(gram.gradient(points[0]), gram.problem.gradient(points[0]))
+    assert torch.allclose(gram.losses(points), gram.problem.losses(points))
+    assert gram.smoothness() == pytest.approx(gram.problem.smoothness(), rel=1e-2)
+
+
+WALKS = [
+    (FederatedLasso(**TIGHT), load_diabetes),
+    (FederatedElasticNet(l1_ratio=0.3, **TIGHT), load_diabetes),
+    (FederatedGLM("gaussian", "ridge", **TIGHT), load_diabetes),
+    (FederatedLogisticRegression(**TIGHT), load_breast_cancer),
+    (FederatedLogisticRegression("elastic-net", fit_intercept=False, **TIGHT), load_breast_cancer),
+    (FederatedLogisticRegression(**TIGHT), load_wine),
+    (FederatedPoissonRegressor(**TIGHT), load_diabetes),
+    (FederatedCoxRegression("l1", **TIGHT), load_diabetes),
+]
+
+
+@pytest.mark.parametrize(("estimator", "load"), WALKS)
+def test_a_path_in_common_rounds_is_the_path(estimator, load):
+    """Every model has the objective that FedNMap finds by itself."""
+    X, y = load(return_X_y=True)
+    sites = np.arange(len(y)) % 3
+    path = estimator.path(X, y, sites, lambdas=12)
+    assert path.together
+    assert path.converged
+    assert path.total_rounds == path.rounds.max()
+    prepared = estimator._prepare(estimator._read(X, y, sites, None))
+    for k in (0, 5, 11):
+        phi = prepared._on_coefficients(estimator._regularizer(prepared, path.lambdas[k]))
+        alone = minimise(prepared.problem, phi, prepared.start, tol=1e-8 * prepared.unit, max_rounds=3000)
+        assert path.fits[k].objective == pytest.approx(alone.objective, rel=1e-9)
+        assert path.fits[k].loss == pytest.approx(path.losses[k])
+
+
+def test_a_path_takes_few_rounds():
+    X, y = load_diabetes(return_X_y=True)
+    assert FederatedLasso().path(X, y, np.arange(len(y)) % 4).total_rounds <= 8
+    X, y = load_breast_cancer(return_X_y=True)
+    assert FederatedLogisticRegression().path(X, y, np.arange(len(y)) % 4).total_rounds <= 60
+
+
+def test_what_is_sent_is_counted():
+    X, y = load_diabetes(return_X_y=True)
+    fitted = FederatedLasso(1.0).fit(X, y, np.arange(len(y)) % 4)
+    moments = 4 * 10 * 8 * 4
+    assert fitted.bytes_sent_ == moments + fitted.n_iter_ * 4 * 2 * 11 * 8
+    path = FederatedLasso().path(X, y, np.arange(len(y)) % 4, lambdas=5)
+    assert sum(fit.bytes for fit in path.fits) == (1 + (path.rounds - 1).sum()) * 4 * 2 * 11 * 8
+
+
+def test_what_does_not_end_is_finished_by_fednmap(monkeypatch):
+    X, y = load_breast_cancer(return_X_y=True)
+    expected = FederatedLogisticRegression(tol=1e-8).fit(X, y)
+    monkeypatch.setattr(prepare_module, "PATIENCE", 3)
+    found = FederatedLogisticRegression(tol=1e-8).fit(X, y)
+    assert found.converged_
+    assert found.n_iter_ > 3
+    assert found.objective_ == pytest.approx(expected.objective_, rel=1e-10)
+
+
+def test_gradients_that_overflow_are_left():
+    """exp of a long step: the step is taken back, and nothing is learnt from infinity."""
+    X, y, rng = table(300)
+    counts = rng.poisson(np.exp(np.clip(3 * y, None, 6))).astype(float)
+    fitted = FederatedPoissonRegressor("none", standardize=False, tol=1e-8, max_rounds=3000).fit(50 * X, counts)
+    assert fitted.converged_
+    other = FederatedPoissonRegressor("none", tol=1e-8, max_rounds=3000).fit(X, counts)
+    assert 50 * fitted.coef_ == pytest.approx(other.coef_, rel=1e-4)
+
+
+def test_a_model_learns_secants():
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(6, 6))
+    H = root @ root.T + np.eye(6)
+    model = Dense(np.eye(6), constant=True)
+    s = rng.normal(size=(3, 6))
+    model.learn(np.concatenate([s, s[:1] + s[1:2]]), np.concatenate([s, s[:1] + s[1:2]]) @ H)  # one too many
+    assert s @ model.D == pytest.approx(s @ H)
+    assert np.linalg.eigvalsh(model.D)[0] > 0
+    assert model.largest() >= np.linalg.eigvalsh(model.D)[-1] * 0.9
+    phi = Shrink(np.full((1, 1), 0.3), np.full((1, 1), 0.2), 5)
+    x, g = rng.normal(size=(1, 6)), rng.normal(size=(1, 6))
+    by_sets = model.next_points(x, g, phi, np.array([1e-12]))
+    by_steps = model._by_steps(x, g, phi, np.array([1e-10]))
+    assert by_sets == pytest.approx(by_steps, abs=1e-8)
+
+
+def test_a_quadratic_is_minimised():
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(20, 20))
+    H, b = root @ root.T / 20, rng.normal(size=20)
+    lambdas = np.geomspace(1, 1e-3, 30)[:, None]
+    found = minimised(
+        lambda points: points @ H - b,
+        np.zeros(20),
+        Shrink(lambdas, 0 * lambdas, 20),
+        np.diag(H).copy(),
+        tol=1e-9,
+        max_rounds=100,
+        constant=True,
+    )
+    assert (found.sizes <= 1e-9).all()
+    assert found.rounds.max() <= 12
+    for x, lam in zip(found.x, lambdas[:, 0], strict=True):
+        slope = H @ x - b
+        assert slope[x != 0] == pytest.approx(-lam * np.sign(x[x != 0]), abs=1e-8)
+        assert (np.abs(slope[x == 0]) <= lam + 1e-8).all()
