@@ -19,7 +19,7 @@ U = TypeVar("U")
 Words = npt.NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-BLOCK = 16  # steps drawn in one go: the cost of numpy's calls is shared, the numbers are the same
+BLOCK = 10  # steps drawn in one go: the cost of numpy's calls is shared, the numbers are the same
 
 
 def mix(h: Words) -> Words:
