@@ -32,7 +32,7 @@ from fednmap.simulation.groups import Groups
 from fednmap.simulation.threads import Crew
 
 GROUPINGS = (5, 10, 25, 50)
-LIMITS = {"network": 1.25, "network, compiled": 1.25, "mobilenet": 1.15, "steps": 1.25}
+LIMITS = {"network": 1.25, "network, compiled": 1.25, "mobilenet": 1.05, "steps": 1.25}
 
 
 def methods(Q: int) -> dict[str, Algorithm]:

@@ -207,8 +207,7 @@ class _Last:
     def __call__(self, x: Tensor, views: Callable[[Tensor], list[Views]]) -> list[Views]:
         if self._of() is not x:
             self._of = weakref.ref(x, self._forget)
-            with torch.no_grad():  # else they would keep x itself
-                self._found = views(x)
+            self._found = views(x.data)  # views of x would keep x
         return self._found
 
     def _forget(self, gone: object) -> None:
