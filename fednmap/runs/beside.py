@@ -194,10 +194,10 @@ def side_by_side(works: Sequence[Going], count: int) -> Iterator[Callable[[Seque
 
         yield ask
     finally:
-        for process, pipe in hosts:
+        for host, pipe in hosts:
             pipe.close()
-            process.terminate()
-            process.join()
+            host.terminate()
+            host.join()
 
 
 def _host(works: Sequence[Going], pipe: Connection, other: Connection, each: int, parent: int) -> None:
