@@ -28,7 +28,7 @@ from pathlib import Path
 from measuring import arguments, table, write
 
 HERE = Path(__file__).parent / "simulators"
-FACTORS = {"FedJAX": 1.7, "pfl, two processes": 2.5, "loop": 3.5, "Flower, two actors": 12.0}
+FACTORS = {"FedJAX": 2.5, "pfl, two processes": 3.5, "loop": 3.5, "Flower, two actors": 15.0}
 OURS, FEDNMAP = "ours, two workers", "ours, FedNMap, two workers"
 ROUNDS = "ROUNDS"  # stands for the number of rounds in the commands
 ALONE = ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]  # with no network but the loopback

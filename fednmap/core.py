@@ -18,7 +18,20 @@ from torch import Tensor
 from fednmap.names import InputError
 
 Oracle = Callable[[Tensor, int], Tensor]
-"""g(x, q): the gradient at x on the minibatch of local step q. x is only lent: the next step may be written over it."""
+"""g(x, q): the gradient at x on the minibatch of local step q. x is only lent: the next step may be written over it.
+
+One that is `Adding` too spares a local step the memory that its gradient would go through."""
+
+
+@runtime_checkable
+class Adding(Protocol):
+    """An oracle that can put its gradient where it is wanted: it is then not written first and read again."""
+
+    def __call__(self, x: Tensor, q: int) -> Tensor: ...
+
+    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
+        """z += scale g(x, q), in place. z is as large as the gradient, and may be x itself."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Backpropagation written out, against autograd on every chain of layers up to a depth of 4."""
 
+import weakref
 from itertools import product
 
 import pytest
@@ -95,3 +96,44 @@ def test_ordinary_chains_stay_written_out():
         assert Dense.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is not None
     for layers in ([nn.ReLU(), linear()], [linear(), nn.ReLU(), nn.Tanh(), linear()]):
         assert Dense.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("last", [[], [nn.Sigmoid()]])
+def test_a_gradient_added_is_the_gradient(bias, last):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, 5, bias=bias), nn.Tanh(), nn.Linear(5, WIDTH, bias=bias), *last).double()
+    problem = Network(module, cross_entropy, data(real=False), batch_size=4)
+    k, close = len(EVERYBODY), {"rtol": 1e-12, "atol": 1e-14}
+    g, apart = problem.oracle(EVERYBODY, 2), problem.start + torch.randn(k, problem.dim, dtype=torch.float64)
+    z = torch.randn(k, problem.dim, dtype=torch.float64)
+    for x in (problem.start, apart, apart):  # one point for all, and a point each, the second time from what is kept
+        onto = z.clone()
+        g.add(onto, x, 1, -0.3)
+        torch.testing.assert_close(onto, z - 0.3 * g(x, 1), **close)
+    onto = apart.clone()
+    g.add(onto, onto, 1, -0.3)  # the point itself
+    torch.testing.assert_close(onto, apart - 0.3 * g(apart, 1), **close)
+    one = problem.oracle(EVERYBODY[1], 2)
+    onto = z[1].clone()
+    one.add(onto, problem.start, 1, 2.0)
+    torch.testing.assert_close(onto, z[1] + 2 * one(problem.start, 1), **close)
+    turned = torch.randn(problem.dim, k, dtype=torch.float64).t()  # not side by side in memory
+    onto = turned.clone(memory_format=torch.preserve_format)
+    g.add(onto, apart, 1, 2.0)
+    torch.testing.assert_close(onto, turned + 2 * g(apart, 1), **close)
+
+
+def test_what_is_kept_from_step_to_step_is_no_more_than_the_vector():
+    torch.manual_seed(0)
+    problem = Network(nn.Linear(WIDTH, 3).double(), cross_entropy, data(real=False), batch_size=4)
+    g, x = problem.oracle(EVERYBODY, 0), problem.start.expand(len(EVERYBODY), -1).clone()
+    before = g(x, 0)
+    x.mul_(2)  # in place, as local steps do
+    after = g(x, 0)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, g(x.clone(), 0), rtol=0, atol=0)
+    gone = weakref.ref(x)
+    g.add(x, x, 0, 1.0)
+    del x
+    assert gone() is None

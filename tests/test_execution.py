@@ -20,7 +20,7 @@ from fednmap import algorithms as A
 from fednmap import run, simulate
 from fednmap.models import cnn, mlp, mobilenet_v3_small
 from fednmap.names import InputError
-from fednmap.problems import Logistic, Network
+from fednmap.problems import Logistic, Network, finite_sum
 from fednmap.problems.dense import Dense
 from fednmap.regularizers import L1
 from fednmap.runs.workers import check_workers, group
@@ -240,7 +240,7 @@ import sys, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})
 import test_execution as T
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://{store}", rank=int(sys.argv[1]), world_size=2)
+dist.init_process_group("gloo", init_method="file://{store}", rank=int(sys.argv[1]), world_size={size})
 torch.save(T.scenarios(), "{out}" + sys.argv[1])
 dist.destroy_process_group()
 """
@@ -250,30 +250,34 @@ def scenarios():
     """What every process of a group computes, and what one process alone does."""
     found = {}
     for name, options in itertools.product(
-        ["network", "weighted", "convolutions"], [{}, {"participation": 0.5, "drop": 0.3}, {"participation": 0.01}]
+        ["network", "weighted", "convolutions"],
+        [{"chunk": 3}, {"participation": 0.5, "drop": 0.3, "chunk": 2}, {"participation": 0.01}],
     ):
         problem = PROBLEMS[name]()
         problem.batch_size = 4
         last = end(method(), problem, rounds=6, seed=2, **options)
         found[f"{name} {options}"] = [*last.server, *last.clients.tensors().values()]
+    finite_sum.CHUNK_BYTES = 5 * 8 * 10  # the sums over all data in several pieces
     result = run(method(), network(), rounds=3, every=1)
     found["measured"] = [torch.tensor(result.column(c)) for c in ("objective", "stationarity")]
     return found
 
 
-def test_two_processes_agree_with_one(tmp_path):
-    code = WORKER.format(tests=os.path.dirname(__file__), store=tmp_path / "store", out=tmp_path / "out-")
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_have_the_bits_of_one(size, tmp_path, monkeypatch):
+    code = WORKER.format(tests=os.path.dirname(__file__), store=tmp_path / "store", out=tmp_path / "out-", size=size)
+    monkeypatch.setattr(finite_sum, "CHUNK_BYTES", finite_sum.CHUNK_BYTES)  # as it was, afterwards
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    workers = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=environment) for rank in range(2)]
-    assert [worker.wait(timeout=240) for worker in workers] == [0, 0]
-    alone, *both = scenarios(), *(torch.load(tmp_path / f"out-{rank}") for rank in range(2))
+    workers = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=environment) for rank in range(size)]
+    assert [worker.wait(timeout=240) for worker in workers] == [0] * size
+    alone, *both = scenarios(), *(torch.load(tmp_path / f"out-{rank}") for rank in range(size))
     for name, expected in alone.items():
         order = both[0][name][2].argsort() if name != "measured" else None  # rank 0 holds the clients of all, by rank
         for k, value in enumerate(expected):
             mine = both[0][name][k]
             if order is not None and k >= 2:
                 mine = mine[order]
-            torch.testing.assert_close(mine, value, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+            assert torch.equal(mine, value), f"{name}: not the bits of one process"
         shared = slice(0, 2)
         for a, b in zip(both[0][name][shared], both[1][name][shared], strict=True):
             assert torch.equal(a, b), f"{name}: the processes' servers differ"

@@ -1,5 +1,6 @@
 """Threads never show in the bits, and leave nothing behind: neither work that goes on nor torch's settings."""
 
+import math
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from fednmap.problems import LeastSquares, Logistic, Network, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.runs.folder import RunFolder
 from fednmap.simulation import threads
-from fednmap.simulation.loop import FAIR, cut
+from fednmap.simulation.groups import FAIR, Groups
 from fednmap.simulation.threads import Crew
 
 CROSS_ENTROPY = nn.functional.cross_entropy
@@ -210,15 +211,17 @@ def test_threads_end_with_the_run():
     assert not any(thread.is_alive() for thread in started)
 
 
-@pytest.mark.parametrize(("clients", "chunk"), [(0, 5), (1, 5), (5, 5), (6, 5), (50, 10), (50, 1), (7, 2), (1000, 3)])
-def test_groups_are_equal_and_small_enough(clients, chunk):
-    ids = torch.arange(clients) * 3
-    groups = cut(ids, chunk)
-    assert torch.equal(torch.cat([ids[:0], *groups]), ids)
-    sizes = [len(group) for group in groups]
-    assert max(sizes, default=0) <= chunk
-    assert max(sizes, default=0) - min(sizes, default=0) <= 1
-    assert len(groups) <= 1 or len(groups) % FAIR == 0 or len(groups) == clients
+@pytest.mark.parametrize(("clients", "chunk"), [(1, 5), (5, 5), (6, 5), (50, 10), (50, 13), (50, 1), (7, 2), (1000, 3)])
+def test_groups_are_small_enough_and_not_more_than_needed(clients, chunk):
+    for present in (torch.arange(clients), torch.arange(0, clients, 3), torch.arange(clients)[:0]):
+        groups = Groups(clients, clients, chunk)
+        found = groups(present)
+        assert torch.equal(torch.cat([ids for _, ids in found]), present)
+        assert max(len(ids) for _, ids in found) <= chunk
+        assert sorted({section for section, _ in found}) == list(range(groups.sections))
+    assert groups.sections == 1 if clients <= chunk else groups.sections >= min(clients, FAIR)
+    # a multiple of FAIR where there are enough clients, and hardly more than there must be
+    assert len(groups(torch.arange(clients))) <= 1.1 * FAIR * math.ceil(math.ceil(clients / FAIR) / chunk)
 
 
 def test_grad_mode_is_the_callers():

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from fednmap.measure import stationarity
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, MCP, TopK, Zero
+from fednmap.runs.beside import side_by_side
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
+from fednmap.simulation.distributed import WorkerLost
 from fednmap.testing import heterogeneous
 from fednmap.theory.at_once import at_once
 from fednmap.theory.tune import Pilot, _largest_gamma, _ranked, tune
@@ -224,3 +228,23 @@ def test_memory_that_cannot_be_meant(options, line):
 def test_memory_with_minibatches_is_doubted():
     with pytest.warns(UserWarning, match="differences of noise are not curvature"):
         prepare(Config.make(data="sparse-regression", memory=3, batch_size=8))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_pilots_side_by_side_find_the_same(count):
+    options = {"Q": 3, "rounds": 16}
+    one, several = (
+        tune(logistic(), L1(0.01), **options, **more) for more in ({}, {"beside": partial(side_by_side, count=count)})
+    )
+    assert several.pilots == one.pilots
+    assert (several.eta_a, several.gamma) == (one.eta_a, one.gamma)
+
+
+def test_a_pilot_that_fails_elsewhere_fails_here():
+    def fails(end):
+        raise InputError(f"no round {end}")
+
+    with side_by_side([fails, fails, fails], 2) as ask, pytest.raises(InputError, match="no round 4"):
+        ask([0, 2], 4)
+    with side_by_side([lambda end: os._exit(3)] * 2, 2) as ask, pytest.raises(WorkerLost, match="exit code 3"):
+        ask([0, 1], 1)

@@ -113,11 +113,11 @@ class CompressedFedNMap(Algorithm):
         return self.Server(start, zero, start.new_zeros(())), self.Client(zero, zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, h, e, step, compress = down.z, client.h, client.e, Steps(self.eta_a), self._compressor()
+        z, h, e, step, compress = down.z, client.h, client.e, Steps(self.eta_a, g), self._compressor()
         d = (self._pull(z) + down.h) - h  # (z - x)/gamma + c_i: fixed during the round
         z_i = z
         for q in range(self.Q):
-            z_i = step(z_i, g(self._prox(z_i), q), d)
+            z_i = step.down(z_i, self._prox(z_i), q, d)
         G = step.mean(z, z_i, self.Q) - d
         eta = compress.control(z.shape[-1]) if self.control is None else self.control
         D = compress(G - h - eta * e, down.t)

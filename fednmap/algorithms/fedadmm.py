@@ -71,9 +71,9 @@ class FedADMM(Algorithm):
         return self.Down(server.xbar)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, lam, step = client.x, client.lam, Steps(self.eta_a)
+        x, lam, step = client.x, client.lam, Steps(self.eta_a, g)
         for q in range(self.Q):
-            x = step(x, g(x, q), lam + self.beta * (x - down.xbar))
+            x = step.down(x, x, q, lam + self.beta * (x - down.xbar))
         lam = lam + self.beta * (x - down.xbar)
         xhat = x + lam / self.beta
         return self.Up(xhat - client.xhat), self.Client(x, lam, xhat)

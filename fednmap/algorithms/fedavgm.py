@@ -71,9 +71,9 @@ class FedAvgM(Algorithm):
         return self.Down(server.x)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        y, step = down.x, Steps(self.eta_a)
+        y, step = down.x, Steps(self.eta_a, g)
         for q in range(self.Q):
-            y = step(y, g(y, q), self.mu * (y - down.x)) if self.mu else step(y, g(y, q))
+            y = step.down(y, y, q, self.mu * (y - down.x)) if self.mu else step.down(y, y, q)
         return self.Up(y - down.x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

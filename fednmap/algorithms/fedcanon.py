@@ -75,10 +75,10 @@ class FedCanon(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, down.h - client.h, Steps(self.eta_a)
+        x, c, step = down.x, down.h - client.h, Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
-            z_i = step(z_i, g(z_i, q), c)
+            z_i = step.down(z_i, z_i, q, c)
         y = step.mean(x, z_i, self.Q)
         return self.Up(y), self.Client(y - c)
 

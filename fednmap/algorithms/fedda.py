@@ -66,9 +66,9 @@ class FedDA(Algorithm):
         return self.Server(start, start.new_zeros((), dtype=torch.float64)), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z_i, step = down.z, Steps(self.eta_a)
+        z_i, step = down.z, Steps(self.eta_a, g)
         for q in range(self.Q):
-            z_i = step(z_i, g(self.phi.prox(z_i, down.s + self.eta_a * q), q))
+            z_i = step.down(z_i, self.phi.prox(z_i, down.s + self.eta_a * q), q)
         return self.Up(z_i - down.z), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -77,9 +77,9 @@ class FedDR(Algorithm):
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         y = client.y + self.alpha * (down.xbar - client.x)
-        x, step = client.x, Steps(self.eta_a)
+        x, step = client.x, Steps(self.eta_a, g)
         for q in range(self.Q):
-            x = step(x, g(x, q), (x - y) / self.r)
+            x = step.down(x, x, q, (x - y) / self.r)
         xhat = 2 * x - y
         return self.Up(xhat - client.xhat), self.Client(y, x, xhat)
 

@@ -62,9 +62,9 @@ class FedMiD(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        w, step = down.w, Steps(self.eta_a)
+        w, step = down.w, Steps(self.eta_a, g)
         for q in range(self.Q):
-            w = step(w, g(w, q))
+            w = step.down(w, w, q)
             if not self.server_only:
                 w = self.phi.prox(w, self.eta_a)
         return self.Up(w - down.w), client

@@ -117,11 +117,11 @@ class FedNMap(Algorithm):
         return self.Server(server.z, server.h)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, step = down.z, Steps(self.eta_a)
+        z, step = down.z, Steps(self.eta_a, g)
         d = (self._pull(z) + down.h) - client.h  # (z - x)/gamma + c_i: fixed during the round
         z_i = z
         for q in range(self.Q):
-            z_i = step(z_i, g(self._prox(z_i), q), d)
+            z_i = step.down(z_i, self._prox(z_i), q, d)
         y = step.mean(z, z_i, self.Q)
         return self.Up(y), self.Client(y - d)
 

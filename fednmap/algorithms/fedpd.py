@@ -64,9 +64,9 @@ class FedPD(Algorithm):
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, lam = client
-        step = Steps(self.eta_a)
+        step = Steps(self.eta_a, g)
         for q in range(self.Q):
-            x = step(x, g(x, q), lam + (x - down.x) / self.r)
+            x = step.down(x, x, q, lam + (x - down.x) / self.r)
         lam = lam + (x - down.x) / self.r
         return self.Up(x + self.r * lam), self.Client(x, lam)
 

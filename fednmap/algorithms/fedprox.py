@@ -56,9 +56,9 @@ class FedProx(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        y, step = down.x, Steps(self.eta_a)
+        y, step = down.x, Steps(self.eta_a, g)
         for q in range(self.Q):
-            y = step(y, g(y, q), self.mu * (y - down.x))
+            y = step.down(y, y, q, self.mu * (y - down.x))
         return self.Up(y - down.x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

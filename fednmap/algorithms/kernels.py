@@ -1,7 +1,7 @@
 """The arithmetic of local steps, where a round waits for memory: in place, and fused by torch.compile where asked for.
 
-A method calls `step(z, a, b)` where its box says z - eta_a (a + b). What is written over is memory of the steps' own:
-never an input of the method, never a gradient.
+A method calls `step.down(z, x, q, d)` where its box says z - eta_a (g(x, q) + d), and `step(z, a, b)` where it says
+z - eta_a (a + b). What is written over is memory of the steps' own: never an input of the method, never a gradient.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fednmap.core import Adding, Oracle
 from fednmap.names import InputError
 
 Fused = Callable[..., Tensor]
@@ -24,15 +25,21 @@ _fused: ContextVar[bool] = ContextVar("fused", default=False)
 
 
 class Steps:
-    """step(z, *directions) = z - eta (the sum of the directions), written over the iterate before it.
+    """Local steps of size eta, each written over the iterate before it; with g, the gradients that they follow.
 
-    >>> step = Steps(0.5)
+    step(z, *directions) = z - eta (the sum of the directions)
+    step.down(z, x, q, *directions) = z - eta (g(x, q) + the sum of the directions)
+
+    >>> step = Steps(0.5, lambda x, q: 2 * x)
     >>> step(torch.zeros(2), torch.ones(2), torch.ones(2))
+    tensor([-1., -1.])
+    >>> step.down(torch.zeros(2), torch.ones(2), 0)
     tensor([-1., -1.])
     """
 
-    def __init__(self, eta: float) -> None:
+    def __init__(self, eta: float, g: Oracle | None = None) -> None:
         self.eta, self._fused = eta, _fused.get()
+        self._g, self._add = g, g.add if isinstance(g, Adding) and not self._fused else None
         self._space: Tensor | None = None
 
     def __call__(self, z: Tensor, *directions: Tensor) -> Tensor:
@@ -44,6 +51,16 @@ class Steps:
         first, *others = directions
         z = torch.sub(z, first, alpha=self.eta, out=self._space)
         for direction in others:  # one pass each: a sum first would be written and read once more
+            z.sub_(direction, alpha=self.eta)
+        return z
+
+    def down(self, z: Tensor, x: Tensor, q: int, *directions: Tensor) -> Tensor:
+        """z - eta (g(x, q) + the sum of the directions); straight into z where the oracle is `Adding`."""
+        assert self._g is not None
+        if self._add is None or z is not self._space:
+            return self(z, self._g(x, q), *directions)
+        self._add(z, x, q, -self.eta)  # before the directions, since z may be x
+        for direction in directions:
             z.sub_(direction, alpha=self.eta)
         return z
 

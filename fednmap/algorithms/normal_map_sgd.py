@@ -62,10 +62,10 @@ class NormalMapSGD(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, step = down.z, Steps(self.eta_a)
+        z, step = down.z, Steps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)
-            z = step(z, g(x, q), (z - x) / self.gamma)
+            z = step.down(z, x, q, (z - x) / self.gamma)
         return self.Up(z), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -48,9 +48,9 @@ class ProxSGD(Algorithm):
         return self.Server(start), self.Client()
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, step = down.x, Steps(self.eta_a)
+        x, step = down.x, Steps(self.eta_a, g)
         for q in range(self.Q):
-            x = self.phi.prox(step(x, g(x, q)), self.eta_a)
+            x = self.phi.prox(step.down(x, x, q), self.eta_a)
         return self.Up(x), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

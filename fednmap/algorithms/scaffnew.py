@@ -80,9 +80,9 @@ class Scaffnew(Algorithm):
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         h = client.h + (down.x - client.xhat) / (self.Q * down.eta_a)
-        x, step = down.x, Steps(self.eta_a)
+        x, step = down.x, Steps(self.eta_a, g)
         for q in range(int(down.steps)):
-            x = step(x, g(x, q) - h)
+            x = step.down(x, x, q, -h)
         return self.Up(x), self.Client(x, h)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -66,10 +66,10 @@ class SCAFFOLD(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, d, step = down.x, down.c - client.c, Steps(self.eta_a)
+        x, d, step = down.x, down.c - client.c, Steps(self.eta_a, g)
         y = x
         for q in range(self.Q):
-            y = step(y, g(y, q), d)
+            y = step.down(y, y, q, d)
         change = y - x
         c = step.mean(x, y, self.Q) - d
         return self.Up(change, c - client.c), self.Client(c)

@@ -72,10 +72,10 @@ class Zhang(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, down.h - client.h, Steps(self.eta_a)
+        x, c, step = down.x, down.h - client.h, Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
-            z_i = step(z_i, g(self.phi.prox(z_i, q * self.eta_a), q), c)
+            z_i = step.down(z_i, self.phi.prox(z_i, q * self.eta_a), q, c)
         y = step.mean(x, z_i, self.Q)
         return self.Up(y), self.Client(y - c)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,6 +169,8 @@ def _run(
             hands(Elsewhere(experiment), at_once) as processes,
             watched(again, quiet) as reporter,
         ):
+            if processes is not None:  # this one only waits for them
+                threading.Thread(target=import_module, args=("matplotlib.pyplot",), daemon=True).start()
             results = execute(config, folder, reporter, callbacks, experiment, processes)
     except WorkerLost as error:
         again += f" --workers {workers}" if workers > 1 else ""

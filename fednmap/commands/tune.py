@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from fednmap.commands.auto import search, take_auto
-from fednmap.commands.options import AUTO, ConfigFile, Json, Threads, TrustCode, take_threads, with_config
+from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, TrustCode, take_threads, with_config
+from fednmap.runs.beside import how_many, side_by_side
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import json_text
+from fednmap.theory.tune import PILOTS
 
 HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk", *STOPPING)
 
@@ -26,6 +29,7 @@ def tune(
     residual_only: Annotated[
         bool, typer.Option("--residual-only", help="Judge by the residual alone, even at a saddle of all-zero weights.")
     ] = False,
+    jobs: Jobs = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -34,7 +38,8 @@ def tune(
     base = Config.read(config, trust=trust_code).model_dump(exclude_unset=True) if config else {}
     given, _ = take_auto(base | values)
     auto = tuple(name for name in AUTO if name not in given)
-    found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only)
+    beside = partial(side_by_side, count=how_many(jobs, PILOTS))
+    found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only, beside=beside)
     if json:
         report = {
             "eta_a": found.eta_a,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fednmap.data.cifar_files import cifar10
@@ -24,10 +27,21 @@ __all__ = ["DATASETS", "Dataset", "digits", "load"]
 
 def digits() -> Dataset:
     """Handwritten digits, always at hand: 1,438 + 359 pictures of 8 x 8, values in [0, 1], 10 labels."""
-    from sklearn.datasets import load_digits
-
-    pictures, labels = load_digits(return_X_y=True)
+    pictures, labels = _digits()
     return hold_out(torch.from_numpy(pictures).float().view(-1, 1, 8, 8) / 16, torch.from_numpy(labels))
+
+
+def _digits() -> tuple[Any, Any]:
+    """What scikit-learn's `load_digits` reads, from its file: importing the whole package takes a second."""
+    package = find_spec("sklearn")
+    places = package.submodule_search_locations if package is not None else None
+    path = Path(places[0]) / "datasets" / "data" / "digits.csv.gz" if places else None
+    if path is None or not path.exists():
+        from sklearn.datasets import load_digits
+
+        return load_digits(return_X_y=True)  # type: ignore[no-any-return]
+    table = np.loadtxt(path, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(int)
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {

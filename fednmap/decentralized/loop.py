@@ -16,7 +16,7 @@ from fednmap.decentralized.contract import DecentralizedAlgorithm
 from fednmap.decentralized.exchange import Mixing
 from fednmap.names import InputError
 from fednmap.simulation import distributed, schedules
-from fednmap.simulation.loop import Diverged, Round, check_after, cut, first_point, integers, side_by_side
+from fednmap.simulation.loop import Diverged, Round, check_after, first_point, integers, side_by_side
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients
 from fednmap.simulation.threads import Crew, one_thread
@@ -87,11 +87,11 @@ def rounds_of(
     mixing = Mixing(algorithm.topology, drop=drop, seed=seed, positive=algorithm.method.traits.positive)
     if after is not None:
         check_after(after, problem.n, server, initial)
-    clients = Clients(problem.n, initial) if after is None else after.clients.thaw(initial, None)
+    clients = Clients(problem.n, initial) if after is None else after.clients.thaw(initial, None, _mine)
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
     everybody = torch.arange(problem.n, device="cpu")
-    mine = everybody[distributed.rank() :: distributed.size()]
-    groups = cut(mine, chunk or side_by_side(problem, start))
+    mine = everybody[_mine(everybody)]
+    groups = mine.tensor_split(-(-len(mine) // (chunk or side_by_side(problem, start)))) if len(mine) else ()
     scale = None if about.weights is None else (problem.n * about.weights).to(start)
     vectors = nbytes(algorithm.method.message(initial, lambda x, q: torch.zeros_like(x))[0])
     first = 0 if after is None else after.t + 1
@@ -135,6 +135,11 @@ def rounds_of(
     running = loop()
     weakref.finalize(running, end)
     return running
+
+
+def _mine(nodes: Tensor) -> Tensor:
+    """Which of these nodes live in this process, a bool for each."""
+    return nodes % distributed.size() == distributed.rank()
 
 
 def mean_of(method: DecentralizedAlgorithm, states: State, n: int) -> Mean:

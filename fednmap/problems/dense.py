@@ -1,30 +1,57 @@
 """Fully connected networks: the gradients of many clients at once, with backpropagation written out.
 
 Autograd over stacked weights moves every gradient once more, into the flat vector, and its bookkeeping costs as much
-as small matrix products do. Here each product is written straight into its place.
+as small matrix products do. Here each product is written straight into its place, and what a step needs besides (memory
+between layers, views of the vectors) is made once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fednmap.problems.space import Space
+aten = torch.ops.aten
 
-Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
 
-Place = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Shape, strides and offset of a parameter in the flat vector."""
+class Activation(NamedTuple):
+    forward: Callable[[Tensor], Tensor]
+    """h = s(v), written over v."""
+    back: Callable[[Tensor, Tensor], object]
+    """(d, h): d, the gradient with respect to h, becomes the one with respect to v."""
+
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Sigmoid: (torch.sigmoid_, torch.ops.aten.sigmoid_backward),
-    nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward),
-    nn.ReLU: (torch.relu_, lambda d, h: torch.ops.aten.threshold_backward(d, h, 0)),
+    nn.Sigmoid: Activation(torch.sigmoid_, lambda d, h: aten.sigmoid_backward.grad_input(d, h, grad_input=d)),
+    nn.Tanh: Activation(torch.tanh_, lambda d, h: aten.tanh_backward.grad_input(d, h, grad_input=d)),
+    nn.ReLU: Activation(torch.relu_, lambda d, h: aten.threshold_backward.grad_input(d, h, 0, grad_input=d)),
 }
-"""h = s(v), written over v, and the gradient with respect to v from (the one with respect to h, h)."""
+
+
+class Layer(NamedTuple):
+    """A linear layer and what follows it: where its parameters are in the flat vector."""
+
+    inputs: int
+    outputs: int
+    weight: int
+    bias: int | None
+    activation: Activation | None
+
+
+class Views(NamedTuple):
+    """The parameters of a layer as views of a vector."""
+
+    weight: Tensor
+    turned: Tensor
+    bias: Tensor | None
+    """(outputs,), or (k, outputs) of k clients."""
+    added: Tensor | None
+    """The bias in the shape in which it is added to the layer's outputs."""
 
 
 class Dense:
@@ -35,15 +62,16 @@ class Dense:
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
-        self._kinds = [type(layer) for layer in layers]
-        self._places: list[list[Place]] = []
+        self._layers: list[Layer] = []
         offset = 0
         for layer in layers:
-            self._places.append([])
-            for p in layer.parameters():
-                self._places[-1].append((tuple(p.shape), (p.shape[-1], 1)[-p.ndim :], offset))
-                offset += p.numel()
-        self._space = Space()
+            if isinstance(layer, nn.Linear):
+                weight, bias = offset, None if layer.bias is None else offset + layer.weight.numel()
+                offset += sum(p.numel() for p in layer.parameters())
+                self._layers.append(Layer(layer.in_features, layer.out_features, weight, bias, None))
+            else:
+                self._layers[-1] = self._layers[-1]._replace(activation=ACTIVATIONS[type(layer)])
+        self._here = _Here()
 
     @classmethod
     def of(cls, module: nn.Module, sample: Tensor) -> Dense | None:
@@ -58,62 +86,145 @@ class Dense:
         in_order = [id(p) for p in module.parameters()] == [id(p) for layer in layers for p in layer.parameters()]
         return cls(layers) if flat and known and in_order and not hooked else None
 
-    def gradient(self, x: Tensor, a: Tensor, slope: Callable[[Tensor], Tensor]) -> Tensor:
-        """The gradient of a loss whose gradient with respect to the outputs is slope(outputs)."""
-        weights, batch = self._pieces(x), a.shape[:-1]
-        values = [a]  # values[i] enters layer i, values[i + 1] leaves it
-        for i, kind in enumerate(self._kinds):
-            if kind is nn.Linear:
-                last = i == len(self._kinds) - 1
-                values.append(self._linear(i, values[-1], weights[i], last))
-            else:
-                values.append(ACTIVATIONS[kind][0](values[-1]))
-        gradient = x.new_empty(*batch[:-1], x.shape[-1])
-        into, d = self._pieces(gradient), slope(values[-1])
-        product = torch.bmm if a.ndim == 3 else torch.mm  # matmul would compute elsewhere, and copy
-        for i, kind in reversed(list(enumerate(self._kinds))):
-            if kind is nn.Linear:
-                product(d.mT, values[i], out=into[i][0])
-                for bias in into[i][1:]:
-                    torch.sum(d, -2, out=bias)
-                if i > 0:
-                    d = _back(d, weights[i][0], self._space(-i, values[i].shape, x))
-            else:
-                d = ACTIVATIONS[kind][1](d, values[i + 1])
-        return gradient
+    def gradient(
+        self,
+        x: Tensor,
+        a: Tensor,
+        slope: Callable[[Tensor], Tensor],
+        onto: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """The gradient of a loss whose gradient with respect to the outputs is slope(outputs).
 
-    def _linear(self, i: int, a: Tensor, parameters: list[Tensor], last: bool) -> Tensor:
-        """a W' + b of layer i; of a stack of last layers as (W a' + b)', the form in which losses are faster."""
-        weight, *bias = parameters
-        shape = (*a.shape[:-1], weight.shape[-2])
-        if weight.ndim == 2:  # one point for all: one product
-            out = self._space(i, shape, a)
-            flat, rows = a.flatten(0, -2), out.view(-1, shape[-1])
-            torch.addmm(bias[0], flat, weight.t(), out=rows) if bias else torch.mm(flat, weight.t(), out=rows)
-            return out
-        if last:
-            out = self._space(i, (*shape[:-2], shape[-1], shape[-2]), a)
-            left, right, added = weight, a.mT, [b.unsqueeze(-1) for b in bias]
-        else:
-            out = self._space(i, shape, a)
-            left, right, added = a, weight.mT, [b.unsqueeze(-2) for b in bias]
-        torch.baddbmm(added[0], left, right, out=out) if bias else torch.bmm(left, right, out=out)
-        return out.mT if last else out
-
-    def _pieces(self, x: Tensor) -> list[list[Tensor]]:
-        """The parameters of each layer, as views of x."""
+        onto: where `scale` times the gradient is added instead. May be x itself: a layer's weights are done with when
+              their gradient comes.
+        """
         if x.stride(-1) != 1:
             x = x.contiguous()
+        here, stacked = self._here, x.ndim == 2
+        weights, space = here.point(x, self._views), here.space(self._layers, a, stacked)
+        last, values = len(space) - 1, [a]  # values[i] enters layer i, values[i + 1] leaves it
+        for i, (layer, at, room) in enumerate(zip(self._layers, weights, space, strict=True)):
+            if not stacked:  # one point for all: one product
+                _affine(at.added, values[i].flatten(0, -2), at.turned, torch.addmm, torch.mm, room.flat)
+            elif i < last:
+                _affine(at.added, values[i], at.turned, torch.baddbmm, torch.bmm, room.flat)
+            else:
+                _affine(at.added, at.weight, values[i].mT, torch.baddbmm, torch.bmm, room.flat)
+            values.append(room.out if layer.activation is None else layer.activation.forward(room.out))
+        d = slope(values[-1])
+        gradient = x.new_empty(*a.shape[:-2], x.shape[-1]) if onto is None else onto
+        into = self._views(gradient) if onto is None else here.target(onto, self._views)
+        product = torch.bmm if a.ndim == 3 else torch.mm  # matmul would compute elsewhere, and copy
+        for i in range(last, -1, -1):
+            layer = self._layers[i]
+            if layer.activation is not None:
+                d = d.clone() if i == last else d  # nobody knows what else slope's answer is
+                layer.activation.back(d, values[i + 1])
+            below = space[i].below
+            if below is not None:
+                if stacked:
+                    torch.bmm(d, weights[i].weight, out=below)
+                else:
+                    torch.mm(d.flatten(0, -2), weights[i].weight, out=below.view(-1, layer.inputs))
+            weight, _, bias, _ = into[i]
+            if onto is None:
+                product(d.mT, values[i], out=weight)
+                if bias is not None:
+                    torch.sum(d, -2, out=bias)
+            else:
+                (weight.baddbmm_ if a.ndim == 3 else weight.addmm_)(d.mT, values[i], alpha=scale)
+                if bias is not None:
+                    bias.add_(d.sum(-2), alpha=scale)
+            d = d if below is None else below
+        return gradient
+
+    def _views(self, x: Tensor) -> list[Views]:
+        """The parameters of each layer, as views of x, (p,) or (k, p)."""
         stack, jumps, first = x.shape[:-1], x.stride()[:-1], x.storage_offset()
-        return [
-            [x.as_strided((*stack, *shape), (*jumps, *strides), first + offset) for shape, strides, offset in layer]
-            for layer in self._places
-        ]
+        found: list[Views] = []
+        for inputs, outputs, weight, bias, _ in self._layers:
+            w = x.as_strided((*stack, outputs, inputs), (*jumps, inputs, 1), first + weight)
+            b = None if bias is None else x.as_strided((*stack, outputs), (*jumps, 1), first + bias)
+            last = len(found) == len(self._layers) - 1
+            found.append(Views(w, w.mT, b, b.unsqueeze(-1 if last else -2) if b is not None and stack else b))
+        return found
 
 
-def _back(d: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """d W, written to `out`."""
-    if weight.ndim == 2:
-        torch.mm(d.flatten(0, -2), weight, out=out.view(-1, out.shape[-1]))
-        return out
-    return torch.bmm(d, weight, out=out)
+class _Room(NamedTuple):
+    """Memory at a layer, written over in every step."""
+
+    out: Tensor
+    """The layer's outputs."""
+    flat: Tensor
+    """Where the product goes: the same for stacked layers, but (W a' + b) of the last one, whose transpose is `out`:
+    losses are faster there. At one point for all: with clients and samples in one axis."""
+    below: Tensor | None
+    """The gradient with respect to the layer's inputs; nobody asks for that of the samples."""
+
+
+class _Here(threading.local):
+    """What a thread keeps from one step to the next."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[Any, list[_Room]] = {}
+        self.point, self.target = _Last(), _Last()
+
+    def space(self, layers: list[Layer], a: Tensor, stacked: bool) -> list[_Room]:
+        key = (a.shape, a.dtype, a.device, stacked)
+        if key not in self._rooms:
+            if len(self._rooms) >= SHAPES:
+                self._rooms.clear()
+            self._rooms[key] = list(_rooms(layers, a, stacked))
+        return self._rooms[key]
+
+    def __reduce__(self) -> tuple[type[_Here], tuple[()]]:
+        return _Here, ()  # a copy begins with none
+
+
+SHAPES = 4  # of batches that a thread keeps memory for
+
+
+def _rooms(layers: list[Layer], a: Tensor, stacked: bool) -> Iterator[_Room]:
+    batch = a.shape[:-1]
+    for k, layer in enumerate(layers):
+        below = a.new_empty(*batch, layer.inputs) if k > 0 else None
+        if stacked and k == len(layers) - 1:
+            turned = a.new_empty(*batch[:-1], layer.outputs, batch[-1])
+            yield _Room(turned.mT, turned, below)
+        else:
+            out = a.new_empty(*batch, layer.outputs)
+            yield _Room(out, out if stacked else out.view(-1, layer.outputs), below)
+
+
+class _Last:
+    """The views of the vector that was asked for last: the same one comes in every local step."""
+
+    def __init__(self) -> None:
+        self._of: Callable[[], Tensor | None] = lambda: None
+        self._found: list[Views] = []
+
+    def __call__(self, x: Tensor, views: Callable[[Tensor], list[Views]]) -> list[Views]:
+        if self._of() is not x:
+            self._of = weakref.ref(x, self._forget)
+            self._found = views(x.data)  # views of x would keep x
+        return self._found
+
+    def _forget(self, gone: object) -> None:
+        if self._of is gone:  # the views would keep its memory
+            self._found = []
+
+
+def _affine(
+    bias: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    add: Callable[..., Tensor],
+    product: Callable[..., Tensor],
+    out: Tensor,
+) -> None:
+    """a b + bias, written to `out`."""
+    if bias is None:
+        product(a, b, out=out)
+    else:
+        add(bias, a, b, out=out)

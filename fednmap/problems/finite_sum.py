@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from numbers import Integral
 from operator import getitem
@@ -22,6 +22,7 @@ from fednmap.problems.space import Space
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
 Weight = float | Tensor
+Samples = tuple[Tensor, Tensor, Weight]
 
 CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
 SIDE_BY_SIDE_BYTES = 4 << 20  # one vector and one minibatch of every client that is computed side by side
@@ -141,6 +142,15 @@ class FiniteSum(ABC):
         """`batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""
         return self.batch_loss(x, a, b, weight), self.batch_gradient(x, a, b, weight)
 
+    @property
+    def adding(self) -> bool:
+        """Whether `add_gradient` is there: it pays where gradients are large and made piece by piece."""
+        return False
+
+    def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
+        """z += scale `batch_gradient`(x, a, b, weight), in place; z may be x itself."""
+        raise NotImplementedError
+
     @abstractmethod
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """What model x says about each input: a label, or a number in regression."""
@@ -154,19 +164,25 @@ class FiniteSum(ABC):
         if once and self._counts is None and not is_sparse(self.data.x):
             batch = by_step(lambda number: self._apart(block(number)), getitem)
 
-            def small(x: Tensor, q: int) -> Tensor:
+            def small(x: Tensor, q: int) -> Samples:
                 a, b = batch(q)
-                return self.batch_gradient(x, like(a, x), like(b, x), equal)
+                return like(a, x), like(b, x), equal
 
-            return small
+            return self._oracle(small)
         rows = by_step(block, lambda drawn, k: drawn[k])
 
-        def g(x: Tensor, q: int) -> Tensor:
+        def gathered(x: Tensor, q: int) -> Samples:
             drawn = rows(q)
             weight = equal if self._counts is None else (equal * held * self._shares[drawn]).to(x)
-            return self.batch_gradient(x, *self._gather(drawn, x, self._space), weight)
+            return *self._gather(drawn, x, self._space), weight
 
-        return g
+        return self._oracle(gathered)
+
+    def _oracle(self, samples: Callable[[Tensor, int], Samples]) -> Oracle:
+        """The gradients on samples(x, q), those of local step q."""
+        if self.adding:
+            return _Adding(self, samples)
+        return lambda x, q: self.batch_gradient(x, *samples(x, q))
 
     def loss(self, x: Tensor) -> Tensor:
         return sum((self.batch_loss(x, *batch) for batch in self._everything(x)), start=x.new_zeros(()))
@@ -247,6 +263,19 @@ def _rule(minibatches: str, local_steps: int | None) -> Draw:
         raise InputError(f"local_steps is {local_steps!r}; it must be at least 1, or None where it is not known")
     rule: Draw = choose("minibatches", minibatches, {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)})
     return rule
+
+
+class _Adding:
+    """The oracle of a problem that can add its gradients; see `core.Adding`."""
+
+    def __init__(self, problem: FiniteSum, samples: Callable[[Tensor, int], Samples]) -> None:
+        self._problem, self._samples = problem, samples
+
+    def __call__(self, x: Tensor, q: int) -> Tensor:
+        return self._problem.batch_gradient(x, *self._samples(x, q))
+
+    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
+        self._problem.add_gradient(z, x, *self._samples(x, q), scale)
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:

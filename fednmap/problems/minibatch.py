@@ -24,7 +24,7 @@ Words = npt.NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SWAPS = 24  # rounds of the shuffle: what a row's place and a pair's places still tell of the order before is 2^-20
-BLOCK = 16  # steps drawn in one go: the cost of numpy's calls is shared, the numbers are the same
+BLOCK = 10  # steps drawn in one go: the cost of numpy's calls is shared, the numbers are the same
 
 
 def mix(h: Words) -> Words:

@@ -202,6 +202,18 @@ class Network(FiniteSum):
         each = [self._gradient(*one) for one in zip(x, a, b, weights, strict=True)]
         return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
 
+    @property
+    def adding(self) -> bool:
+        return self._dense is not None
+
+    def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
+        assert self._dense is not None
+        if x.requires_grad or z.stride(-1) != 1:
+            z.add_(self.batch_gradient(x, a, b, weight), alpha=scale)
+            return
+        a = a.flatten(2 if a.ndim > self.data.x.ndim else 1)
+        self._dense.gradient(x, a, lambda out: self._slope(out, b, weight), z, scale)
+
     def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
         x = x.detach()
         if not self._dense:

@@ -49,6 +49,9 @@ class Order(NamedTuple):
 Work = Callable[[Order, Reporter, Any], dict[str, Any]]
 """Does what is ordered, tells the reporter, looks at an event whether to stop; the closing numbers."""
 
+Going = Callable[[int], Any]
+"""Work that goes on to where it is asked to, and says how it stands."""
+
 
 def check_jobs(jobs: int | None) -> None:
     if jobs is not None and jobs < 1:
@@ -156,6 +159,62 @@ def hands(work: Work, count: int) -> Iterator[Hands | None]:
         made.end()
 
 
+@contextmanager
+def side_by_side(works: Sequence[Going], count: int) -> Iterator[Callable[[Sequence[int], int], list[Any]]]:
+    """ask(which, argument): what these pieces of work answer, in their order; each always in the same process.
+
+    They are `count` forks, which have the works as they are now; where a system has none, all is done here.
+    """
+    if count < 2 or sys.platform != "linux":
+        yield lambda which, argument: [works[k](argument) for k in which]
+        return
+    context, hosts = multiprocessing.get_context("fork"), list[tuple[BaseProcess, Connection]]()
+    each = threads.share(count)
+    try:
+        for _ in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_host, args=(works, there, here, each, os.getpid()), daemon=True)
+            process.start()
+            there.close()
+            hosts.append((process, here))
+
+        def ask(which: Sequence[int], argument: int) -> list[Any]:
+            for k in which:
+                hosts[k % count][1].send((k, argument))
+            found = dict[int, Any]()
+            for k in which:  # a process answers in the order in which it was asked
+                process, pipe = hosts[k % count]
+                kind, what = _heard(pipe, process)
+                if kind == "lost":
+                    raise WorkerLost(what)
+                if kind == "failed":
+                    raise what
+                found[k] = what
+            return [found[k] for k in which]
+
+        yield ask
+    finally:
+        for host, pipe in hosts:
+            pipe.close()
+            host.terminate()
+            host.join()
+
+
+def _host(works: Sequence[Going], pipe: Connection, other: Connection, each: int, parent: int) -> None:
+    """Do what is asked for until nobody asks."""
+    other.close()
+    _settle_in(each, parent)
+    try:
+        while True:
+            k, argument = pipe.recv()
+            try:
+                pipe.send(("done", works[k](argument)))
+            except Exception as error:
+                pipe.send(("failed", ExceptionWithTraceback(error, error.__traceback__)))
+    except (EOFError, OSError):  # the parent is gone
+        os._exit(1)
+
+
 def _heard(pipe: Connection, process: BaseProcess) -> tuple[str, Any]:
     try:
         return pipe.recv()  # type: ignore[no-any-return]
@@ -169,12 +228,7 @@ def _heard(pipe: Connection, process: BaseProcess) -> tuple[str, Any]:
 def _serve(work: Work, pipe: Connection, other: Connection, stop: Any, each: int, parent: int) -> None:
     """Take jobs until there is nobody who gives any."""
     other.close()
-    end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says when to stop
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    warnings.simplefilter("ignore", UserWarning)  # the parent tells the user
-    torch.set_num_threads(1)
-    threads.limit(each)
+    _settle_in(each, parent)
     try:
         while True:
             order: Order = pipe.recv()
@@ -186,6 +240,16 @@ def _serve(work: Work, pipe: Connection, other: Connection, stop: Any, each: int
                 pipe.send(("failed", ExceptionWithTraceback(error, error.__traceback__)))
     except (EOFError, OSError):  # the parent is gone
         os._exit(1)
+
+
+def _settle_in(each: int, parent: int) -> None:
+    """A process that works for its parent."""
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warnings.simplefilter("ignore", UserWarning)  # the parent tells the user
+    torch.set_num_threads(1)
+    threads.limit(each)
 
 
 class _Relay(Reporter):

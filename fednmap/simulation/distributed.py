@@ -41,6 +41,26 @@ def all_sum(parts: Sequence[Tensor]) -> list[Tensor]:
     return [v.reshape(part.shape) for v, part in zip(joined.split([p.numel() for p in parts]), parts, strict=True)]
 
 
+def share(pieces: int, of: int | None = None) -> range:
+    """The pieces of work, out of so many, that fall to a process; to this one unless said otherwise."""
+    process, processes = rank() if of is None else of, size()
+    return range(process * pieces // processes, (process + 1) * pieces // processes)
+
+
+def all_gather(parts: Sequence[Sequence[Tensor]], like: Sequence[Tensor], most: int) -> list[list[list[Tensor]]]:
+    """What every process has, by process: at most `most` parts, each some tensors like `like`. Those that are missing
+    at the end come as anything."""
+    sizes = [v.numel() for v in like]
+    joined = like[0].new_empty(most, sum(sizes))
+    for row, part in zip(joined, parts, strict=False):
+        torch.cat([v.reshape(-1) for v in part], out=row)
+    found = [torch.empty_like(joined) for _ in range(size())]
+    _talk(lambda: dist.all_gather(found, joined))
+    return [
+        [[v.view(due.shape) for v, due in zip(row.split(sizes), like, strict=True)] for row in rows] for rows in found
+    ]
+
+
 def any_process(flag: bool) -> bool:
     """Whether it holds in any process."""
     return bool(all_sum([torch.tensor(float(flag), device="cpu")])[0] > 0)

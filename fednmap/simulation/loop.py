@@ -18,14 +18,15 @@ from fednmap.algorithms.kernels import check_compiler, fused
 from fednmap.core import Algorithm, Declared, Problem, SecondOrder, State, declared, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
+from fednmap.simulation.groups import Groups
 from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, alike
+from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew, one_thread
 from fednmap.simulation.traffic import Traffic
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
-FAIR = 4  # groups of clients come in multiples of this, so that threads share them well
 
 
 HOMES = {"sampler": "participation", "eta_a": "schedules"}
@@ -93,8 +94,8 @@ def simulate(
     after:         any round of an earlier call with the same arguments, to go on from.
     compile:       fuse the local steps by torch.compile; needs a C++ compiler.
 
-    In a process group of torch.distributed every process makes the same call: client i is computed and kept by process
-    i mod size, the server's state is the same everywhere.
+    In a process group of torch.distributed every process makes the same call: each computes and keeps some of the
+    clients (`fednmap.simulation.groups`), the server's state is the same everywhere, to the bit what one process has.
     """
     check_kinds(algorithm, problem)
     _check_numbers(algorithm, problem, drop)
@@ -132,17 +133,20 @@ def simulate(
     traffic = Traffic(algorithm, server, message)
     if after is not None:
         check_after(after, problem.n, server, initial)
+    usual = max(1, round(participation * problem.n)) if sampler is None else problem.n
+    groups = Groups(problem.n, usual, chunk or side_by_side(problem, start))
     release = _hold(None if store is None else Path(store))
     try:
         folder = None if store is None else Path(store)
-        clients = Clients(problem.n, initial, folder) if after is None else after.clients.thaw(initial, folder)
+        before = None if after is None else after.clients.thaw(initial, folder, groups.mine)
+        clients = Clients(problem.n, initial, folder) if before is None else before
     except InputError:
         release()
         raise
     if after is not None:
         first, server = after.t + 1, after.server
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
-    step = _Step(problem, about, message, chunk or side_by_side(problem, start), compile, crew)
+    step = _Step(problem, about, message, groups, compile, crew)
 
     def who_in(t: int) -> Participation:
         return take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
@@ -277,9 +281,9 @@ class _Step:
     """
 
     def __init__(
-        self, problem: Problem, about: Declared, message: State, chunk: int, compile: bool, crew: Crew | None
+        self, problem: Problem, about: Declared, message: State, groups: Groups, compile: bool, crew: Crew | None
     ) -> None:
-        self.problem, self.message, self.chunk, self.crew = problem, message, chunk, crew
+        self.problem, self.message, self.groups, self.crew = problem, message, groups, crew
         self.context = fused if compile else nullcontext
         self.compiled: set[int] = set()  # sizes of groups that were computed
         self.weights = about.weights
@@ -291,29 +295,27 @@ class _Step:
         if received == 0:  # nobody replied, or only clients that weigh nothing: no news
             return server
         down = algorithm.broadcast(server)
-        sums = [torch.zeros_like(v) for v in self.message]
-        mine = _mine(counted)
-        clients.admit(mine)
+        tally, groups = Tally(self.groups.sections, self.message), self.groups(counted)
+        clients.admit(groups[0][1] if len(groups) == 1 else torch.cat([counted[:0], *(ids for _, ids in groups)]))
 
-        def together(ids: Tensor) -> list[Tensor]:
+        def together(group: tuple[int, Tensor]) -> tuple[int, list[Tensor]]:
             """The weighted sums of the uplinks of some clients, computed side by side."""
+            section, ids = group
+            if not len(ids):
+                return section, [torch.zeros_like(v) for v in self.message]
             rows = clients.rows(ids)
             with self.context():
                 up, new = algorithm.local(down, clients.view(ids, rows), oracle_of(algorithm, self.problem, ids, t))
             clients.replace(ids, new, rows)
-            return [_weighted_sum(v, self._weights(ids)) for v in up]
+            return section, [_weighted_sum(v, self._weights(ids)) for v in up]
 
-        def add(parts: list[Tensor]) -> None:
-            for total, v in zip(sums, parts, strict=True):
-                total.add_(v)
-
-        groups = cut(mine, self.chunk)
         if self.crew is None:
-            for ids in groups:
-                add(together(ids))
+            for group in groups:
+                tally.add(*together(group))
         else:
-            (self.crew if self._is_compiled(groups) else Crew(1)).share(groups, together, add)
-        means = type(self.message)(*(total / received for total in distributed.all_sum(sums)))
+            crew = self.crew if self._is_compiled([ids for _, ids in groups]) else Crew(1)
+            crew.share(groups, together, lambda done: tally.add(*done))
+        means = type(self.message)(*(total / received for total in tally.total()))
         with one_thread():  # a method, or its prox, may take sums
             server = algorithm.aggregate(server, means, received / self.everybody)
         if not all(isfinite(float(v.sum())) for v in server):
@@ -337,25 +339,6 @@ class _Step:
         if self.weights is None:
             return self.ones[: ids.shape[0]]
         return self.weights[ids.to(self.weights.device)]
-
-
-def cut(ids: Tensor, chunk: int) -> tuple[Tensor, ...]:
-    """The clients in groups of at most `chunk`, of equal size and, if more than one, FAIR of them or a multiple.
-
-    Two or four threads then end together. How many there are must not matter, or they would show in the bits.
-    """
-    groups = -(-ids.shape[0] // chunk)
-    if groups == 1:
-        return (ids,)
-    if groups > 1:
-        groups = min(len(ids), -(-groups // FAIR) * FAIR)
-    return ids.tensor_split(groups) if groups else ()
-
-
-def _mine(ids: Tensor) -> Tensor:
-    """The clients that this process computes."""
-    processes = distributed.size()
-    return ids if processes == 1 else ids[ids % processes == distributed.rank()]
 
 
 def _weighted_sum(v: Tensor, weights: Tensor) -> Tensor:

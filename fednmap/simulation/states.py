@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
@@ -99,10 +100,9 @@ class Clients:
         return taken
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """What `Snapshot.tensors` gave; in a process group each process keeps the clients that are its own."""
-        mine = tensors["ids"] % distributed.size() == distributed.rank()
-        if bool(mine.any()):
-            self[tensors["ids"][mine]] = self._make(*(tensors[name][mine] for name in self._make._fields))
+        """What `Snapshot.tensors` gave; in a process group every process has all, until a simulation takes its own."""
+        if len(tensors["ids"]):
+            self[tensors["ids"]] = self._make(*(tensors[name] for name in self._make._fields))
 
     def _save(self, ids: Tensor) -> None:
         """What is about to be replaced goes to the snapshots that somebody still holds."""
@@ -204,14 +204,18 @@ class Snapshot:
         named = {"ids": taken, **self[taken]._asdict()}
         return {name: distributed.gather(v) for name, v in named.items()}
 
-    def thaw(self, initial: State, folder: Path | None) -> Clients:
-        """States of their own to go on from: the tables themselves where these are on disk, else a copy."""
+    def thaw(self, initial: State, folder: Path | None, mine: Callable[[Tensor], Tensor]) -> Clients:
+        """States of their own to go on from: the tables themselves where these are on disk, else a copy.
+
+        mine: which of some clients this process keeps.
+        """
         self._check()
         if self._clients._folder is not None:
             if folder is None or folder.resolve() != self._clients._folder.resolve():
                 raise InputError(f"the clients' states are in {self._clients._folder}; go on with store= that folder")
             return self._clients
         clients, ids = Clients(self.n, initial, folder), self._taken()
+        ids = ids[mine(ids)]
         if len(ids):
             ids = ids[self._clients._row[ids].argsort()]  # neighbours stay neighbours
             clients[ids] = self[ids]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from fednmap.core import Problem, declared
 from fednmap.simulation import distributed
+from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew
 
 
@@ -21,40 +21,38 @@ def divided(problem: Problem, crew: Crew, *, here: bool = False) -> Problem:
     if about.part is None:
         return problem
     on_cpu = about.start is None or about.start.device.type == "cpu"
-    pieces = (about.pieces or 1) if about.concurrent and on_cpu else 1
-    return problem if size * pieces == 1 else _Divided(problem, about.part, pieces, size, crew)
+    pieces = about.pieces or size  # else every process has one part
+    alone = Crew(1) if not about.concurrent or not on_cpu else crew
+    return problem if pieces == 1 and size == 1 else _Divided(problem, about.part, pieces, here or size == 1, alone)
 
 
 class _Divided:
     def __init__(
-        self, problem: Problem, part: Callable[[int, int], Problem], pieces: int, size: int, crew: Crew
+        self, problem: Problem, part: Callable[[int, int], Problem], pieces: int, here: bool, crew: Crew
     ) -> None:
         self.n, self.dim, self.oracle = problem.n, problem.dim, problem.oracle
-        self._crew, self._total = crew, distributed.all_sum if size > 1 else list[Tensor]
-        rank = distributed.rank() if size > 1 else 0
-        self._parts = [part(rank + k * size, pieces * size) for k in range(pieces)]
-        said = [declared(part).value_and_gradient for part in self._parts]
-        self._together = [both for both in said if both is not None]
-        self.value_and_gradient = self._both if len(self._together) == len(self._parts) else None
+        self._crew, self._pieces, self._here = crew, pieces, here
+        self._parts = [(k, part(k, pieces)) for k in (range(pieces) if here else distributed.share(pieces))]
+        self.value_and_gradient = self._both if declared(problem).value_and_gradient is not None else None
 
     def loss(self, x: Tensor) -> Tensor:
-        return self._sum(x.new_zeros(()), lambda part: part.loss(x))
+        return self._sum([x.new_zeros(())], lambda part: [part.loss(x)])[0]
 
     def gradient(self, x: Tensor) -> Tensor:
-        return self._sum(torch.zeros_like(x), lambda part: part.gradient(x))
-
-    def _sum(self, total: Tensor, term: Callable[[Problem], Tensor]) -> Tensor:
-        self._crew.share(self._parts, term, total.add_)
-        return self._total([total])[0]
+        return self._sum([x], lambda part: [part.gradient(x)])[0]
 
     def _both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """f and its gradient, each part in one pass over its data."""
-        totals = [x.new_zeros(()), torch.zeros_like(x)]
 
-        def add(found: tuple[Tensor, Tensor]) -> None:
-            for total, value in zip(totals, found, strict=True):
-                total.add_(value)
+        def both(part: Problem) -> list[Tensor]:
+            asked = declared(part).value_and_gradient
+            assert asked is not None  # a part is of the problem's own kind
+            return list(asked(x))
 
-        self._crew.share(self._together, lambda both: both(x), add)
-        loss, gradient = self._total(totals)
+        loss, gradient = self._sum([x.new_zeros(()), x], both)
         return loss, gradient
+
+    def _sum(self, like: list[Tensor], terms: Callable[[Problem], list[Tensor]]) -> list[Tensor]:
+        tally = Tally(self._pieces, like, here=self._here)
+        self._crew.share(self._parts, lambda piece: (piece[0], terms(piece[1])), lambda done: tally.add(*done))
+        return tally.total()

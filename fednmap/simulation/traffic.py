@@ -24,5 +24,10 @@ class Traffic:
 
     def received(self, participants: Tensor, holders: Tensor) -> int:
         """Bytes that all participants receive, of whom those among `holders` can follow."""
-        following = int(torch.isin(participants, holders).sum()) if self.follows else 0
+        if not self.follows or not len(holders):
+            following = 0
+        elif torch.equal(participants, holders):  # the usual case, with everybody there
+            following = len(participants)
+        else:
+            following = int(torch.isin(participants, holders).sum())
         return following * self.following + (len(participants) - following) * self.down

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
@@ -31,6 +32,13 @@ RISE = 0.01  # psi above (1 + RISE) psi(x_0) counts as unstable: less can be min
 
 Pair = tuple[float, float]
 """eta_a, gamma."""
+
+Work = Callable[[int], Any]
+"""A pilot that goes on to a round, and says where it is."""
+Ask = Callable[[Sequence[int], int], list[Any]]
+"""What these pieces of work, by number, say when they have gone on to a round."""
+Beside = Callable[[Sequence[Work]], AbstractContextManager[Ask]]
+"""How several pieces of work are done: in turn, or side by side."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ def tune(
     participation: float = 1.0,
     drop: float = 0.0,
     seed: int = 0,
+    beside: Beside | None = None,
 ) -> Tuned:
     r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
 
@@ -141,6 +150,7 @@ def tune(
     eta_a, gamma:  a value given is kept, and only the other is searched for.
     measure_gamma: default 1/L, of f.
     start, participation, drop, seed: as in `simulate`.
+    beside:        how the pilots of step 2 go on; default: one after another. The pair found is the same.
 
     >>> import torch
     >>> from fednmap.problems import LeastSquares
@@ -201,7 +211,7 @@ def tune(
         for scale in SCALES
         for ratio in ratios
     ]
-    pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length)
+    pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length, beside or one_by_one)
     moves = [(f, f) for f in (2.0, 0.5) if eta_a is None] + [(1.0, f) for f in (2.0, 0.5) if gamma is None]
     pilots += _climb(pilots, lambda p: pilot(p).to(length), pair, rank, moves, budget, length)
     best = next(iter(rank([p for p in pilots if p.rounds == length])), None)
@@ -263,15 +273,22 @@ def _ranked(pilots: Sequence[Pilot], reference: float) -> list[Pilot]:
     return sorted(stable, key=lambda p: p.psi > limit)
 
 
-def _halve(runs: Sequence[_Run], rank: Rank, length: int) -> list[Pilot]:
+@contextmanager
+def one_by_one(works: Sequence[Work]) -> Iterator[Ask]:
+    """Every piece of work here, in turn."""
+    yield lambda which, end: [works[k](end) for k in which]
+
+
+def _halve(runs: Sequence[_Run], rank: Rank, length: int, beside: Beside) -> list[Pilot]:
     """All to a quarter of the length, the better half of them to a half, the better half of those to the end."""
-    alive = list(runs)
-    for end, keep in ((length / 4, len(runs) / 2), (length / 2, len(runs) / 4), (length, 0)):
-        for run in alive:
-            run.to(math.ceil(end))
-        kept = rank([run.pilot for run in alive])[: math.ceil(keep)]
-        alive = [run for run in alive if run.pilot in kept]
-    return [run.pilot for run in runs]
+    found, alive = [run.pilot for run in runs], list(range(len(runs)))
+    with beside([run.to for run in runs]) as ask:
+        for end, keep in ((length / 4, len(runs) / 2), (length / 2, len(runs) / 4), (length, 0)):
+            for k, pilot in zip(alive, ask(alive, math.ceil(end)), strict=True):
+                found[k] = pilot
+            kept = rank([found[k] for k in alive])[: math.ceil(keep)]
+            alive = [k for k in alive if found[k] in kept]
+    return found
 
 
 def _climb(
