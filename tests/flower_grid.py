@@ -102,6 +102,7 @@ class Federation:
             "data": "own",
             "model": "least-squares",
             "deadline": 5.0,
+            "min-clients": 1,
             "measure-stationarity": True,
         }
         given |= {"names": ",".join(names), "run-folder": str(folder / "run")}

@@ -74,7 +74,9 @@ def up(
     out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the trial in this folder.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds after which a round ends without those who are late.")] = 600,
-    min_clients: Annotated[int, typer.Option(help="Replies that a round needs; with fewer it is repeated.")] = 1,
+    min_clients: Annotated[
+        int | None, typer.Option(help="Replies that a round needs, default all; with fewer it is repeated.")
+    ] = None,
     measure_stationarity: Annotated[bool, typer.Option(help="Clients send exact gradients for |F_nat|^2.")] = True,
     cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
     json: Json = False,

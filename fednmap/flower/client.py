@@ -16,6 +16,7 @@ from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan, Point, plan_from
+from fednmap.flower.preflight import TEXT, Site
 from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture
@@ -45,6 +46,15 @@ def client_app(load: Load) -> ClientApp:
         if message.content["ask"]["start"]:
             content["start"] = wire.pack(Point(load(context).start))
         return Message(content, reply_to=message)
+
+    @app.query("site")
+    def site(message: Message, context: Context) -> Message:
+        """What this site has: sizes, names and versions; or why it cannot say so."""
+        try:
+            about = Site.of(load(context)).record()
+        except Exception as error:  # whatever a user's `load` provokes: the server names the site and says why
+            about = {"failed": f"{type(error).__name__}: {error}"[:TEXT]}
+        return Message(RecordDict({"site": ConfigRecord(about)}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -47,11 +47,13 @@ class Exchange:
     def __init__(self, wire_down: int) -> None:
         self.replies: dict[str, RecordDict] = {}
         self.heard: set[str] = set()
+        self.errors: dict[str, str] = {}
         self.wire_down, self.wire_up = wire_down, 0
 
     def add(self, name: str, reply: Message) -> None:
         self.heard.add(name)
         if reply.has_error():
+            self.errors[name] = f"{reply.error.reason or reply.error.code}"[:300]
             log.warning("%s: error %s: %.300s", name, reply.error.code, reply.error.reason)
         else:
             self.replies[name] = reply.content

@@ -28,6 +28,7 @@ from fednmap.flower import wire
 from fednmap.flower.plan import Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.settings import Federation, read
+from fednmap.flower.sites import Sites
 from fednmap.measure import numbers, residual
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
@@ -45,6 +46,7 @@ from fednmap.simulation.trajectory import TOTALS
 
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
+SITES = "sites.json"
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
@@ -92,10 +94,12 @@ class Coordinator:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
         self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
+        self.sites = Sites(grid, federation.deadline)
         self.make_plan = make_plan
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
         self.counted = dict.fromkeys(federation.names, "")
         self.refused = dict.fromkeys(federation.names, "")
+        self.took_part = dict.fromkeys(federation.names, 0)
         self.news: News | None = None
         self.lost: set[str] = set()
         """Clients that could not follow the news once: they are sent everything."""
@@ -120,9 +124,13 @@ class Coordinator:
 
     def _run(self) -> dict[str, Any]:
         self._status(waiting=True)
-        self.roster.wait(self.federation.min_clients, self.federation.deadline)
+        self.roster.wait(self._least(self.n), self.federation.deadline)
+        all_have = self.sites.check(self.roster.nodes, self._least(self.n), self.folder.path / SITES)
         plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
-        if plan.algorithm.traits.full_participation and self.federation.min_clients < self.n:
+        if len(plan.start) != all_have.dimension:
+            words = f"the sites' model has {all_have.dimension} parameters, the server's {len(plan.start)}"
+            raise InputError(f"{words}; give both the same model")
+        if plan.algorithm.traits.full_participation and self._least(self.n) < self.n:
             name = type(plan.algorithm).__name__
             raise InputError(f"{name} needs every client in every round; set min-clients = {self.n}, or use FedNMap")
         server, client = plan.algorithm.init(plan.start)
@@ -148,12 +156,13 @@ class Coordinator:
         """Round t, repeated until enough replies are good: the server's new state, on disk."""
         began, algorithm = time.monotonic(), schedules.at(self.plan.algorithm, self.eta_a, t)
         self.exact = False
-        if not self._drawn(t):  # a sampler may name nobody
+        if not (drawn := self._drawn(t)):  # a sampler may name nobody
             self._save(t, server)
             return server
+        least = self._least(len(drawn))
         down = wire.pack(algorithm.broadcast(server))
         for attempt in range(self.federation.attempts):
-            nodes = self._participants(t, attempt)
+            nodes = self._participants(drawn, least, t, attempt)
             ticket = f"{t:08d}-{secrets.token_hex(4)}"
             following = {name for name in nodes if self._follows(name)}
             content = self._order(t, ticket, down, algorithm, following)
@@ -161,9 +170,9 @@ class Coordinator:
             ups = self._accept(found, ticket)
             self.lost |= following & found.heard - found.replies.keys()  # such as those who could not follow
             self._count_bytes(len(nodes), len(following), found)
-            if len(ups) >= self.federation.min_clients:
+            if len(ups) >= least:
                 break
-            log.warning("round %d: %d good replies, %d needed", t, len(ups), self.federation.min_clients)
+            log.warning("round %d: %d good replies, %d needed", t, len(ups), least)
         else:
             raise TimeoutError(
                 f"round {t} failed {self.federation.attempts} times; its state is saved, continue with resume = true"
@@ -174,6 +183,8 @@ class Coordinator:
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
         self.counted |= dict.fromkeys(order, ticket)
+        for name in order:
+            self.took_part[name] += 1
         self.news = self._news(ticket, up, share, algorithm, server)
         self.exact = len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
         self.totals["train_seconds"] += time.monotonic() - began
@@ -182,13 +193,16 @@ class Coordinator:
         log.info("round %d: %d of %d replies counted, %.1f s", t, len(order), len(nodes), seconds)
         return server
 
-    def _participants(self, t: int, attempt: int) -> dict[str, int]:
+    def _least(self, drawn: int) -> int:
+        """Replies that a round needs in which so many clients are drawn."""
+        return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
+
+    def _participants(self, drawn: list[int], least: int, t: int, attempt: int) -> dict[str, int]:
         """Those of the simulator's draw who are connected; a repeated round draws among whoever is."""
         config = self.config
-        nodes = self.roster.refresh()
-        if len(nodes) < self.federation.min_clients:
-            nodes = self.roster.wait(self.federation.min_clients, self.federation.deadline)
-        drawn = self._drawn(t)
+        nodes = self.sites.fitting(self.roster.refresh())
+        if len(nodes) < least:
+            nodes = self.sites.fitting(self.roster.wait(least, self.federation.deadline))
         wanted = [self.federation.names[i] for i in drawn]
         if attempt and len(drawn) < self.n:
             order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
@@ -357,6 +371,7 @@ class Coordinator:
             self._forget_after(-1)
             return 0, server
         self.totals, self.counted = {name: kept.totals[name] for name in self.totals}, kept.totals["counted"]
+        self.took_part |= kept.totals.get("took_part", {})
         self._forget_after(kept.t + 1)
         log.info("continuing after round %d", kept.t)
         return kept.t + 1, kept.server
@@ -374,7 +389,7 @@ class Coordinator:
             write_atomically(path, "".join(line for line in lines if json.loads(line)["round"] <= measured).encode())
 
     def _save(self, t: int, server: State) -> None:
-        kept = checkpoints.Kept(t, server, {**self.totals, "counted": self.counted})
+        kept = checkpoints.Kept(t, server, {**self.totals, "counted": self.counted, "took_part": self.took_part})
         self.folder.flush()
         checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config))
 
@@ -385,6 +400,7 @@ class Coordinator:
     def _finish(self, done: int, server: State, reason: str | None) -> dict[str, Any]:
         last = self.folder.records(*self.job)[-1]
         closing = summary(last) | {name: int(last[name]) for name in WIRE} | {"ended": reason or DONE}
+        closing["took_part"] = dict(self.took_part)
         if "stationarity" in last:
             closing["measure_gamma"] = self.plan.measure_gamma
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))

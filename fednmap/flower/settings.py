@@ -39,7 +39,9 @@ class Federation(BaseModel):
     run_folder: Path = Field(description="Run folder, on the server's machine.")
     resume: bool = Field(False, description="Go on from the last checkpoint in the run folder.")
     deadline: float = Field(600.0, gt=0, description="Seconds after which a round ends without those who are late.")
-    min_clients: int = Field(1, ge=1, description="Replies that a round needs; with fewer it is repeated.")
+    min_clients: int | None = Field(
+        None, ge=1, description="Replies that a round needs, default all that are drawn; with fewer it is repeated."
+    )
     attempts: int = Field(10, ge=1, description="Times that a round is tried before the run stops, ready to resume.")
     measure_stationarity: bool = Field(
         False, description="Clients also send their exact gradient when the model is measured."
@@ -93,7 +95,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
 def _agree(config: Config, federation: Federation) -> None:
     n = len(federation.names)
     drawn = max(1, round(config.participation * n))
-    if federation.min_clients > drawn:
+    if federation.min_clients is not None and federation.min_clients > drawn:
         raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
     if len(config.algorithms) != 1:
         raise InputError(f"a federation runs one method, given {', '.join(config.algorithms)}")
