@@ -17,7 +17,7 @@ from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.problems import LeastSquares
 from fednmap.runs import checkpoints
-from fednmap.runs.execution import settings
+from fednmap.runs.execution import grid_of, settings
 from fednmap.runs.experiment import architecture
 
 NAMES = ("anna", "bert", "cleo", "dora")
@@ -50,6 +50,7 @@ class FakeGrid(Grid):
         self.nodes, self.app, self.run_config, self.states = dict(nodes), app, run_config, states
         self.fault = fault or (lambda name, message, answer: [answer()])
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # messages carry them
+        self.contexts = {}
         self.number, self.inbox, self.late, self.asked = count(1), {}, deque(), []
 
     def set_run(self, run): ...
@@ -85,7 +86,9 @@ class FakeGrid(Grid):
 
     def answer(self, name, message):
         try:
-            return self.app(message=message, context=context(name, self.run_config, self.states))
+            node = message.metadata.dst_node_id  # a restarted node has another number, and has forgotten
+            kept = self.contexts.setdefault(node, context(name, self.run_config, self.states))
+            return self.app(message=message, context=kept)
         except (ValueError, RuntimeError) as error:  # as Flower does
             return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(error)), reply_to=message)
 
@@ -129,6 +132,7 @@ class Federation:
         """The server's state as the simulator has it."""
         plan, config = self.plan(), self.config
         options = {"participation": config.participation, "seed": config.seed, "start": plan.start}
+        options["secagg"] = grid_of(config, len(self.names))
         *_, end = simulate(plan.algorithm, self.problem, rounds=rounds or config.rounds, **options)
         return end.server
 

@@ -50,6 +50,11 @@ class Exchange:
         self.errors: dict[str, str] = {}
         self.wire_down, self.wire_up = wire_down, 0
 
+    def take(self, other: Exchange) -> None:
+        """Count the bytes of another one too."""
+        self.wire_down += other.wire_down
+        self.wire_up += other.wire_up
+
     def add(self, name: str, reply: Message) -> None:
         self.heard.add(name)
         if reply.has_error():

@@ -25,15 +25,16 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, State
 from fednmap.flower import wire
-from fednmap.flower.plan import Plan, Point, plan_from
+from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
-from fednmap.flower.settings import Federation, read
+from fednmap.flower.secure import SecureSum, Sum
+from fednmap.flower.settings import Federation, read, threshold
 from fednmap.flower.sites import Sites
 from fednmap.measure import numbers, residual
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import scheduled_step, settings, stops_of
+from fednmap.runs.execution import grid_of, scheduled_step, settings, stops_of
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.runs.keeping import DONE, summary
@@ -41,12 +42,14 @@ from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import sampler_of, take_part
+from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.traffic import Traffic
 from fednmap.simulation.trajectory import TOTALS
 
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
 SITES = "sites.json"
+EVERYBODY = "*"  # stands for the client's name where only the sum over clients is known
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
@@ -87,6 +90,15 @@ class News(NamedTuple):
     facts: dict[str, Any]
 
 
+class Measurement(NamedTuple):
+    """Numbers by client, or of all of them together; how many were measured, their mean loss and gradient."""
+
+    told: dict[str, dict[str, float]]
+    clients: int
+    loss: float
+    gradient: Tensor | None
+
+
 class Coordinator:
     """One run between machines."""
 
@@ -106,6 +118,8 @@ class Coordinator:
         self.exact = False
         """Whether the last round has counted everybody, with exact gradients."""
         self.stops = stops_of(config)
+        self.quantised = grid_of(config, self.n)
+        self.secure = SecureSum(grid, federation.names, threshold(config, federation), federation.deadline)
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder.
@@ -138,6 +152,8 @@ class Coordinator:
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
         self.traffic = Traffic(plan.algorithm, server, self.up_like)
+        if self.quantised is not None:
+            self.traffic.up = self.quantised.nbytes(self.up_like)
         done, server = self._restore(server)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
@@ -163,22 +179,20 @@ class Coordinator:
         down = wire.pack(algorithm.broadcast(server))
         for attempt in range(self.federation.attempts):
             nodes = self._participants(drawn, least, t, attempt)
-            ticket = f"{t:08d}-{secrets.token_hex(4)}"
+            ticket = _ticket(t)
             following = {name for name in nodes if self._follows(name)}
             content = self._order(t, ticket, down, algorithm, following)
-            found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
-            ups = self._accept(found, ticket)
+            order, up, found = self._collect(nodes, content, ticket, least)
             self.lost |= following & found.heard - found.replies.keys()  # such as those who could not follow
             self._count_bytes(len(nodes), len(following), found)
-            if len(ups) >= least:
+            if len(order) >= least:
                 break
-            log.warning("round %d: %d good replies, %d needed", t, len(ups), least)
+            log.warning("round %d: %d good replies, %d needed", t, len(order), least)
         else:
-            raise TimeoutError(
-                f"round {t} failed {self.federation.attempts} times; its state is saved, continue with resume = true"
-            )
-        order = [name for name in self.federation.names if name in ups]
-        up, share = mean([ups[name] for name in order]), len(order) / self.n
+            why = "".join(f" ({name}: {reason})" for name, reason in list(found.errors.items())[:1])
+            times = f"round {t} failed {self.federation.attempts} times{why}"
+            raise TimeoutError(f"{times}; its state is saved, continue with resume = true")
+        share = len(order) / self.n
         server = algorithm.aggregate(server, up, share)
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
@@ -196,6 +210,15 @@ class Coordinator:
     def _least(self, drawn: int) -> int:
         """Replies that a round needs in which so many clients are drawn."""
         return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
+
+    def _collect(self, nodes: dict[str, int], content: Callable[[str], RecordDict], ticket: str, least: int) -> Sum:
+        """The clients that are counted, if they are enough, and the mean of their uplinks."""
+        if self.quantised is not None:
+            return self.secure(nodes, MessageType.TRAIN, content, ticket, self.up_like, self.quantised, least)
+        found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
+        ups = self._accept(found, ticket)
+        order = [name for name in self.federation.names if name in ups]
+        return Sum(order, mean([ups[name] for name in order]) if order else None, found)
 
     def _participants(self, drawn: list[int], least: int, t: int, attempt: int) -> dict[str, int]:
         """Those of the simulator's draw who are connected; a repeated round draws among whoever is."""
@@ -307,6 +330,20 @@ class Coordinator:
         x = plan.algorithm.model(server)
         message = RecordDict({"model": wire.pack(Point(x))})
         nodes = self.roster.refresh()
+        told, count, loss, gradient = (self._told if self.quantised is None else self._summed)(done, nodes, x, message)
+        if gradient is None and self.federation.measure_stationarity:
+            gradient = torch.full_like(x, math.nan)
+        record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
+        record |= {"clients_measured": count, **{name: f(x) for name, f in plan.metrics.items()}}
+        self.totals["eval_seconds"] += time.monotonic() - began
+        with (self.folder.path / CLIENTS).open("a") as file:
+            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
+        record |= self.totals
+        self.folder.append(self.job, record)  # last: what is not there was not measured
+        return record
+
+    def _told(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
+        """What each client says of the model."""
         found = exchange(self.grid, nodes, MessageType.EVALUATE, lambda _: message, self.federation.deadline)
         told: dict[str, dict[str, float]] = {}
         gradients: list[Point] = []
@@ -318,20 +355,25 @@ class Coordinator:
                 told[name] = about
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("%s: measurement left out: %.200s", name, error)
+        self._count_measuring(found)
+        loss = sum(v["loss"] for v in told.values()) / len(told) if told else math.nan
+        return Measurement(told, len(told), loss, mean(gradients).x if gradients else None)
+
+    def _summed(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
+        """What they say together, where the server sees sums alone."""
+        like = Measured(x.new_zeros(3, dtype=torch.float64), x if self.federation.measure_stationarity else x[:0])
+        found = self.secure(nodes, MessageType.EVALUATE, lambda _: message, _ticket(done), like, Quantised(self.n), 2)
+        self._count_measuring(found.found)
+        if not found.names:
+            return Measurement({}, 0, math.nan, None)
+        loss, accuracy, measured = found.mean.numbers.tolist()
+        told = {"loss": loss} | ({"accuracy": accuracy / measured} if measured else {})
+        gradient = found.mean.gradient if self.federation.measure_stationarity else None
+        return Measurement({EVERYBODY: told}, len(found.names), loss, gradient)
+
+    def _count_measuring(self, found: Exchange) -> None:
         self.totals["eval_wire_up"] += found.wire_up
         self.totals["eval_wire_down"] += found.wire_down
-        loss = sum(v["loss"] for v in told.values()) / len(told) if told else math.nan
-        gradient = None
-        if self.federation.measure_stationarity:
-            gradient = mean(gradients).x if gradients else torch.full_like(x, math.nan)
-        record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
-        record |= {"clients_measured": len(told), **{name: f(x) for name, f in plan.metrics.items()}}
-        self.totals["eval_seconds"] += time.monotonic() - began
-        with (self.folder.path / CLIENTS).open("a") as file:
-            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
-        record |= self.totals
-        self.folder.append(self.job, record)  # last: what is not there was not measured
-        return record
 
     def _count_bytes(self, asked: int, following: int, found: Exchange) -> None:
         traffic = self.traffic
@@ -406,6 +448,11 @@ class Coordinator:
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=done, finished=True)
         return closing
+
+
+def _ticket(t: int) -> str:
+    """Names one attempt at round t."""
+    return f"{t:08d}-{secrets.token_hex(4)}"
 
 
 @contextmanager

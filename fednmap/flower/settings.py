@@ -47,6 +47,9 @@ class Federation(BaseModel):
         False, description="Clients also send their exact gradient when the model is measured."
     )
     norm_bound: float | None = Field(None, gt=0, description="Longest vector that is accepted from a client.")
+    secagg_threshold: int | None = Field(
+        None, ge=2, description="Clients that unmask a sum with secagg; default more than half of those drawn."
+    )
 
     @field_validator("names", mode="before")
     @classmethod
@@ -87,9 +90,31 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
             raise unknown("setting", key, ["algorithm", *Config.model_fields, *Federation.model_fields])
     if code := code_in(given):
         raise InputError(f"{code[0]!r} names code, which settings of a federation cannot; write an app of your own")
+    if given.get("secagg") and "secagg_bound" not in given and federation.norm_bound:
+        given["secagg_bound"] = federation.norm_bound
     config = Config.make(**{**given, "clients": len(federation.names)})
     _agree(config, federation)
     return config, federation
+
+
+def threshold(config: Config, federation: Federation) -> int:
+    """Clients whose shares unmask a sum: those who must stay to its end, and one more than may collude."""
+    drawn = max(1, round(config.participation * len(federation.names)))
+    return federation.secagg_threshold or drawn // 2 + 1
+
+
+def _masked(config: Config, federation: Federation, drawn: int) -> None:
+    least, n = threshold(config, federation), len(federation.names)
+    if drawn < 2:
+        raise InputError(f"secagg hides a client among others, and {drawn} of {n} is drawn in a round; draw at least 2")
+    if least > drawn:
+        raise InputError(
+            f"secagg-threshold is {least}, and {drawn} of {n} clients are drawn in a round; use at most that"
+        )
+    if config.sampler.partition(":")[0] not in ("uniform", "cyclic"):
+        raise InputError(f"secagg needs equally many clients in every round, which {config.sampler} does not draw")
+    if federation.norm_bound is not None and config.secagg_bound != federation.norm_bound:
+        raise InputError("norm-bound and secagg-bound differ; with secagg they are one, give one of them")
 
 
 def _agree(config: Config, federation: Federation) -> None:
@@ -97,6 +122,10 @@ def _agree(config: Config, federation: Federation) -> None:
     drawn = max(1, round(config.participation * n))
     if federation.min_clients is not None and federation.min_clients > drawn:
         raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
+    if config.secagg:
+        _masked(config, federation, drawn)
+    elif federation.secagg_threshold is not None:
+        raise InputError(f"secagg-threshold is {federation.secagg_threshold} without secagg; add secagg = true")
     if len(config.algorithms) != 1:
         raise InputError(f"a federation runs one method, given {', '.join(config.algorithms)}")
     if (config.tol or config.tol_absolute) and not federation.measure_stationarity:
