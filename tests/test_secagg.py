@@ -103,7 +103,7 @@ def test_on_the_grid_the_method_ends_at_the_optimum(weights, bits):
     best = optimum(problem, L1(0.5))
     assert float((algorithm.model(last.server) - best).norm()) < 10 * grid.step + 1e-12
     h = last.clients[torch.arange(4)].h
-    mean = h.mean(0) if weights is None else torch.tensor([0.1, 0.2, 0.3, 0.4]).double() @ h
+    mean = h.mean(0) if weights is None else torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64) @ h
     assert float((mean - last.server.h).abs().max()) < 1e-12
 
 

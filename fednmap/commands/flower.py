@@ -62,6 +62,56 @@ def keys(
         print(f"{path}  {purpose}")
 
 
+clients_app = typer.Typer(help="Whose key is whose: the file clients.toml of a server.", no_args_is_help=True)
+app.add_typer(clients_app, name="clients")
+
+ClientsFile = Annotated[Path, typer.Argument(help="The file clients.toml.")]
+Client = Annotated[str, typer.Argument(help="The client's name.")]
+PublicKey = Annotated[
+    Path, typer.Argument(help="Its node's public key, as `fednmap flower keys` or ssh-keygen writes it.")
+]
+
+
+@clients_app.command("list")
+def list_clients(file: ClientsFile) -> None:
+    """Names and fingerprints, and keys that are revoked."""
+    known, revoked = _identities(file, must_exist=True).read()
+    for name, key in known.items():
+        print(f"{name}  {key}")
+    for key in revoked:
+        print(f"revoked  {key}")
+
+
+@clients_app.command()
+def add(file: ClientsFile, name: Client, key: PublicKey) -> None:
+    """Enter a client that is new; the file is made if there is none."""
+    print(f"{name}  {_identities(file).add(name, _public_key(key))}")
+
+
+@clients_app.command()
+def rotate(file: ClientsFile, name: Client, key: PublicKey) -> None:
+    """Another key for a client; the former one is revoked, from the next round on."""
+    print(f"{name}  {_identities(file, must_exist=True).rotate(name, _public_key(key))}")
+
+
+@clients_app.command()
+def revoke(file: ClientsFile, name: Client) -> None:
+    """A client's key counts no more, from the next round on."""
+    print(f"revoked  {_identities(file, must_exist=True).revoke(name)}  of {name}")
+
+
+def _identities(file: Path, must_exist: bool = False) -> Any:
+    _needs_flower()
+    from fednmap.flower.identity import Identities
+
+    return Identities(file, pin=not must_exist)
+
+
+def _public_key(file: Path) -> bytes:
+    with clear_errors(file):
+        return file.read_bytes()
+
+
 @app.command()
 @with_config(hidden=("trials", "drop", "chunk", "checkpoint_every", "eval_last"), **TRIAL)
 def up(
@@ -78,6 +128,12 @@ def up(
         int | None, typer.Option(help="Replies that a round needs, default all; with fewer it is repeated.")
     ] = None,
     measure_stationarity: Annotated[bool, typer.Option(help="Clients send exact gradients for |F_nat|^2.")] = True,
+    secagg_threshold: Annotated[
+        int | None, typer.Option(help="Clients that unmask a sum with --secagg; default more than half.")
+    ] = None,
+    pin_on_first_use: Annotated[
+        bool, typer.Option("--pin-on-first-use", help="Nodes get keys, and prove their names with them.")
+    ] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -115,10 +171,14 @@ def up(
             "deadline": deadline,
             "min_clients": min_clients,
             "measure_stationarity": measure_stationarity,
+            "secagg_threshold": secagg_threshold,
         }
         _, federation = read(run_settings(settings, Federation.model_validate(facts)) | {"run-folder": "."})
         folder = RunFolder.create(out, settings, "flower")
-        federation = federation.model_copy(update={"run_folder": folder.path.resolve()})
+        placed: dict[str, Any] = {"run_folder": folder.path.resolve()}
+        if pin_on_first_use:
+            placed |= {"clients_file": folder.path.resolve() / "clients.toml", "pin_on_first_use": True}
+        federation = federation.model_copy(update=placed)
     console = Console(stderr=True, quiet=quiet)
     result = _trial(settings, federation, console, warm=not cold)
     if json:
@@ -142,6 +202,7 @@ def _base(file: Path) -> dict[str, Any]:
 def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers."""
     from fednmap.flower.app import run_settings, write_trial
+    from fednmap.flower.keys import node_key
     from fednmap.flower.launch import Launcher
 
     folder = RunFolder.open(federation.run_folder)
@@ -152,7 +213,10 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
             console.print(f"starting a SuperLink and {len(federation.names)} nodes on 127.0.0.1", highlight=False)
             launcher.superlink()
             for name in federation.names:
-                launcher.supernode(name, folder.path / "clients")
+                about: dict[str, Any] = {}
+                if federation.clients_file is not None:
+                    about["key"] = node_key(folder.path / "clients" / "keys" / name).resolve()
+                launcher.supernode(name, folder.path / "clients", **about)
             process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
             _watch(process, folder, config, console)
             result = next(iter(folder.results()), None)

@@ -13,6 +13,8 @@ from flwr.clientapp import ClientApp
 
 from fednmap.core import Algorithm, State
 from fednmap.flower import secure, wire
+from fednmap.flower.audit import LOG, Handler, audited
+from fednmap.flower.identity import prove
 from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
@@ -37,19 +39,29 @@ def client_app(load: Load) -> ClientApp:
     load: this client's data as a LocalProblem; called once per message, because Flower starts a process for each.
 
     The node's own configuration says who it is and where its state is kept:
-    `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`.
+    `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`; besides, `key='FILE'` is the
+    node's private key, with which it proves its name, and `require-secagg=true` refuses to send a vector unmasked.
     """
     app = ClientApp()
 
+    def logged(handler: Handler) -> Handler:
+        return audited(handler, _log_file, _rounding)
+
     @app.query()
+    @logged
     def hello(message: Message, context: Context) -> Message:
         """Who this is; the model's size and first values if asked for."""
-        content = RecordDict({"client": ConfigRecord({"name": _name(context)})})
-        if message.content["ask"]["start"]:
+        name, ask = _name(context), message.content["ask"]
+        content = RecordDict({"client": ConfigRecord({"name": name})})
+        if "key" in context.node_config and "nonce" in ask:
+            key = Path(str(context.node_config["key"])).expanduser()
+            content["proof"] = ConfigRecord(prove(key, str(ask["nonce"]), name, message.metadata.dst_node_id))
+        if ask["start"]:
             content["start"] = wire.pack(Point(load(context).start))
         return Message(content, reply_to=message)
 
     @app.query("site")
+    @logged
     def site(message: Message, context: Context) -> Message:
         """What this site has: sizes, names and versions; or why it cannot say so."""
         try:
@@ -59,6 +71,7 @@ def client_app(load: Load) -> ClientApp:
         return Message(RecordDict({"site": ConfigRecord(about)}), reply_to=message)
 
     @app.train()
+    @logged
     def train(message: Message, context: Context) -> Message:
         """The local steps of one round; the new state is on disk before the reply leaves."""
         order: Any = message.content["round"]
@@ -76,6 +89,7 @@ def client_app(load: Load) -> ClientApp:
         return Message(content, reply_to=message)
 
     @app.train("keys")
+    @logged
     def keys(message: Message, context: Context) -> Message:
         """Secure aggregation, first stage: fresh public keys."""
         order: Any = message.content[secure.STATE]
@@ -83,12 +97,14 @@ def client_app(load: Load) -> ClientApp:
         return Message(secure.give_keys(context, order, federation.names.index(_name(context))), reply_to=message)
 
     @app.train("shares")
+    @logged
     def shares(message: Message, context: Context) -> Message:
         """Second stage: shares of the masks' secrets, encrypted for the other clients."""
         least = threshold(*read(context.run_config))
         return Message(secure.give_shares(context, message.content[secure.STATE], least), reply_to=message)
 
     @app.train("unmask")
+    @logged
     def unmask(message: Message, context: Context) -> Message:
         """Last stage: what the server needs to take the masks off the sum, and off nothing else."""
         least = threshold(*read(context.run_config))
@@ -96,6 +112,7 @@ def client_app(load: Load) -> ClientApp:
         return Message(secure.give_unmasking(context, order, least, _marks(context)), reply_to=message)
 
     @app.evaluate()
+    @logged
     def evaluate(message: Message, context: Context) -> Message:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local = load(context)
@@ -190,6 +207,17 @@ def _name(context: Context) -> str:
     if "client" not in context.node_config:
         raise InputError("this node has no name; start it with --node-config \"client='hospital-a'\"")
     return client_name(context.node_config["client"])
+
+
+def _log_file(context: Context) -> Path:
+    """Where this client enters what it sends."""
+    return _state_dir(context) / _name(context) / LOG
+
+
+def _rounding(context: Context) -> dict[str, Any]:
+    config, federation = read(context.run_config)
+    grid = grid_of(config, len(federation.names))
+    return {} if grid is None else {"step": grid.step}
 
 
 def _marks(context: Context) -> Path:

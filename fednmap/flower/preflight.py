@@ -65,7 +65,7 @@ class Site(NamedTuple):
 
 def versions() -> tuple[str, str, str]:
     """Of fednmap, torch and Python on this machine."""
-    return version("fednmap"), torch.__version__, platform.python_version()
+    return version("fednmap"), str(torch.__version__), platform.python_version()
 
 
 def mismatches(sites: Mapping[str, Site], expected: Site | None = None) -> dict[str, str]:

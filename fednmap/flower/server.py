@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, State
 from fednmap.flower import wire
+from fednmap.flower.identity import Identities
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
 from fednmap.flower.secure import SecureSum, Sum
@@ -105,7 +106,9 @@ class Coordinator:
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
+        file = federation.clients_file
+        identities = None if file is None else Identities(file, federation.pin_on_first_use)
+        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities)
         self.sites = Sites(grid, federation.deadline)
         self.make_plan = make_plan
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)

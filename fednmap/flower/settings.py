@@ -47,6 +47,11 @@ class Federation(BaseModel):
         False, description="Clients also send their exact gradient when the model is measured."
     )
     norm_bound: float | None = Field(None, gt=0, description="Longest vector that is accepted from a client.")
+    clients_file: Path | None = Field(
+        None,
+        description="The server's clients.toml: client -> fingerprint of the key that its node must prove.",
+    )
+    pin_on_first_use: bool = Field(False, description="Enter a client that is not in clients-file with its first key.")
     secagg_threshold: int | None = Field(
         None, ge=2, description="Clients that unmask a sum with secagg; default more than half of those drawn."
     )
@@ -122,6 +127,8 @@ def _agree(config: Config, federation: Federation) -> None:
     drawn = max(1, round(config.participation * n))
     if federation.min_clients is not None and federation.min_clients > drawn:
         raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
+    if federation.pin_on_first_use and federation.clients_file is None:
+        raise InputError("pin-on-first-use writes keys into clients-file; say which file that is")
     if config.secagg:
         _masked(config, federation, drawn)
     elif federation.secagg_threshold is not None:
