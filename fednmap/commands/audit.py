@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -14,6 +14,9 @@ from rich.text import Text
 from fednmap.commands.options import Json
 from fednmap.names import InputError
 from fednmap.runs.files import from_json, json_text
+
+if TYPE_CHECKING:
+    from fednmap.flower.audit import Row
 
 
 def audit(
@@ -31,9 +34,8 @@ def audit(
         raise InputError(f"{run} holds no logs of clients; on a client's machine give its state-dir")
     if client is not None and client not in found:
         raise InputError(f"there is no log of {client!r}; there are {', '.join(found)}")
-    listed = [
-        row for name, lines in found.items() if client in (None, name) for row in rows(name, of_run(lines, number))
-    ]
+    chosen = {name: lines for name, lines in found.items() if client in (None, name)}
+    listed = [row for name, lines in chosen.items() for row in rows(name, of_run(lines, number))]
     if json:
         print(json_text([row._asdict() for row in listed]))
         return
@@ -54,5 +56,5 @@ def audit(
     console.print("counted: what the server has told the client so far; of the last round it says so in the next")
 
 
-def _how_many(rows: list, word: str) -> int:  # type: ignore[type-arg]
+def _how_many(rows: list[Row], word: str) -> int:
     return sum(row.messages for row in rows if word in row.treated)

@@ -144,9 +144,7 @@ def _treated(line: Mapping[str, Any]) -> str:
     words = [word for word in ("masked", "clipped", "noised") if line.get(word)]
     if step := line.get("step"):
         words.append(f"rounded to {step:.3g}")
-    vectors = any(
-        len(item["shape"]) == 1 and item["name"].split(".")[0] in ("up", "gradient") for item in line.get("items", ())
-    )
+    vectors = any(item["name"].startswith(("up.", "gradient.", "start.")) for item in line.get("items", ()))
     return ", ".join(words) or ("as it is" if vectors else "")
 
 

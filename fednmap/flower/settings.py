@@ -114,7 +114,7 @@ def _masked(config: Config, federation: Federation, drawn: int) -> None:
         raise InputError(f"secagg hides a client among others, and {drawn} of {n} is drawn in a round; draw at least 2")
     if least > drawn:
         raise InputError(
-            f"secagg-threshold is {least}, and {drawn} of {n} clients are drawn in a round; use at most that"
+            f"secagg-threshold is {least}, and {drawn} of {n} clients are drawn in a round; use at most {drawn}"
         )
     if config.sampler.partition(":")[0] not in ("uniform", "cyclic"):
         raise InputError(f"secagg needs equally many clients in every round, which {config.sampler} does not draw")
