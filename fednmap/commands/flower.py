@@ -108,8 +108,10 @@ def _identities(file: Path, must_exist: bool = False) -> Any:
 
 
 def _public_key(file: Path) -> bytes:
-    with clear_errors(file):
+    try:
         return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"the public key {file} cannot be read: {error.strerror}") from None
 
 
 @app.command()
