@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,18 +148,7 @@ def up(
     from fednmap.flower.settings import Federation, read
 
     if resume is not None:
-        folder = RunFolder.open(resume.resolve())
-        file = resume / "federation.json"
-        if not file.exists():
-            raise InputError(
-                f"{resume} is not a run between machines; continue it with fednmap train --resume {resume}"
-            )
-        if folder.running():
-            raise InputError(f"{resume} is in use by another run; wait for it to end")
-        settings = folder.config()
-        known = from_json(file, dict)
-        known = {key: value for key, value in known.items() if key != "run"} | {"run_folder": folder.path}
-        federation = Federation.make(**known | {"resume": True})
+        folder, settings, federation = _resumed(resume)
     else:
         if algorithm:
             values["algorithms"] = (algorithm,)
@@ -181,8 +172,39 @@ def up(
         if pin_on_first_use:
             placed |= {"clients_file": folder.path.resolve() / "clients.toml", "pin_on_first_use": True}
         federation = federation.model_copy(update=placed)
-    console = Console(stderr=True, quiet=quiet)
-    result = _trial(settings, federation, console, warm=not cold)
+    _closing(folder, _trial(settings, federation, Console(stderr=True, quiet=quiet), warm=not cold), json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a trial that has not ended.")],
+    deadline: Annotated[float | None, typer.Option(help="Seconds of a round, in place of the trial's own.")] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Start SuperLink, nodes and server anew and go on from the checkpoints: nothing that was counted is lost."""
+    _needs_flower()
+    run, settings, federation = _resumed(folder)
+    if deadline is not None:
+        federation = type(federation).make(**federation.model_dump() | {"deadline": deadline})
+    _closing(run, _trial(settings, federation, Console(stderr=True, quiet=quiet), warm=not cold), json)
+
+
+def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
+    """The trial in a folder, as it was begun."""
+    from fednmap.flower.settings import Federation
+
+    folder, file = RunFolder.open(path.resolve()), path / "federation.json"
+    if not file.exists():
+        raise InputError(f"{path} is not a run between machines; continue it with fednmap train --resume {path}")
+    if folder.running():
+        raise InputError(f"{path} is in use by another run; wait for it to end")
+    known = {key: value for key, value in from_json(file, dict).items() if key != "run"}
+    return folder, folder.config(), Federation.make(**known | {"run_folder": folder.path, "resume": True})
+
+
+def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
     if json:
         print(json_text(result))
     else:
@@ -214,13 +236,17 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
         with Launcher(place / "flower", warm=warm) as launcher:
             console.print(f"starting a SuperLink and {len(federation.names)} nodes on 127.0.0.1", highlight=False)
             launcher.superlink()
-            for name in federation.names:
+
+            def node(name: str) -> None:
                 about: dict[str, Any] = {}
                 if federation.clients_file is not None:
                     about["key"] = node_key(folder.path / "clients" / "keys" / name).resolve()
                 launcher.supernode(name, folder.path / "clients", **about)
+
+            for name in federation.names:
+                node(name)
             process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
-            _watch(process, folder, config, console)
+            _watch(process, folder, config, console, launcher, node)
             result = next(iter(folder.results()), None)
             if result is None:
                 raise OSError(_why(folder, launcher))
@@ -233,11 +259,28 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _watch(process: Any, folder: RunFolder, config: Config, console: Console) -> None:
-    """A line for every round and every measurement, until the run has ended."""
+def _watch(
+    process: Any,
+    folder: RunFolder,
+    config: Config,
+    console: Console,
+    launcher: Launcher,
+    start_node: Callable[[str], None],
+) -> None:
+    """A line for every round and every measurement, until the run has ended, or what it needs has.
+
+    A node that ended is started again; without SuperLink or server everything ends, to be resumed.
+    """
     method, shown, measured, began = config.algorithms[0], -1, -1, time.monotonic()
+    begun = _status(folder).get("pid")
     while True:
         ended = process.poll() is not None
+        gone = [name for name in launcher.ended() if name != "run"]
+        if "superlink" in gone or _killed(folder, begun):
+            return
+        for name in gone:
+            console.print(f"{name}: its node has ended and is started again", highlight=False)
+            start_node(name)
         done = _status(folder).get("done", -1)
         if done > shown:
             shown = done
@@ -251,15 +294,33 @@ def _watch(process: Any, folder: RunFolder, config: Config, console: Console) ->
         time.sleep(LOOK)
 
 
+def _killed(folder: RunFolder, before: object) -> bool:
+    """Whether the server of this run, and not that of an earlier one, has begun and is gone without an end."""
+    status = _status(folder)
+    pid = status.get("pid")
+    if not pid or pid == before or status.get("finished") or status.get("error"):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def _status(folder: RunFolder) -> dict[str, Any]:
     path = folder.path / "status.json"
     return dict(from_json(path, dict)) if path.exists() else {}
 
 
 def _why(folder: RunFolder, launcher: Launcher) -> str:
-    said = _status(folder).get("error") or launcher.log("run")[-1500:]
+    status, ended = _status(folder), launcher.ended()
+    said = status.get("error") or launcher.log("run")[-1500:]
+    if "superlink" in ended:
+        said = "the SuperLink has ended"
+    elif "run" not in ended:
+        said = "the server has ended"
     place = folder.path
-    return f"the run did not finish: {said}\nlogs: {place}/logs; continue with fednmap flower up --resume {place}"
+    return f"the run did not finish: {said}\nlogs: {place}/logs; continue with fednmap flower resume {place}"
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -154,6 +154,10 @@ class Launcher:
         process.wait()
         self._tell(f"-{process.pid}")
 
+    def ended(self) -> list[str]:
+        """Processes that are no more, and were not stopped here."""
+        return [name for name, process in self.processes.items() if process.poll() is not None]
+
     def log(self, name: str) -> str:
         """What a process has said so far."""
         path = self._log(name)
