@@ -14,11 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-COMMAND = [
-    sys.executable,
-    "-m",
-    *["fednmap", "flower", "up", "--data", "digits", "--model", "logistic", "--json", "--quiet"],
-]
+TRIAL = ["--data", "digits", "--model", "logistic", "--json", "--quiet"]
+COMMAND = [sys.executable, "-m", "fednmap", "flower", "up", *TRIAL]
 
 
 def main() -> None:
