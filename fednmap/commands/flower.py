@@ -238,10 +238,8 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
             launcher.superlink()
 
             def node(name: str) -> None:
-                about: dict[str, Any] = {}
-                if federation.clients_file is not None:
-                    about["key"] = node_key(folder.path / "clients" / "keys" / name).resolve()
-                launcher.supernode(name, folder.path / "clients", **about)
+                own = folder.path / "clients"
+                launcher.supernode(name, own, node_key(own / "keys" / name) if federation.clients_file else None)
 
             for name in federation.names:
                 node(name)

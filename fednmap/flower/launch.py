@@ -92,15 +92,15 @@ class Launcher:
         home = self._home("cli")
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
 
-    def supernode(self, client: str, state_dir: Path, key: Path | None = None, **about_it: Any) -> None:
-        """Start the node of `client`, with its key for TLS; about_it: more of the node's own configuration."""
+    def supernode(self, client: str, state_dir: Path, key: Path | None = None) -> None:
+        """Start the node of `client`; with its key it proves its name, and over TLS that it is registered."""
         security = ["--insecure"]
         if self.certificates is not None:
             security = ["--root-certificates", str(self.certificates.authority)]
             security += ["--auth-supernode-private-key", str(key)] if key else []
         where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
         about = f"client='{client}' state-dir='{state_dir.resolve()}'"
-        about += "".join(f" {name}='{value}'" for name, value in about_it.items())
+        about += f" key='{key.resolve()}'" if key else ""
         node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else ["flower-supernode"]
         self.start(client, [*node, *security, *where, "--node-config", about])
 
