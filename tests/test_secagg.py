@@ -278,6 +278,17 @@ def test_a_federation_is_what_the_simulator_says_and_what_it_is_without(tmp_path
         assert torch.allclose(ours, clear, rtol=0, atol=20 * step)
 
 
+def test_on_a_coarse_grid_server_and_clients_agree_to_the_last_bit(tmp_path):
+    """Steps of 0.03: a state from the vector before rounding would be off by as much."""
+    coarse = {"secagg_bits": 32, "secagg_bound": 1e7}
+    federation = Federation(tmp_path, rounds=4, eval_every=4, **SECAGG, **coarse)
+    federation.start()
+    assert Quantised(4, 1e7, 32).step > 0.02
+    assert drift(federation) < 1e-12
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-13)
+
+
 def numbers_in(message):
     """Every number that a message holds, and every run of bytes read as numbers."""
     found = []
