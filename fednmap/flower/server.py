@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
 SITES = "sites.json"
 EVERYBODY = "*"  # stands for the client's name where only the sum over clients is known
+LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
@@ -77,10 +79,24 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
+        _end_with_the_superlink()
         config, federation = read(context.run_config)
         Coordinator(grid, config, federation, plan).run()
 
     return app
+
+
+def _end_with_the_superlink() -> None:
+    """A server whose SuperLink was killed would try to reach it for ever, and hold its run folder meanwhile."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK)
+        log.error("the SuperLink is gone; what was counted is saved, continue with resume = true")
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class News(NamedTuple):
