@@ -489,9 +489,10 @@ def test_two_messages_at_once_get_one_answer(tmp_path):
             return [answer()]
         kept = federation.grid.contexts[message.metadata.dst_node_id]
         before = copy.deepcopy(kept.state)
-        first = answer()
+        first, after = answer(), kept.state
         kept.state = before
         answers.append((first.has_error(), answer().has_error()))
+        kept.state = after
         return [first]
 
     federation = Federation(tmp_path, rounds=1, eval_every=1, fault=fault, deadline=0.5, **SECAGG)
