@@ -61,6 +61,11 @@ COMMANDS = {
         "reproduce",
         "Run a figure of the paper and judge its claims. A second call continues, to the same bits.",
     ),
+    "audit": (
+        "fednmap.commands.audit",
+        "audit",
+        "List everything that left the clients in a run between machines, from their own logs.",
+    ),
     "flower": ("fednmap.commands.flower", "app", "Federations between real machines, on Flower."),
 }
 """Name -> module, function in it (or Typer app), the first line of its help."""

@@ -17,7 +17,7 @@ from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.problems import LeastSquares
 from fednmap.runs import checkpoints
-from fednmap.runs.execution import settings
+from fednmap.runs.execution import grid_of, settings
 from fednmap.runs.experiment import architecture
 
 NAMES = ("anna", "bert", "cleo", "dora")
@@ -50,6 +50,7 @@ class FakeGrid(Grid):
         self.nodes, self.app, self.run_config, self.states = dict(nodes), app, run_config, states
         self.fault = fault or (lambda name, message, answer: [answer()])
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # messages carry them
+        self.contexts, self.about = {}, {}
         self.number, self.inbox, self.late, self.asked = count(1), {}, deque(), []
 
     def set_run(self, run): ...
@@ -85,7 +86,12 @@ class FakeGrid(Grid):
 
     def answer(self, name, message):
         try:
-            return self.app(message=message, context=context(name, self.run_config, self.states))
+            node = message.metadata.dst_node_id  # a restarted node has another number, and has forgotten
+            if node not in self.contexts:
+                self.contexts[node] = context(name, self.run_config, self.states)
+                self.contexts[node].node_config |= self.about.get(node, {})
+            kept = self.contexts[node]
+            return self.app(message=message, context=kept)
         except (ValueError, RuntimeError) as error:  # as Flower does
             return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(error)), reply_to=message)
 
@@ -102,6 +108,7 @@ class Federation:
             "data": "own",
             "model": "least-squares",
             "deadline": 5.0,
+            "min-clients": 1,
             "measure-stationarity": True,
         }
         given |= {"names": ",".join(names), "run-folder": str(folder / "run")}
@@ -113,11 +120,13 @@ class Federation:
         one.first = 0  # the client holds its own rows and nothing that says which client it is
         return LocalProblem(one)
 
-    def start(self, fault=None, nodes=None, **settings):
+    def start(self, fault=None, nodes=None, about=None, **settings):
+        """about: node -> more of its own configuration."""
         run_config = self.settings | {key.replace("_", "-"): v for key, v in settings.items()}
         config, federation = read(run_config)
         nodes = nodes or {101 + i: name for i, name in enumerate(self.names)}
         self.grid = FakeGrid(nodes, client_app(self.load), run_config, self.folder / "states", fault or self.fault)
+        self.grid.about = about or {}
         self.coordinator = Coordinator(self.grid, config, federation, lambda config, start: self.plan())
         return self.coordinator.run()
 
@@ -128,6 +137,7 @@ class Federation:
         """The server's state as the simulator has it."""
         plan, config = self.plan(), self.config
         options = {"participation": config.participation, "seed": config.seed, "start": plan.start}
+        options["secagg"] = grid_of(config, len(self.names))
         *_, end = simulate(plan.algorithm, self.problem, rounds=rounds or config.rounds, **options)
         return end.server
 

@@ -379,3 +379,79 @@ def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
     again = subprocess.run([*command, "--resume", str(tmp_path / "b"), "--json"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["objective"] == pytest.approx(json.loads(done.stdout)["objective"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_path):
+    """Real processes: keys, shares, masks and their end travel as messages; a second run sees fresh ones."""
+    from fednmap.simulation.quantised import Quantised
+
+    config = Config.make(
+        data="digits", model="logistic", clients=3, local_steps=5, eval_every=4, rounds=4, dtype="float64", secagg=True
+    )
+    federation = Federation(names=NAMES, run_folder=tmp_path / "run", measure_stationarity=True)
+    running.run(write_trial(tmp_path / "app", run_settings(config, federation))).wait(PATIENCE)
+    assert status(tmp_path / "run").get("finished"), running.log("run")
+    experiment = prepare(config)
+    algorithm = experiment.algorithm("fednmap")
+    start, grid = experiment.start(algorithm), Quantised(3)
+    *_, end = simulate(algorithm, experiment.problem, rounds=4, start=start, seed=config.seed, secagg=grid)
+    *_, clear = simulate(algorithm, experiment.problem, rounds=4, start=start, seed=config.seed)
+    x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]
+    assert float((x - algorithm.model(end.server)).abs().max()) < 1e-12
+    assert float((x - algorithm.model(clear.server)).abs().max()) < 100 * grid.step
+    result = json.loads((tmp_path / "run" / "results.json").read_text())[0]
+    assert result["took_part"] == dict.fromkeys(NAMES, 4)
+    assert result["bytes_up"] == 4 * 3 * (640 + 1) * 8
+    assert result["loss"] == pytest.approx(float(experiment.problem.loss(x)), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
+    make(tmp_path / "keys", ["client-0", "client-1", "mallory"], "127.0.0.1")
+    keys, names = tmp_path / "keys", ("client-0", "client-1")
+    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
+    config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2)
+    federation = Federation(
+        names=names, run_folder=tmp_path / "run", clients_file=keys / "clients.toml", deadline=60, min_clients=1
+    )
+    with Launcher(tmp_path / "flower", certificates) as launcher:
+        launcher.superlink()
+        for client, key in (("client-0", "client-0"), ("client-1", "mallory")):
+            launcher.flwr("supernode", "register", str(keys / f"{key}.pub"), "fednmap")
+            launcher.supernode(client, tmp_path / "states", keys / key)
+        launcher.run(write_trial(tmp_path / "app", run_settings(config, federation))).wait(PATIENCE)
+        assert status(tmp_path / "run").get("finished"), launcher.log("run")
+    assert "refused: it calls itself client-1, whose key is SHA256:" in (tmp_path / "run" / "server.log").read_text()
+    result = json.loads((tmp_path / "run" / "results.json").read_text())[0]
+    assert result["took_part"] == {"client-0": 2, "client-1": 0}
+
+
+@pytest.mark.slow
+def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        launcher.supernode("client-0", tmp_path / "states")
+
+        def online():
+            return '"online"' in launcher.flwr("supernode", "list", "fednmap", "--format", "json")
+
+        wait_for(online, "the node")
+        launcher.kill("superlink")
+        launcher.superlink()
+        wait_for(online, "the node to come back by itself")
+        assert "Registering again" in launcher.log("client-0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("secagg", [[], ["--secagg"]])
+def test_a_run_under_fire_ends_at_the_optimum(tmp_path, secagg):
+    """A few faults of each kind; tests/fault_run.py alone makes more of them."""
+    from fault_run import main
+
+    few = ["--superlink", "1", "--server", "1", "--nodes", "2", "--delays", "2"]
+    found = main([str(tmp_path / "run"), *few, *secagg])
+    assert found["from the optimum"] < 1e-8
+    assert found["from the simulation"] < 1e-8
+    assert found["h from the mean of h_i"] < 1e-12
+    assert found["counted"] == found["rounds"] == 60

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,6 +72,58 @@ def keys(
         print(f"{path}  {purpose}")
 
 
+clients_app = typer.Typer(help="Whose key is whose: the file clients.toml of a server.", no_args_is_help=True)
+app.add_typer(clients_app, name="clients")
+
+ClientsFile = Annotated[Path, typer.Argument(help="The file clients.toml.")]
+Client = Annotated[str, typer.Argument(help="The client's name.")]
+PublicKey = Annotated[
+    Path, typer.Argument(help="Its node's public key, as `fednmap flower keys` or ssh-keygen writes it.")
+]
+
+
+@clients_app.command("list")
+def list_clients(file: ClientsFile) -> None:
+    """Names and fingerprints, and keys that are revoked."""
+    known, revoked = _identities(file, must_exist=True).read()
+    for name, key in known.items():
+        print(f"{name}  {key}")
+    for key in revoked:
+        print(f"revoked  {key}")
+
+
+@clients_app.command()
+def add(file: ClientsFile, name: Client, key: PublicKey) -> None:
+    """Enter a client that is new; the file is made if there is none."""
+    print(f"{name}  {_identities(file).add(name, _public_key(key))}")
+
+
+@clients_app.command()
+def rotate(file: ClientsFile, name: Client, key: PublicKey) -> None:
+    """Another key for a client; the former one is revoked, from the next round on."""
+    print(f"{name}  {_identities(file, must_exist=True).rotate(name, _public_key(key))}")
+
+
+@clients_app.command()
+def revoke(file: ClientsFile, name: Client) -> None:
+    """A client's key counts no more, from the next round on."""
+    print(f"revoked  {_identities(file, must_exist=True).revoke(name)}  of {name}")
+
+
+def _identities(file: Path, must_exist: bool = False) -> Any:
+    _needs_flower()
+    from fednmap.flower.identity import Identities
+
+    return Identities(file, pin=not must_exist)
+
+
+def _public_key(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"the public key {file} cannot be read: {error.strerror}") from None
+
+
 @app.command()
 @with_config(hidden=("trials", "drop", "chunk", "checkpoint_every", "eval_last"), **TRIAL)
 def up(
@@ -82,8 +136,16 @@ def up(
     out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the trial in this folder.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds after which a round ends without those who are late.")] = 600,
-    min_clients: Annotated[int, typer.Option(help="Replies that a round needs; with fewer it is repeated.")] = 1,
+    min_clients: Annotated[
+        int | None, typer.Option(help="Replies that a round needs, default all; with fewer it is repeated.")
+    ] = None,
     measure_stationarity: Annotated[bool, typer.Option(help="Clients send exact gradients for |F_nat|^2.")] = True,
+    secagg_threshold: Annotated[
+        int | None, typer.Option(help="Clients that unmask a sum with --secagg; default more than half.")
+    ] = None,
+    pin_on_first_use: Annotated[
+        bool, typer.Option("--pin-on-first-use", help="Nodes get keys, and prove their names with them.")
+    ] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -94,18 +156,7 @@ def up(
     from fednmap.flower.settings import Federation, read
 
     if resume is not None:
-        folder = RunFolder.open(resume.resolve())
-        file = resume / "federation.json"
-        if not file.exists():
-            raise InputError(
-                f"{resume} is not a run between machines; continue it with fednmap train --resume {resume}"
-            )
-        if folder.running():
-            raise InputError(f"{resume} is in use by another run; wait for it to end")
-        settings = folder.config()
-        known = from_json(file, dict)
-        known = {key: value for key, value in known.items() if key != "run"} | {"run_folder": folder.path}
-        federation = Federation.make(**known | {"resume": True})
+        folder, settings, federation = _resumed(resume)
     else:
         if algorithm:
             values["algorithms"] = (algorithm,)
@@ -121,12 +172,47 @@ def up(
             "deadline": deadline,
             "min_clients": min_clients,
             "measure_stationarity": measure_stationarity,
+            "secagg_threshold": secagg_threshold,
         }
         _, federation = read(run_settings(settings, Federation.model_validate(facts)) | {"run-folder": "."})
         folder = RunFolder.create(out, settings, "flower")
-        federation = federation.model_copy(update={"run_folder": folder.path.resolve()})
-    console = Console(stderr=True, quiet=quiet)
-    result = _trial(settings, federation, console, warm=not cold)
+        placed: dict[str, Any] = {"run_folder": folder.path.resolve()}
+        if pin_on_first_use:
+            placed |= {"clients_file": folder.path.resolve() / "clients.toml", "pin_on_first_use": True}
+        federation = federation.model_copy(update=placed)
+    _closing(folder, _trial(settings, federation, Console(stderr=True, quiet=quiet), warm=not cold), json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a trial that has not ended.")],
+    deadline: Annotated[float | None, typer.Option(help="Seconds of a round, in place of the trial's own.")] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Start SuperLink, nodes and server anew and go on from the checkpoints: nothing that was counted is lost."""
+    _needs_flower()
+    run, settings, federation = _resumed(folder)
+    if deadline is not None:
+        federation = type(federation).make(**federation.model_dump() | {"deadline": deadline})
+    _closing(run, _trial(settings, federation, Console(stderr=True, quiet=quiet), warm=not cold), json)
+
+
+def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
+    """The trial in a folder, as it was begun."""
+    from fednmap.flower.settings import Federation
+
+    folder, file = RunFolder.open(path.resolve()), path / "federation.json"
+    if not file.exists():
+        raise InputError(f"{path} is not a run between machines; continue it with fednmap train --resume {path}")
+    if folder.running():
+        raise InputError(f"{path} is in use by another run; wait for it to end")
+    known = {key: value for key, value in from_json(file, dict).items() if key != "run"}
+    return folder, folder.config(), Federation.make(**known | {"run_folder": folder.path, "resume": True})
+
+
+def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
     if json:
         print(json_text(result))
     else:
@@ -148,6 +234,7 @@ def _base(file: Path) -> dict[str, Any]:
 def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers."""
     from fednmap.flower.app import run_settings, write_trial
+    from fednmap.flower.keys import node_key
     from fednmap.flower.launch import Launcher
 
     folder = RunFolder.open(federation.run_folder)
@@ -157,10 +244,15 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
         with Launcher(place / "flower", warm=warm) as launcher:
             console.print(f"starting a SuperLink and {len(federation.names)} nodes on 127.0.0.1", highlight=False)
             launcher.superlink()
+
+            def node(name: str) -> None:
+                own = folder.path / "clients"
+                launcher.supernode(name, own, node_key(own / "keys" / name) if federation.clients_file else None)
+
             for name in federation.names:
-                launcher.supernode(name, folder.path / "clients")
+                node(name)
             process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
-            _watch(process, folder, config, console)
+            _watch(process, folder, config, console, launcher, node)
             result = next(iter(folder.results()), None)
             if result is None:
                 raise OSError(_why(folder, launcher))
@@ -173,11 +265,28 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _watch(process: Any, folder: RunFolder, config: Config, console: Console) -> None:
-    """A line for every round and every measurement, until the run has ended."""
+def _watch(
+    process: Any,
+    folder: RunFolder,
+    config: Config,
+    console: Console,
+    launcher: Launcher,
+    start_node: Callable[[str], None],
+) -> None:
+    """A line for every round and every measurement, until the run has ended, or what it needs has.
+
+    A node that ended is started again; without SuperLink or server everything ends, to be resumed.
+    """
     method, shown, measured, began = config.algorithms[0], -1, -1, time.monotonic()
+    begun = _status(folder).get("pid")
     while True:
         ended = process.poll() is not None
+        gone = [name for name in launcher.ended() if name != "run"]
+        if "superlink" in gone or _killed(folder, begun):
+            return
+        for name in gone:
+            console.print(f"{name}: its node has ended and is started again", highlight=False)
+            start_node(name)
         done = _status(folder).get("done", -1)
         if done > shown:
             shown = done
@@ -191,15 +300,33 @@ def _watch(process: Any, folder: RunFolder, config: Config, console: Console) ->
         time.sleep(LOOK)
 
 
+def _killed(folder: RunFolder, before: object) -> bool:
+    """Whether the server of this run, and not that of an earlier one, has begun and is gone without an end."""
+    status = _status(folder)
+    pid = status.get("pid")
+    if not pid or pid == before or status.get("finished") or status.get("error"):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def _status(folder: RunFolder) -> dict[str, Any]:
     path = folder.path / "status.json"
     return dict(from_json(path, dict)) if path.exists() else {}
 
 
 def _why(folder: RunFolder, launcher: Launcher) -> str:
-    said = _status(folder).get("error") or launcher.log("run")[-1500:]
+    status, ended = _status(folder), launcher.ended()
+    said = status.get("error") or launcher.log("run")[-1500:]
+    if "superlink" in ended:
+        said = "the SuperLink has ended"
+    elif "run" not in ended:
+        said = "the server has ended"
     place = folder.path
-    return f"the run did not finish: {said}\nlogs: {place}/logs; continue with fednmap flower up --resume {place}"
+    return f"the run did not finish: {said}\nlogs: {place}/logs; continue with fednmap flower resume {place}"
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fednmap.core import Algorithm, State
-from fednmap.flower import wire
+from fednmap.flower import secure, wire
+from fednmap.flower.audit import LOG, Handler, audited
+from fednmap.flower.identity import prove
 from fednmap.flower.ledger import Store
 from fednmap.flower.local import LocalProblem
-from fednmap.flower.plan import Plan, Point, plan_from
-from fednmap.flower.settings import Federation, client_name, read
+from fednmap.flower.plan import Measured, Plan, Point, plan_from
+from fednmap.flower.preflight import TEXT, Site
+from fednmap.flower.settings import Federation, client_name, read, threshold
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
+from fednmap.runs.execution import grid_of
 from fednmap.runs.experiment import architecture, regularized
 from fednmap.simulation import schedules
 from fednmap.simulation.loop import dry_run
+from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.traffic import Traffic
 
 Load = Callable[[Context], LocalProblem]
@@ -39,52 +44,98 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
           `fednmap.flower.settings` has it.
 
     The node's own configuration says who it is and where its state is kept:
-    `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`.
+    `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`; besides, `key='FILE'` is the
+    node's private key, with which it proves its name, and `require-secagg=true` refuses to send a vector unmasked.
     """
     app = ClientApp()
     make_plan = plan or _plan
 
+    def logged(handler: Handler) -> Handler:
+        return audited(handler, _log_file, lambda context: _rounding(*settings(context.run_config)))
+
     @app.query()
+    @logged
     def hello(message: Message, context: Context) -> Message:
         """Who this is; the model's size and first values if asked for."""
-        content = RecordDict({"client": ConfigRecord({"name": _name(context)})})
-        if message.content["ask"]["start"]:
+        name, ask = _name(context), message.content["ask"]
+        content = RecordDict({"client": ConfigRecord({"name": name})})
+        if "key" in context.node_config and "nonce" in ask:
+            key = Path(str(context.node_config["key"])).expanduser()
+            content["proof"] = ConfigRecord(prove(key, str(ask["nonce"]), name, message.metadata.dst_node_id))
+        if ask["start"]:
             content["start"] = wire.pack(Point(load(context).start))
         return Message(content, reply_to=message)
 
+    @app.query("site")
+    @logged
+    def site(message: Message, context: Context) -> Message:
+        """What this site has: sizes, names and versions; or why it cannot say so."""
+        try:
+            about = Site.of(load(context)).record()
+        except Exception as error:  # whatever a user's `load` provokes: the server names the site and says why
+            about = {"failed": f"{type(error).__name__}: {error}"[:TEXT]}
+        return Message(RecordDict({"site": ConfigRecord(about)}), reply_to=message)
+
     @app.train()
+    @logged
     def train(message: Message, context: Context) -> Message:
         """The local steps of one round; the new state is on disk before the reply leaves."""
         order: Any = message.content["round"]
         local = load(context)
-        name = _name(context)
+        name, masks = _name(context), _masks(*settings(context.run_config), context, message)
         if order["refused"]:
             log.warning("%s: the server refused the last reply: %.200s", name, order["refused"])
         store = Store(_state_dir(context), order["run"], name)
+        plan = make_plan(context, local)
         with store.locked():
-            up = _answer(make_plan(context, local), local, message.content, order, store)
-        content = RecordDict(
-            {
-                "up": wire.pack(up),
-                "round": ConfigRecord({"ticket": order["ticket"]}),
-                "about": MetricRecord({"samples": local.samples, "exact": int(local.exact_gradients)}),
-            }
-        )
+            up = _answer(plan, local, message.content, order, store, None if masks is None else masks.quantised)
+            content = RecordDict({"up": wire.pack(plan.algorithm.pack(up))}) if masks is None else masks.cover(up)
+        content["round"] = ConfigRecord({"ticket": order["ticket"]})
+        content["about"] = MetricRecord({"samples": local.samples, "exact": int(local.exact_gradients)})
         return Message(content, reply_to=message)
 
+    @app.train("keys")
+    @logged
+    def keys(message: Message, context: Context) -> Message:
+        """Secure aggregation, first stage: fresh public keys."""
+        order: Any = message.content[secure.STATE]
+        _, federation = settings(context.run_config)
+        return Message(secure.give_keys(context, order, federation.names.index(_name(context))), reply_to=message)
+
+    @app.train("shares")
+    @logged
+    def shares(message: Message, context: Context) -> Message:
+        """Second stage: shares of the masks' secrets, encrypted for the other clients."""
+        least = threshold(*settings(context.run_config))
+        return Message(secure.give_shares(context, message.content[secure.STATE], least), reply_to=message)
+
+    @app.train("unmask")
+    @logged
+    def unmask(message: Message, context: Context) -> Message:
+        """Last stage: what the server needs to take the masks off the sum, and off nothing else."""
+        least = threshold(*settings(context.run_config))
+        order = message.content[secure.STATE]
+        return Message(secure.give_unmasking(context, order, least, _marks(context)), reply_to=message)
+
     @app.evaluate()
+    @logged
     def evaluate(message: Message, context: Context) -> Message:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local = load(context)
-        _, federation = settings(context.run_config)
+        config, federation = settings(context.run_config)
+        masks = _masks(config, federation, context, message)
         x = wire.unpack(message.content["model"], Point(local.start)).x
-        numbers: dict[str, Any] = {"samples": local.samples, "loss": local.loss(x)}
-        accuracy = local.accuracy(x)
+        gradient = local.gradient(x) if federation.measure_stationarity else x.new_zeros(0)
+        loss, accuracy = local.loss(x), local.accuracy(x)
+        if masks is not None:
+            told = (loss, 0.0, 0.0) if accuracy is None else (loss, accuracy, 1.0)
+            return Message(masks.cover(Measured(torch.tensor(told, dtype=torch.float64), gradient)), reply_to=message)
+        numbers: dict[str, Any] = {"samples": local.samples, "loss": loss}
         if accuracy is not None:
             numbers["accuracy"] = accuracy
         content = RecordDict({"about": MetricRecord(numbers)})
         if federation.measure_stationarity:
-            content["gradient"] = wire.pack(Point(local.gradient(x)))
+            content["gradient"] = wire.pack(Point(gradient))
         return Message(content, reply_to=message)
 
     return app
@@ -97,8 +148,38 @@ def _plan(context: Context, local: LocalProblem) -> Plan:
     return plan_from(config, local.start, architecture(local.problem), regularized(local.problem))
 
 
-def _answer(plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store) -> State:
-    """One client's half of a round: the packed uplink. The new state is pending until a later message counts it."""
+class _Masks(NamedTuple):
+    """What hides this client's vectors in a sum."""
+
+    context: Context
+    order: Any
+    quantised: Quantised
+    least: int
+
+    def cover(self, message: State) -> RecordDict:
+        levels = secure.flat(message, self.quantised)
+        return secure.give_masked(self.context, self.order, self.least, levels, _marks(self.context))
+
+
+def _masks(config: Config, federation: Federation, context: Context, message: Message) -> _Masks | None:
+    """None in a federation without secure aggregation; with it, nothing is sent in the clear."""
+    if not config.secagg:
+        if context.node_config.get("require-secagg"):
+            raise InputError("this client takes part with secure aggregation alone; set secagg = true")
+        return None
+    if secure.STATE not in message.content:
+        raise InputError("secagg: the server asks for a vector in the clear; refused")
+    measuring = message.metadata.message_type == MessageType.EVALUATE
+    n = len(federation.names)
+    quantised = Quantised(n) if measuring else grid_of(config, n)
+    assert quantised is not None
+    return _Masks(context, message.content[secure.STATE], quantised, threshold(config, federation))
+
+
+def _answer(
+    plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store, quantised: Quantised | None
+) -> State:
+    """One client's half of a round: the uplink. The new state is pending until a later message counts it."""
     algorithm = schedules.at(plan.algorithm, order.get("eta_a"), int(order["t"]))
     server, initial = algorithm.init(plan.start)
     message = dry_run(algorithm, server, initial)
@@ -108,9 +189,13 @@ def _answer(plan: Plan, local: LocalProblem, content: RecordDict, order: Any, st
     else:
         received = wire.unpack(content["down"], down)
     g = local.oracle(algorithm, int(order["client"]), int(order["t"]))
-    up, state = algorithm.local(received, store.current(order["counted"], initial), g)
+    before = store.current(order["counted"], initial)
+    up, state = algorithm.local(received, before, g)
+    if quantised is not None:
+        sent = quantised.sent(up)
+        up, state = sent, algorithm.believed(received, before, up, sent)
     store.keep(order["ticket"], state, received if Traffic(algorithm, server, message).follows else None)
-    return algorithm.pack(up)
+    return up
 
 
 def _followed(algorithm: Algorithm, news: Any, order: Any, store: Store, down: State, message: State) -> State:
@@ -127,6 +212,21 @@ def _name(context: Context) -> str:
     if "client" not in context.node_config:
         raise InputError("this node has no name; start it with --node-config \"client='hospital-a'\"")
     return client_name(context.node_config["client"])
+
+
+def _log_file(context: Context) -> Path:
+    """Where this client enters what it sends."""
+    return _state_dir(context) / _name(context) / LOG
+
+
+def _rounding(config: Config, federation: Federation) -> dict[str, Any]:
+    grid = grid_of(config, len(federation.names))
+    return {} if grid is None else {"step": grid.step}
+
+
+def _marks(context: Context) -> Path:
+    """Where this client marks what it has answered in secure sums."""
+    return _state_dir(context) / "secagg" / _name(context)
 
 
 def _state_dir(context: Context) -> Path:

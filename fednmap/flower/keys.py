@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fednmap.flower.identity import Identities
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
 
@@ -43,7 +44,19 @@ def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[P
         key = ec.generate_private_key(CURVE)
         made[_write(folder / name, _ssh(key), secret=True)] = f"key of {name}: give it to that node alone"
         made[_write(folder / f"{name}.pub", _public(key, name))] = f"public key of {name}: register it with the server"
+    identities = Identities(folder / "clients.toml", pin=True)
+    for name in clients:
+        identities.add(name, (folder / f"{name}.pub").read_bytes())
+    made[identities.path] = "whose key is whose: stays on the server, as clients-file"
     return made
+
+
+def node_key(path: Path) -> Path:
+    """A node's private key in `path`, made unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, _ssh(ec.generate_private_key(CURVE)), secret=True)
+    return path
 
 
 def _certificate(

@@ -93,14 +93,19 @@ class Launcher:
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
 
     def supernode(self, client: str, state_dir: Path, key: Path | None = None, **more: str) -> None:
-        """Start the node of `client`; its app is also told `more`, such as file='/data/patients.csv'."""
+        """Start the node of `client`; with its key it proves its name, and over TLS that it is registered.
+
+        more: what its app is told besides, such as file='/data/patients.csv'.
+        """
         security = ["--insecure"]
         if self.certificates is not None:
             security = ["--root-certificates", str(self.certificates.authority)]
             security += ["--auth-supernode-private-key", str(key)] if key else []
         where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
         told = {"client": client, "state-dir": str(state_dir.resolve()), **more}
-        about = " ".join(f"{key}='{value}'" for key, value in told.items())
+        if key:
+            told["key"] = str(key.resolve())
+        about = " ".join(f"{name}='{value}'" for name, value in told.items())
         node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else ["flower-supernode"]
         self.start(client, [*node, *security, *where, "--node-config", about])
 
@@ -153,6 +158,10 @@ class Launcher:
         process = self.processes.pop(name)
         process.wait()
         self._tell(f"-{process.pid}")
+
+    def ended(self) -> list[str]:
+        """Processes that are no more, and were not stopped here."""
+        return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def log(self, name: str) -> str:
         """What a process has said so far."""

@@ -27,7 +27,22 @@ RUN = re.compile(r"[0-9a-f]{16}")
 KEEP = 2  # a server whose last checkpoint is damaged falls back to the one before, and asks for an older state
 
 
+ANSWERED = 64  # marks of what was answered that are kept; only the newest ticket matters
+
 SENT = "received."  # stands before the names of what the server sent
+
+
+def once(folder: Path, ticket: object, what: str) -> None:
+    """Refuse a second time, also from a process that began before the first one ended."""
+    if not isinstance(ticket, str) or not TICKET.fullmatch(ticket):
+        raise InputError(f"the ticket is {ticket!r:.40}; due were 8 digits, '-' and 8 hexadecimal digits")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / f"{ticket}.{what}").touch(exist_ok=False)
+    except FileExistsError:
+        raise InputError(f"{what} of {ticket} was answered before; wait for the next round") from None
+    for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-ANSWERED]:
+        old.unlink(missing_ok=True)
 
 
 class Store:

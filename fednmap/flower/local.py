@@ -20,6 +20,8 @@ class LocalProblem:
     problem: a LeastSquares, Logistic or Network (or another FiniteSum) of one client.
     test:    samples and labels kept back to measure accuracy on; None, or none of them, if nothing is.
     weight:  a factor of f_i: n times this client's share where not all count the same.
+    columns: names of the features, in their order; sites whose names differ are found before the first round.
+    labels:  names of the classes, in the order of their numbers; compared likewise.
 
     >>> from fednmap.problems import LeastSquares
     >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
@@ -30,6 +32,8 @@ class LocalProblem:
     problem: FiniteSum
     test: tuple[Tensor, Tensor] | None = None
     weight: float = 1.0
+    columns: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.problem.n != 1:

@@ -2,7 +2,8 @@
 
 Flower starts a process for each message, and that process imports torch: seconds of work before the first gradient.
 Here one process imports everything once and forks for each message; it speaks Flower's own protocol between node and
-worker (`--isolation process`). An idle node looks for messages every 0.3 s, not every 3 s.
+worker (`--isolation process`). An idle node looks for messages every 0.3 s, not every 3 s. A node of Flower's ends
+when its SuperLink was killed and started anew, which does not know it; this one registers again.
 
 Use `python -m fednmap.flower.node OPTIONS` in place of `flower-supernode OPTIONS`.
 """
@@ -31,6 +32,7 @@ import fednmap.flower.tables  # noqa: F401  # and what tables need
 from fednmap.names import InputError
 
 POLL = 0.1  # seconds between looks for a message
+AGAIN = 2.0  # seconds before a node registers again with a SuperLink that has forgotten it
 DEFAULT_PORT = "9094"
 
 
@@ -39,14 +41,26 @@ def main(arguments: list[str]) -> int:
     if "--isolation" in arguments or "--ssl-certfile" in arguments:
         raise InputError("a warm node talks to its own worker on loopback: leave out --isolation and --ssl-certfile")
     address = f"127.0.0.1:{_option(arguments, '--port', DEFAULT_PORT)}"
-    command = [sys.executable, "-I", str(Path(__file__).with_name("supernode.py"))]
-    node = subprocess.Popen([*command, *arguments, "--isolation", "process", "--host", "127.0.0.1"])
-    signal.signal(signal.SIGTERM, lambda *_: node.terminate())
-    try:
-        serve(address, node)
-    except KeyboardInterrupt:
-        node.terminate()
-    return node.wait()
+    command = [sys.executable, "-I", str(Path(__file__).with_name("supernode.py")), *arguments]
+    asked_to_end = False
+    while True:
+        node = subprocess.Popen([*command, "--isolation", "process", "--host", "127.0.0.1"])
+
+        def end(*_: object, node: subprocess.Popen[bytes] = node) -> None:
+            nonlocal asked_to_end
+            asked_to_end = True
+            node.terminate()
+
+        signal.signal(signal.SIGTERM, end)
+        try:
+            serve(address, node)
+        except KeyboardInterrupt:
+            end()
+        code = node.wait()
+        if asked_to_end or code != 0:
+            return code
+        print("the SuperLink does not know this node: it was started anew. Registering again", flush=True)
+        time.sleep(AGAIN)
 
 
 def serve(address: str, node: subprocess.Popen[bytes]) -> None:

@@ -14,12 +14,20 @@ from fednmap.regularizers.layers import trained
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Methods
 from fednmap.runs.folder import Model
+from fednmap.simulation import quantised
 
 
 class Point(NamedTuple):
     """A model, or a gradient, on its way."""
 
     x: Tensor
+
+
+class Measured(NamedTuple):
+    """A measurement on its way into a secure sum: loss, accuracy, whether it has one; the gradient, or nothing."""
+
+    numbers: Tensor
+    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -74,4 +82,6 @@ def plan_from(
     algorithm = methods.algorithm(config.algorithms[0])
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
+    if config.secagg:
+        quantised.check(algorithm, start)
     return Plan(algorithm, methods.phi, methods.start(algorithm, start), module, config.measure_gamma or 1.0)

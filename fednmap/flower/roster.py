@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fednmap.flower import wire
+from fednmap.flower.identity import Identities, challenge
 from fednmap.flower.settings import client_name
+from fednmap.names import InputError
 
 POLL = 0.1  # seconds between looks for replies
 GRACE = 2.0  # seconds that Flower keeps a message beyond our deadline, so that the deadline is ours to judge
@@ -47,11 +50,18 @@ class Exchange:
     def __init__(self, wire_down: int) -> None:
         self.replies: dict[str, RecordDict] = {}
         self.heard: set[str] = set()
+        self.errors: dict[str, str] = {}
         self.wire_down, self.wire_up = wire_down, 0
+
+    def take(self, other: Exchange) -> None:
+        """Count the bytes of another one too."""
+        self.wire_down += other.wire_down
+        self.wire_up += other.wire_up
 
     def add(self, name: str, reply: Message) -> None:
         self.heard.add(name)
         if reply.has_error():
+            self.errors[name] = f"{reply.error.reason or reply.error.code}"[:300]
             log.warning("%s: error %s: %.300s", name, reply.error.code, reply.error.reason)
         else:
             self.replies[name] = reply.content
@@ -61,8 +71,12 @@ class Exchange:
 class Roster:
     """The connected nodes, each known by the name of its client; strangers and doubles are left out."""
 
-    def __init__(self, grid: Grid, names: tuple[str, ...], patience: float) -> None:
-        self.grid, self.names, self.patience = grid, names, patience
+    def __init__(
+        self, grid: Grid, names: tuple[str, ...], patience: float, identities: Identities | None = None
+    ) -> None:
+        self.grid, self.names, self.patience, self.identities = grid, names, patience, identities
+        self._proven: dict[str, str] = {}
+        """The fingerprints with which clients have proven who they are."""
         self.nodes: dict[str, int] = {}
         self._asked: set[int] = set()
 
@@ -70,14 +84,18 @@ class Roster:
         """Ask those who are new for their name; forget those who are gone. The nodes by name, in the fixed order."""
         online = set(self.grid.get_node_ids())
         self._asked &= online
-        self.nodes = {name: node for name, node in self.nodes.items() if node in online}
+        self.nodes = {name: node for name, node in self.nodes.items() if node in online and self._trusted(name)}
         new = {str(node): node for node in sorted(online - self._asked)}
         if new:
-            ask = ConfigRecord({"start": False})
-            found = exchange(self.grid, new, MessageType.QUERY, lambda _: RecordDict({"ask": ask}), self.patience)
+            nonces = {label: challenge() for label in new}
+
+            def ask(label: str) -> RecordDict:
+                return RecordDict({"ask": ConfigRecord({"start": False, "nonce": nonces[label]})})
+
+            found = exchange(self.grid, new, MessageType.QUERY, ask, self.patience)
             self._asked |= {new[label] for label in found.heard}
             for label, content in found.replies.items():
-                self._enter(new[label], content)
+                self._enter(new[label], content, nonces[label])
         self.nodes = {name: self.nodes[name] for name in self.names if name in self.nodes}
         return self.nodes
 
@@ -103,7 +121,14 @@ class Roster:
             raise TimeoutError(f"{name} did not send the first model")
         return wire.first_vector(found.replies[name]["start"], dtype)
 
-    def _enter(self, node: int, content: RecordDict) -> None:
+    def _trusted(self, name: str) -> bool:
+        """Whether the key that was proven is still that client's: it may have been revoked since."""
+        if self.identities is None or self.identities.holds(name, self._proven.get(name, "")):
+            return True
+        log.warning("%s: left out: its key counts no more", name)
+        return False
+
+    def _enter(self, node: int, content: RecordDict, nonce: str) -> None:
         """A restarted node takes over its name: the server heard of it last."""
         try:
             name = client_name(content["client"]["name"])
@@ -113,6 +138,13 @@ class Roster:
         if name not in self.names:
             log.warning("node %d left out: %s is not a client of this federation", node, name)
             return
+        if self.identities is not None:
+            try:
+                proof: Any = content.get("proof") or {}
+                self._proven[name] = self.identities.check(name, node, nonce, proof)
+            except InputError as error:
+                log.warning("node %d refused: %s", node, error)
+                return
         if name in self.nodes:
             log.warning("%s: node %d takes over from node %d", name, node, self.nodes[name])
         self.nodes[name] = node

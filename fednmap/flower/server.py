@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,14 +26,17 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, State
 from fednmap.flower import wire
-from fednmap.flower.plan import Plan, Point, plan_from
+from fednmap.flower.identity import Identities
+from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.roster import Exchange, Roster, exchange
-from fednmap.flower.settings import Federation, read
+from fednmap.flower.secure import SecureSum, Sum
+from fednmap.flower.settings import Federation, read, threshold
+from fednmap.flower.sites import Sites
 from fednmap.measure import numbers, residual
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import scheduled_step, settings, stops_of
+from fednmap.runs.execution import grid_of, scheduled_step, settings, stops_of
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.runs.keeping import DONE, summary
@@ -40,11 +44,15 @@ from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import sampler_of, take_part
+from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.traffic import Traffic
 from fednmap.simulation.trajectory import TOTALS
 
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
+SITES = "sites.json"
+EVERYBODY = "*"  # stands for the client's name where only the sum over clients is known
+LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
@@ -71,10 +79,24 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
+        _end_with_the_superlink()
         config, federation = read(context.run_config)
         Coordinator(grid, config, federation, plan).run()
 
     return app
+
+
+def _end_with_the_superlink() -> None:
+    """A server whose SuperLink was killed would try to reach it for ever, and hold its run folder meanwhile."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK)
+        log.error("the SuperLink is gone; what was counted is saved, continue with resume = true")
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class News(NamedTuple):
@@ -85,23 +107,38 @@ class News(NamedTuple):
     facts: dict[str, Any]
 
 
+class Measurement(NamedTuple):
+    """Numbers by client, or of all of them together; how many were measured, their mean loss and gradient."""
+
+    told: dict[str, dict[str, float]]
+    clients: int
+    loss: float
+    gradient: Tensor | None
+
+
 class Coordinator:
     """One run between machines."""
 
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
+        file = federation.clients_file
+        identities = None if file is None else Identities(file, federation.pin_on_first_use)
+        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities)
+        self.sites = Sites(grid, federation.deadline)
         self.make_plan = make_plan
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
         self.counted = dict.fromkeys(federation.names, "")
         self.refused = dict.fromkeys(federation.names, "")
+        self.took_part = dict.fromkeys(federation.names, 0)
         self.news: News | None = None
         self.lost: set[str] = set()
         """Clients that could not follow the news once: they are sent everything."""
         self.exact = False
         """Whether the last round has counted everybody, with exact gradients."""
         self.stops = stops_of(config)
+        self.quantised = grid_of(config, self.n)
+        self.secure = SecureSum(grid, federation.names, threshold(config, federation), federation.deadline)
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder.
@@ -120,9 +157,13 @@ class Coordinator:
 
     def _run(self) -> dict[str, Any]:
         self._status(waiting=True)
-        self.roster.wait(self.federation.min_clients, self.federation.deadline)
+        self.roster.wait(self._least(self.n), self.federation.deadline)
+        all_have = self.sites.check(self.roster.nodes, self._least(self.n), self.folder.path / SITES)
         plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
-        if plan.algorithm.traits.full_participation and self.federation.min_clients < self.n:
+        if len(plan.start) != all_have.dimension:
+            words = f"the sites' model has {all_have.dimension} parameters, the server's {len(plan.start)}"
+            raise InputError(f"{words}; give both the same model")
+        if plan.algorithm.traits.full_participation and self._least(self.n) < self.n:
             name = type(plan.algorithm).__name__
             raise InputError(f"{name} needs every client in every round; set min-clients = {self.n}, or use FedNMap")
         server, client = plan.algorithm.init(plan.start)
@@ -130,6 +171,10 @@ class Coordinator:
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
         self.traffic = Traffic(plan.algorithm, server, self.up_like)
+        if self.quantised is not None:
+            if self.plan.weights is not None:
+                raise InputError("secagg sums clients that count the same, given weights by samples; leave one out")
+            self.traffic.up = self.quantised.nbytes(self.up_like)
         done, server = self._restore(server)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
@@ -148,34 +193,34 @@ class Coordinator:
         """Round t, repeated until enough replies are good: the server's new state, on disk."""
         began, algorithm = time.monotonic(), schedules.at(self.plan.algorithm, self.eta_a, t)
         self.exact = False
-        if not self._drawn(t):  # a sampler may name nobody
+        if not (drawn := self._drawn(t)):  # a sampler may name nobody
             self._save(t, server)
             return server
+        least = self._least(len(drawn))
         down = wire.pack(algorithm.broadcast(server))
         for attempt in range(self.federation.attempts):
-            nodes = self._participants(t, attempt)
-            ticket = f"{t:08d}-{secrets.token_hex(4)}"
+            nodes = self._participants(drawn, least, t, attempt)
+            ticket = _ticket(t)
             following = {name for name in nodes if self._follows(name)}
             content = self._order(t, ticket, down, algorithm, following)
-            found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
-            ups = self._accept(found, ticket)
+            order, up, found = self._collect(nodes, content, ticket, least)
             self.lost |= following & found.heard - found.replies.keys()  # such as those who could not follow
             self._count_bytes(len(nodes), len(following), found)
-            if len(ups) >= self.federation.min_clients:
+            if len(order) >= least:
                 break
-            log.warning("round %d: %d good replies, %d needed", t, len(ups), self.federation.min_clients)
+            log.warning("round %d: %d good replies, %d needed", t, len(order), least)
         else:
-            raise TimeoutError(
-                f"round {t} failed {self.federation.attempts} times; its state is saved, continue with resume = true"
-            )
-        order = [name for name in self.federation.names if name in ups]
-        each = [self._counts(name) for name in order]
+            why = "".join(f" ({name}: {reason})" for name, reason in list(found.errors.items())[:1])
+            times = f"round {t} failed {self.federation.attempts} times{why}"
+            raise TimeoutError(f"{times}; its state is saved, continue with resume = true")
         total = sum(self._counts(name) for name in self.federation.names)
-        up, share = mean([ups[name] for name in order], each), sum(each) / total
+        share = sum(self._counts(name) for name in order) / total
         server = algorithm.aggregate(server, up, share)
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
         self.counted |= dict.fromkeys(order, ticket)
+        for name in order:
+            self.took_part[name] += 1
         self.news = self._news(ticket, up, share, algorithm, server)
         self.exact = len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
         self.totals["train_seconds"] += time.monotonic() - began
@@ -187,13 +232,27 @@ class Coordinator:
     def _counts(self, name: str) -> float:
         return self.plan.counts(self.federation.names.index(name))
 
-    def _participants(self, t: int, attempt: int) -> dict[str, int]:
+    def _least(self, drawn: int) -> int:
+        """Replies that a round needs in which so many clients are drawn."""
+        return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
+
+    def _collect(self, nodes: dict[str, int], content: Callable[[str], RecordDict], ticket: str, least: int) -> Sum:
+        """The clients that are counted, if they are enough, and the mean of their uplinks."""
+        if self.quantised is not None:
+            return self.secure(nodes, MessageType.TRAIN, content, ticket, self.up_like, self.quantised, least)
+        found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
+        ups = self._accept(found, ticket)
+        order = [name for name in self.federation.names if name in ups]
+        return Sum(
+            order, mean([ups[name] for name in order], [self._counts(name) for name in order]) if order else None, found
+        )
+
+    def _participants(self, drawn: list[int], least: int, t: int, attempt: int) -> dict[str, int]:
         """Those of the simulator's draw who are connected; a repeated round draws among whoever is."""
         config = self.config
-        nodes = self.roster.refresh()
-        if len(nodes) < self.federation.min_clients:
-            nodes = self.roster.wait(self.federation.min_clients, self.federation.deadline)
-        drawn = self._drawn(t)
+        nodes = self.sites.fitting(self.roster.refresh())
+        if len(nodes) < least:
+            nodes = self.sites.fitting(self.roster.wait(least, self.federation.deadline))
         wanted = [self.federation.names[i] for i in drawn]
         if attempt and len(drawn) < self.n:
             order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
@@ -298,6 +357,20 @@ class Coordinator:
         x = plan.algorithm.model(server)
         message = RecordDict({"model": wire.pack(Point(x))})
         nodes = self.roster.refresh()
+        told, count, loss, gradient = (self._told if self.quantised is None else self._summed)(done, nodes, x, message)
+        if gradient is None and self.federation.measure_stationarity:
+            gradient = torch.full_like(x, math.nan)
+        record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
+        record |= {"clients_measured": count, **{name: f(x) for name, f in plan.metrics.items()}}
+        self.totals["eval_seconds"] += time.monotonic() - began
+        with (self.folder.path / CLIENTS).open("a") as file:
+            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
+        record |= self.totals
+        self.folder.append(self.job, record)  # last: what is not there was not measured
+        return record
+
+    def _told(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
+        """What each client says of the model."""
         found = exchange(self.grid, nodes, MessageType.EVALUATE, lambda _: message, self.federation.deadline)
         told: dict[str, dict[str, float]] = {}
         gradients: list[Point] = []
@@ -309,21 +382,26 @@ class Coordinator:
                 told[name] = about
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("%s: measurement left out: %.200s", name, error)
-        self.totals["eval_wire_up"] += found.wire_up
-        self.totals["eval_wire_down"] += found.wire_down
+        self._count_measuring(found)
         each = [self._counts(name) for name in told]
         loss = sum(w * v["loss"] for w, v in zip(each, told.values(), strict=True)) / sum(each) if told else math.nan
-        gradient = None
-        if self.federation.measure_stationarity:
-            gradient = mean(gradients, each).x if gradients else torch.full_like(x, math.nan)
-        record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
-        record |= {"clients_measured": len(told), **{name: f(x) for name, f in plan.metrics.items()}}
-        self.totals["eval_seconds"] += time.monotonic() - began
-        with (self.folder.path / CLIENTS).open("a") as file:
-            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
-        record |= self.totals
-        self.folder.append(self.job, record)  # last: what is not there was not measured
-        return record
+        return Measurement(told, len(told), loss, mean(gradients, each).x if gradients else None)
+
+    def _summed(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
+        """What they say together, where the server sees sums alone."""
+        like = Measured(x.new_zeros(3, dtype=torch.float64), x if self.federation.measure_stationarity else x[:0])
+        found = self.secure(nodes, MessageType.EVALUATE, lambda _: message, _ticket(done), like, Quantised(self.n), 2)
+        self._count_measuring(found.found)
+        if not found.names:
+            return Measurement({}, 0, math.nan, None)
+        loss, accuracy, measured = found.mean.numbers.tolist()
+        told = {"loss": loss} | ({"accuracy": accuracy / measured} if measured else {})
+        gradient = found.mean.gradient if self.federation.measure_stationarity else None
+        return Measurement({EVERYBODY: told}, len(found.names), loss, gradient)
+
+    def _count_measuring(self, found: Exchange) -> None:
+        self.totals["eval_wire_up"] += found.wire_up
+        self.totals["eval_wire_down"] += found.wire_down
 
     def _count_bytes(self, asked: int, following: int, found: Exchange) -> None:
         traffic = self.traffic
@@ -363,6 +441,7 @@ class Coordinator:
             self._forget_after(-1)
             return 0, server
         self.totals, self.counted = {name: kept.totals[name] for name in self.totals}, kept.totals["counted"]
+        self.took_part |= kept.totals.get("took_part", {})
         self._forget_after(kept.t + 1)
         log.info("continuing after round %d", kept.t)
         return kept.t + 1, kept.server
@@ -380,7 +459,7 @@ class Coordinator:
             write_atomically(path, "".join(line for line in lines if json.loads(line)["round"] <= measured).encode())
 
     def _save(self, t: int, server: State) -> None:
-        kept = checkpoints.Kept(t, server, {**self.totals, "counted": self.counted})
+        kept = checkpoints.Kept(t, server, {**self.totals, "counted": self.counted, "took_part": self.took_part})
         self.folder.flush()
         checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config))
 
@@ -391,11 +470,17 @@ class Coordinator:
     def _finish(self, done: int, server: State, reason: str | None) -> dict[str, Any]:
         last = self.folder.records(*self.job)[-1]
         closing = summary(last) | {name: int(last[name]) for name in WIRE} | {"ended": reason or DONE}
+        closing["took_part"] = dict(self.took_part)
         if "stationarity" in last:
             closing["measure_gamma"] = self.plan.measure_gamma
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=done, finished=True)
         return closing
+
+
+def _ticket(t: int) -> str:
+    """Names one attempt at round t."""
+    return f"{t:08d}-{secrets.token_hex(4)}"
 
 
 @contextmanager

@@ -39,12 +39,22 @@ class Federation(BaseModel):
     run_folder: Path = Field(description="Run folder, on the server's machine.")
     resume: bool = Field(False, description="Go on from the last checkpoint in the run folder.")
     deadline: float = Field(600.0, gt=0, description="Seconds after which a round ends without those who are late.")
-    min_clients: int = Field(1, ge=1, description="Replies that a round needs; with fewer it is repeated.")
+    min_clients: int | None = Field(
+        None, ge=1, description="Replies that a round needs, default all that are drawn; with fewer it is repeated."
+    )
     attempts: int = Field(10, ge=1, description="Times that a round is tried before the run stops, ready to resume.")
     measure_stationarity: bool = Field(
         False, description="Clients also send their exact gradient when the model is measured."
     )
     norm_bound: float | None = Field(None, gt=0, description="Longest vector that is accepted from a client.")
+    clients_file: Path | None = Field(
+        None,
+        description="The server's clients.toml: client -> fingerprint of the key that its node must prove.",
+    )
+    pin_on_first_use: bool = Field(False, description="Enter a client that is not in clients-file with its first key.")
+    secagg_threshold: int | None = Field(
+        None, ge=2, description="Clients that unmask a sum with secagg; default more than half of those drawn."
+    )
 
     @field_validator("names", mode="before")
     @classmethod
@@ -85,16 +95,44 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
             raise unknown("setting", key, ["algorithm", *Config.model_fields, *Federation.model_fields])
     if code := code_in(given):
         raise InputError(f"{code[0]!r} names code, which settings of a federation cannot; write an app of your own")
+    if given.get("secagg") and "secagg_bound" not in given and federation.norm_bound:
+        given["secagg_bound"] = federation.norm_bound
     config = Config.make(**{**given, "clients": len(federation.names)})
     _agree(config, federation)
     return config, federation
 
 
+def threshold(config: Config, federation: Federation) -> int:
+    """Clients whose shares unmask a sum: those who must stay to its end, and one more than may collude."""
+    drawn = max(1, round(config.participation * len(federation.names)))
+    return federation.secagg_threshold or drawn // 2 + 1
+
+
+def _masked(config: Config, federation: Federation, drawn: int) -> None:
+    least, n = threshold(config, federation), len(federation.names)
+    if drawn < 2:
+        raise InputError(f"secagg hides a client among others, and {drawn} of {n} is drawn in a round; draw at least 2")
+    if least > drawn:
+        raise InputError(
+            f"secagg-threshold is {least}, and {drawn} of {n} clients are drawn in a round; use at most {drawn}"
+        )
+    if config.sampler.partition(":")[0] not in ("uniform", "cyclic"):
+        raise InputError(f"secagg needs equally many clients in every round, which {config.sampler} does not draw")
+    if federation.norm_bound is not None and config.secagg_bound != federation.norm_bound:
+        raise InputError("norm-bound and secagg-bound differ; with secagg they are one, give one of them")
+
+
 def _agree(config: Config, federation: Federation) -> None:
     n = len(federation.names)
     drawn = max(1, round(config.participation * n))
-    if federation.min_clients > drawn:
+    if federation.min_clients is not None and federation.min_clients > drawn:
         raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
+    if federation.pin_on_first_use and federation.clients_file is None:
+        raise InputError("pin-on-first-use writes keys into clients-file; say which file that is")
+    if config.secagg:
+        _masked(config, federation, drawn)
+    elif federation.secagg_threshold is not None:
+        raise InputError(f"secagg-threshold is {federation.secagg_threshold} without secagg; add secagg = true")
     if len(config.algorithms) != 1:
         raise InputError(f"a federation runs one method, given {', '.join(config.algorithms)}")
     if (config.tol or config.tol_absolute) and not federation.measure_stationarity:

@@ -22,6 +22,17 @@ def ended_lines(results: Iterable[dict[str, Any]]) -> list[str]:
     return [f"{_called(r)}: {r['rounds']} rounds, {r['ended']}" for r in early]
 
 
+def took_part_lines(results: Iterable[dict[str, Any]]) -> list[str]:
+    """In how many rounds each client was counted, where clients have names."""
+    lines = []
+    for r in results:
+        rounds: dict[str, int] = r.get("took_part") or {}
+        if rounds:
+            said = ", ".join(f"{name} {count}" for name, count in rounds.items())
+            lines.append(f"counted in rounds, of {r['rounds']}: {said}")
+    return lines
+
+
 def _called(result: dict[str, Any]) -> str:
     return str(result["method"]) + (f" #{result['trial'] + 1}" if result["trial"] else "")
 

@@ -81,6 +81,11 @@ class Config(BaseModel):
     topology: str | None = Field(
         None, description="Graph of methods without a server: ring, torus, ...; see `fednmap list topologies`."
     )
+    secagg: bool = Field(False, description="Secure aggregation: the server sees sums of uplinks alone.")
+    secagg_bound: float | None = Field(
+        None, gt=0, description="Longest uplink with secagg; default norm-bound, else 2^20. It decides the rounding."
+    )
+    secagg_bits: int | None = Field(None, description="Of a number in a masked uplink: 32 or 64, the default.")
     seed: int = Field(0, ge=0, lt=2**32, description="Decides first model, partition, minibatches and participation.")
     trials: int = Field(1, ge=1, description="Independent repetitions, with seeds seed, seed + 1, ...")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
@@ -230,6 +235,17 @@ class Config(BaseModel):
                 f"{', '.join(need)} needs every client in every round, given participation = {self.participation}, "
                 f"sampler = {self.sampler} and drop = {self.drop}; use participation = 1 and drop = 0, or fednmap"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _masks(self) -> Config:
+        given = [name for name in ("secagg_bound", "secagg_bits") if getattr(self, name) is not None]
+        if given and not self.secagg:
+            raise InputError(f"{given[0]} is {getattr(self, given[0])} without secure aggregation; add secagg = true")
+        if self.secagg_bits not in (None, 32, 64):
+            raise InputError(f"secagg_bits is {self.secagg_bits}; use 32 or 64")
+        if self.secagg_bits == 32 and self.secagg_bound is None:
+            raise InputError("secagg_bits = 32 rounds to steps of bound x clients / 2^31; set secagg_bound")
         return self
 
     @classmethod

@@ -21,6 +21,7 @@ from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, 
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, distributed, schedules, threads
 from fednmap.simulation.callbacks import stays_ended
 from fednmap.simulation.participation import sampler_of
+from fednmap.simulation.quantised import BOUND, Quantised
 from fednmap.simulation.schedules import Schedule, schedule_of
 
 
@@ -134,6 +135,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         "seed": config.seed,
         "chunk": config.chunk,
         "compile": config.compile,
+        "secagg": grid_of(config, experiment.problem.n),
     }
     return Task(
         job,
@@ -148,6 +150,11 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         config.trials,
         config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
     )
+
+
+def grid_of(config: Config, clients: int) -> Quantised | None:
+    """The grid to which uplinks are rounded for secure aggregation; None without."""
+    return Quantised(clients, config.secagg_bound or BOUND, config.secagg_bits or 64) if config.secagg else None
 
 
 def settings(config: Config) -> dict[str, Any]:

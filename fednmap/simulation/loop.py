@@ -17,9 +17,10 @@ from torch import Tensor
 from fednmap.algorithms.kernels import check_compiler, fused
 from fednmap.core import Algorithm, Declared, Problem, SecondOrder, State, declared, oracle_of
 from fednmap.names import InputError
-from fednmap.simulation import distributed, lock, schedules
+from fednmap.simulation import distributed, lock, quantised, schedules
 from fednmap.simulation.groups import Groups
 from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
+from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, alike
 from fednmap.simulation.tally import Tally
@@ -75,6 +76,7 @@ def simulate(
     store: str | Path | None = None,
     after: Round | None = None,
     compile: bool = False,
+    secagg: Quantised | None = None,
 ) -> Iterator[Round]:
     """Run `rounds` rounds and yield a Round after each.
 
@@ -93,6 +95,8 @@ def simulate(
     store:         a folder for the clients' states, when they are too many for memory; default: in memory.
     after:         any round of an earlier call with the same arguments, to go on from.
     compile:       fuse the local steps by torch.compile; needs a C++ compiler.
+    secagg:        round uplinks to the grid on which secure aggregation sums them, such as Quantised(problem.n): the
+                   trajectory is then that of a federation with secure aggregation, whose masks cancel.
 
     In a process group of torch.distributed every process makes the same call: each computes and keeps some of the
     clients (`fednmap.simulation.groups`), the server's state is the same everywhere, to the bit what one process has.
@@ -131,6 +135,9 @@ def simulate(
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
     traffic = Traffic(algorithm, server, message)
+    if secagg is not None:
+        quantised.check(algorithm, start)
+        traffic.up = secagg.nbytes(message)
     if after is not None:
         check_after(after, problem.n, server, initial)
     usual = max(1, round(participation * problem.n)) if sampler is None else problem.n
@@ -146,7 +153,7 @@ def simulate(
     if after is not None:
         first, server = after.t + 1, after.server
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
-    step = _Step(problem, about, message, groups, compile, crew)
+    step = _Step(problem, about, message, groups, compile, crew, secagg)
 
     def who_in(t: int) -> Participation:
         return take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
@@ -281,8 +288,16 @@ class _Step:
     """
 
     def __init__(
-        self, problem: Problem, about: Declared, message: State, groups: Groups, compile: bool, crew: Crew | None
+        self,
+        problem: Problem,
+        about: Declared,
+        message: State,
+        groups: Groups,
+        compile: bool,
+        crew: Crew | None,
+        secagg: Quantised | None,
     ) -> None:
+        self.secagg = secagg
         self.problem, self.message, self.groups, self.crew = problem, message, groups, crew
         self.context = fused if compile else nullcontext
         self.compiled: set[int] = set()  # sizes of groups that were computed
@@ -304,8 +319,12 @@ class _Step:
             if not len(ids):
                 return section, [torch.zeros_like(v) for v in self.message]
             rows = clients.rows(ids)
+            before = clients.view(ids, rows)
             with self.context():
-                up, new = algorithm.local(down, clients.view(ids, rows), oracle_of(algorithm, self.problem, ids, t))
+                up, new = algorithm.local(down, before, oracle_of(algorithm, self.problem, ids, t))
+            if self.secagg is not None:
+                sent = self.secagg.sent(up, self._times(ids, up))
+                up, new = sent, algorithm.believed(down, before, up, sent)
             clients.replace(ids, new, rows)
             return section, [_weighted_sum(v, self._weights(ids)) for v in up]
 
@@ -325,6 +344,13 @@ class _Step:
     def weight(self, ids: Tensor) -> float:
         """Of these clients together; without weights, how many they are."""
         return float(len(ids)) if self.weights is None else float(self._weights(ids).sum())
+
+    def _times(self, ids: Tensor, up: State) -> Tensor | float:
+        """A client multiplies its vectors by n w_i before it rounds them: their sum is then the weighted one."""
+        if self.weights is None:
+            return 1.0
+        times = (self.problem.n * self._weights(ids)).to(up[0])
+        return times.where(times > 0, 1.0)[:, None]
 
     def _is_compiled(self, groups: Sequence[Tensor]) -> bool:
         """Whether what these groups need is compiled by now, if it is at all: that must not go on in two threads."""

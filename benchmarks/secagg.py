@@ -1,0 +1,111 @@
+"""What secure aggregation costs and how exact it is.
+
+python benchmarks/secagg.py rounding        how far from the optimum of a lasso the method ends on the grid
+python benchmarks/secagg.py cryptography    processor time of the stages, without messages
+python benchmarks/secagg.py processes       bytes and seconds per round of real processes on this machine
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fednmap import simulate
+from fednmap.algorithms import FedNMap
+from fednmap.flower import masking
+from fednmap.regularizers import L1
+from fednmap.simulation.quantised import Quantised
+from fednmap.testing.algorithm import heterogeneous, optimum, smoothness
+
+CLIENTS = (3, 5, 10)
+TRIAL = ["--data", "digits", "--model", "logistic", "--json", "--quiet"]
+UP = [sys.executable, "-m", "fednmap", "flower", "up", *TRIAL]
+ROUNDS = 5
+
+
+def rounding() -> None:
+    problem, phi = heterogeneous(), L1(0.2)
+    best = optimum(problem, phi)
+    algorithm = FedNMap(phi, eta_a=0.1 / smoothness(problem), Q=5)
+    print("bits  bound    step  replies lost  |x - x*| / |x*|")
+    for grid in (Quantised(6), Quantised(6, 100.0, 32)):
+        for drop in (0.0, 0.3):
+            *_, last = simulate(algorithm, problem, rounds=1500, drop=drop, secagg=grid)
+            distance = float((algorithm.model(last.server) - best).norm() / best.norm())
+            print(f"{grid.bits:>4}  {grid.bound:>5.2g}  {grid.step:>6.1e}  {drop:>12.0%}  {distance:.1e}")
+
+
+def cryptography() -> None:
+    print("parameters  clients  ms per client  ms of the server")
+    for size in (640, 100_000):
+        for n in CLIENTS:
+            client, server = stages(n, size)
+            print(f"{size:>10}  {n:>7}  {1e3 * client:>13.0f}  {1e3 * server:>16.0f}")
+
+
+def stages(n: int, size: int) -> tuple[float, float]:
+    """Processor seconds of a client, on average, and of the server, for one sum."""
+    grid, threshold, spent = Quantised(n), n // 2 + 1, [0.0, 0.0]
+    vectors = torch.randn(n, size)
+
+    def timed(who: int, call: Callable[..., Any], *given: Any) -> Any:
+        began = time.process_time()
+        found = call(*given)
+        spent[who] += time.process_time() - began
+        return found
+
+    secrets: dict[int, Any] = {}
+    keys: dict[int, Any] = {}
+    boxes: dict[int, Any] = {}
+    masked: dict[int, Any] = {}
+    shares: dict[int, list[bytes]] = {}
+    for i in range(n):
+        secrets[i], keys[i] = timed(0, masking.begin, "", i)
+    for i in range(n):
+        secrets[i], boxes[i] = timed(0, masking.deal, secrets[i], keys, threshold)
+    for i in range(n):
+        letters = {j: boxes[j][i] for j in range(n) if j != i}
+        levels = timed(0, lambda v: masking.checked(grid.levels(v)), vectors[i])
+        secrets[i], masked[i] = timed(0, masking.mask, secrets[i], letters, threshold, levels)
+    for i in range(n):
+        secrets[i], told = timed(0, masking.reveal, secrets[i], masked, [], threshold)
+        for whose, share in told.items():
+            shares.setdefault(whose, []).append(share)
+    masking.proved(timed(1, masking.uncover, sum(masked.values()), masked, keys, shares, threshold))
+    return spent[0] / n, spent[1]
+
+
+def processes() -> None:
+    print("clients  secagg  s per round  kB up per client  kB down per client", flush=True)
+    for n in CLIENTS:
+        for secagg in (False, True):
+            found = measured(n, secagg)
+            each = n * ROUNDS * 1000
+            sizes = f"{found['wire_up'] / each:>16.1f}  {found['wire_down'] / each:>18.1f}"
+            print(
+                f"{n:>7}  {'yes' if secagg else 'no':>6}  {found['train_seconds'] / ROUNDS:>11.2f}  {sizes}", flush=True
+            )
+
+
+def measured(clients: int, secagg: bool) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as place:
+        options = ["--clients", str(clients), "--rounds", str(ROUNDS), "--eval-every", str(ROUNDS)]
+        options += ["--out", str(Path(place) / "run"), *(["--secagg"] if secagg else [])]
+        done = subprocess.run([*UP, *options], capture_output=True, text=True, check=True)
+        return dict(json.loads(done.stdout))
+
+
+if __name__ == "__main__":
+    parts = {"rounding": rounding, "cryptography": cryptography, "processes": processes}
+    part = sys.argv[1] if len(sys.argv) > 1 else "processes"
+    if part not in parts:
+        sys.exit(f"{part} is no part; there are {', '.join(parts)}")
+    parts[part]()

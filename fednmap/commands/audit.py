@@ -1,0 +1,60 @@
+"""`fednmap audit`: everything that left the clients of a run between machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fednmap.commands.options import Json
+from fednmap.names import InputError
+from fednmap.runs.files import from_json, json_text
+
+if TYPE_CHECKING:
+    from fednmap.flower.audit import Row
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="Run folder of a trial, or a client's state-dir.")],
+    client: Annotated[str | None, typer.Option(help="Of this client alone.")] = None,
+    json: Json = False,
+) -> None:
+    """List everything that left the clients in a run: names, shapes, bytes, rounds; from the clients' own logs."""
+    from fednmap.flower.audit import logs, of_run, rows
+
+    facts = run / "federation.json"
+    number = from_json(facts, dict)["run"] if facts.exists() else None
+    found = logs(run / "clients" if (run / "clients").is_dir() else run)
+    if not found:
+        raise InputError(f"{run} holds no logs of clients; on a client's machine give its state-dir")
+    if client is not None and client not in found:
+        raise InputError(f"there is no log of {client!r}; there are {', '.join(found)}")
+    chosen = {name: lines for name, lines in found.items() if client in (None, name)}
+    listed = [row for name, lines in chosen.items() for row in rows(name, of_run(lines, number))]
+    if json:
+        print(json_text([row._asdict() for row in listed]))
+        return
+    table = Table("client", "what", "rounds", "messages", "contents", "bytes", "counted", "how", box=box.SIMPLE_HEAD)
+    for k, row in enumerate(listed):
+        first = not k or listed[k - 1].client != row.client
+        span = "-" if row.rounds is None else "-".join(map(str, dict.fromkeys(row.rounds)))
+        counted = f"{row.counted}" if row.kind == "uplink" else ""
+        cells = [row.client if first else "", row.kind, span, f"{row.messages}", "\n".join(row.items), f"{row.bytes}"]
+        table.add_row(*map(Text, [*cells, counted, row.treated]))
+    console = Console()
+    console.print(table)
+    vectors = [row for row in listed if row.kind == "uplink"]
+    clear = sum(row.messages for row in vectors if row.treated == "as it is")
+    words = f"uplinks: {sum(row.messages for row in vectors)}, of them in the clear {clear}"
+    rest = f"clipped {_how_many(vectors, 'clipped')}, noised {_how_many(vectors, 'noised')}"
+    console.print(f"{words}, masked {_how_many(vectors, 'masked')}, {rest}", highlight=False)
+    console.print("counted: what the server has told the client so far; of the last round it says so in the next")
+
+
+def _how_many(rows: list[Row], word: str) -> int:
+    return sum(row.messages for row in rows if word in row.treated)

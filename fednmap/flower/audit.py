@@ -1,0 +1,163 @@
+"""What has left a client: a line of its own log for every message that it sent, and a summary of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, Context, Message
+
+from fednmap.flower.settings import client_name
+
+LOG = "sent.jsonl"
+
+WORDS = {
+    "query": "name",
+    "query.site": "what it has",
+    "train": "uplink",
+    "evaluate": "measurement",
+    "train.keys": "secagg: public keys",
+    "train.shares": "secagg: encrypted shares",
+    "train.unmask": "secagg: shares to unmask",
+}
+"""Kinds of messages, in words."""
+
+Handler = Callable[[Message, Context], Message]
+
+
+def audited(handler: Handler, file: Callable[[Context], Path], note: Callable[[Context], dict[str, Any]]) -> Handler:
+    """The handler, whose replies are entered in the client's log before they leave; also what an error says.
+
+    note: what was done to vectors on their way, by the settings that the client has.
+    """
+
+    @wraps(handler)
+    def wrapped(message: Message, context: Context) -> Message:
+        line: dict[str, Any] = {"time": round(time.time(), 3), "flower_run": str(context.run_id)}
+        line |= {"kind": message.metadata.message_type, **_asked(message)}
+        try:
+            reply = handler(message, context)
+        except Exception as error:
+            _append(file(context), line | {"error": f"{type(error).__name__}: {error}"[:300]})
+            raise
+        masked = "masked" in reply.content
+        done = {"masked": masked, "clipped": False, "noised": False} | (note(context) if masked else {})
+        _append(file(context), line | done | {"items": list(_items(reply))})
+        return reply
+
+    return wrapped
+
+
+def _asked(message: Message) -> dict[str, Any]:
+    """The round and ticket that a message is about, and what it says of earlier ones."""
+    found: dict[str, Any] = {}
+    for name in ("round", "secagg"):
+        record: Any = message.content.get(name, {})
+        found |= {key: record[key] for key in ("run", "t", "ticket", "counted") if key in record}
+    return found
+
+
+def _items(reply: Message) -> Iterator[dict[str, Any]]:
+    """Every value in a message: its name, kind, shape and bytes."""
+    for part, record in reply.content.items():
+        for name, value in record.items():
+            called = f"{part}.{name}"
+            if isinstance(record, ArrayRecord):
+                array: Any = value
+                yield {"name": called, "kind": array.dtype, "shape": list(array.shape), "bytes": len(array.data)}
+            else:
+                many = value if isinstance(value, list) else [value]
+                size = sum(len(v) if isinstance(v, str | bytes) else 8 for v in many)
+                kind = type(many[0]).__name__ if many else "nothing"
+                shape = [len(value)] if isinstance(value, list) else []
+                yield {"name": called, "kind": kind, "shape": shape, "bytes": size}
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")  # one write: messages may be answered side by side
+
+
+class Row(NamedTuple):
+    """Messages of one kind that a client sent, with equal contents, in rounds that follow each other."""
+
+    client: str
+    kind: str
+    rounds: tuple[int, int] | None
+    messages: int
+    items: tuple[str, ...]
+    bytes: int
+    counted: int
+    """How many of these the server has said that it counted."""
+    treated: str
+
+
+def logs(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """Client -> the lines of its log, from a folder of states."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(root.glob(f"*/{LOG}")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found[client_name(path.parent.name)] = [parsed for line in lines if (parsed := _parsed(line))]
+    return found
+
+
+def of_run(lines: list[dict[str, Any]], run: str | None) -> list[dict[str, Any]]:
+    """The lines of run `run`, by the number that Flower gave it; all without one."""
+    if run is None or not any(line.get("run") for line in lines):
+        return lines
+    flower = {line["flower_run"] for line in lines if line.get("run") == run}
+    return [line for line in lines if line["flower_run"] in flower]
+
+
+def rows(client: str, lines: Iterable[dict[str, Any]]) -> list[Row]:
+    """What one client sent, equal messages together."""
+    kept = list(lines)
+    counted = {line["counted"] for line in kept if line.get("counted")}
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in kept:
+        found.setdefault((WORDS.get(line["kind"], line["kind"]), _contents(line), _treated(line)), []).append(line)
+    rows = []
+    for (kind, items, treated), same in found.items():
+        rounds = [t for line in same if (t := _round(line)) is not None]
+        size = sum(item["bytes"] for line in same for item in line.get("items", ()))
+        told = sum(line["kind"] == "train" and line.get("ticket") in counted for line in same)
+        span = (min(rounds), max(rounds)) if rounds else None
+        rows.append(Row(client, kind, span, len(same), items, size, told, treated))
+    return rows
+
+
+def _contents(line: Mapping[str, Any]) -> tuple[str, ...]:
+    if "error" in line:
+        return (f"error: {line['error']}",)
+    return tuple(
+        f"{item['name']} {item['kind']}" + (f" ({', '.join(map(str, item['shape']))})" if item["shape"] else "")
+        for item in line.get("items", ())
+    )
+
+
+def _treated(line: Mapping[str, Any]) -> str:
+    words = [word for word in ("masked", "clipped", "noised") if line.get(word)]
+    if step := line.get("step"):
+        words.append(f"rounded to {step:.3g}")
+    vectors = any(item["name"].startswith(("up.", "gradient.", "start.")) for item in line.get("items", ()))
+    return ", ".join(words) or ("as it is" if vectors else "")
+
+
+def _round(line: Mapping[str, Any]) -> int | None:
+    if "t" in line:
+        return int(line["t"])
+    return int(line["ticket"][:8]) if "ticket" in line else None
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of a log; None for one that was cut off."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "kind" in found else None

@@ -1,0 +1,582 @@
+"""Secure aggregation: sums on a grid, masks that cancel, and a server that sees nothing else."""
+
+import json
+import logging
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flower_grid import NAMES, Federation, make_problem
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fednmap import simulate
+from fednmap.algorithms import FedAvg, FedDR, FedNMap
+from fednmap.flower import masking, secure
+from fednmap.flower.settings import read
+from fednmap.problems import LeastSquares
+from fednmap.regularizers import L1, Zero
+from fednmap.simulation.quantised import Quantised
+from fednmap.testing import optimum
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
+
+
+# the grid
+
+
+@given(
+    n=st.integers(2, 2000),
+    bits=st.sampled_from([32, 64]),
+    bound=st.floats(1e-6, 1e6),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_sums_on_the_grid_are_exact_and_what_was_sent_is_within_half_a_step(n, bits, bound, seed, dtype):
+    grid = Quantised(n, bound, bits)
+    rng = torch.Generator().manual_seed(seed)
+    few = min(n, 5)
+    vectors = torch.randn(few, 7, generator=rng, dtype=dtype)
+    vectors *= 0.999 * bound / vectors.norm(dim=-1, keepdim=True)
+    sent = grid.rounded(vectors)
+    assert sent.dtype == dtype
+    assert torch.equal(grid.rounded(sent), sent)
+    assert float((sent - vectors).abs().max()) <= grid.step / 2
+    total = sum(grid.levels(v) for v in vectors)
+    whole = [sum(int(v) for v in column) for column in (sent.double() / grid.step).T.tolist()]
+    assert total.view(f"int{bits}").tolist() == whole
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("n", [2, 3, 16, 1000])
+def test_as_many_of_the_longest_vectors_as_there_are_clients_do_not_overflow(n, bits):
+    grid = Quantised(n, 3.0, bits)
+    for sign in (1.0, -1.0):
+        level = grid.levels(torch.tensor([sign * 3.0, 0.0], dtype=torch.float64))
+        total = (level.astype(object) * n % 2**bits).astype(level.dtype)
+        assert grid.sum(total).tolist() == pytest.approx([sign * 3.0 * n, 0.0], abs=n * grid.step)
+
+
+def test_the_step_is_a_power_of_two_and_no_finer_one_would_do():
+    for n in (2, 3, 10, 1000):
+        for bits in (32, 64):
+            grid = Quantised(n, 5.0, bits)
+            assert np.log2(grid.step) % 1 == 0
+            assert n * 5.0 / grid.step < 2.0 ** (bits - 1) <= 4 * n * 5.0 / grid.step
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Quantised(4, bits=16), "use 32 or 64"),
+        (lambda: Quantised(1), "at least 2"),
+        (lambda: Quantised(4, bound=0.0), "above 0"),
+        (lambda: Quantised(4, bound=1.0).rounded(torch.tensor([3.0, 4.0])), "norm 5, above the bound 1"),
+        (lambda: Quantised(4).levels(torch.tensor([float("nan")])), "NaN or infinity"),
+        (lambda: Quantised(4).levels(torch.tensor([float("inf")])), "NaN or infinity"),
+    ],
+)
+def test_nothing_is_clipped(make, why):
+    with pytest.raises(ValueError, match=why) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+# the simulator
+
+
+def lasso(weights=None):
+    problem = make_problem()
+    return LeastSquares([problem.data[i] for i in range(4)], weights=weights)
+
+
+@pytest.mark.parametrize("weights", [None, "uneven"])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_on_the_grid_the_method_ends_at_the_optimum(weights, bits):
+    problem = lasso([0.1, 0.2, 0.3, 0.4] if weights else None)
+    algorithm, grid = FedNMap(L1(0.5), eta_a=0.1, Q=5), Quantised(4, 1e3, bits)
+    *_, last = simulate(algorithm, problem, rounds=100, drop=0.2, secagg=grid)
+    best = optimum(problem, L1(0.5))
+    assert float((algorithm.model(last.server) - best).norm()) < 10 * grid.step + 1e-12
+    h = last.clients[torch.arange(4)].h
+    mean = h.mean(0) if weights is None else torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64) @ h
+    assert float((mean - last.server.h).abs().max()) < 1e-12
+
+
+def test_a_state_from_the_vector_that_was_not_sent_would_not_do(monkeypatch):
+    """On a coarse grid: why `believed` is asked."""
+    algorithm, problem, grid = FedNMap(L1(0.5), eta_a=0.1, Q=5), lasso(), Quantised(4, 2.0**26, 32)
+
+    def drift():
+        *_, last = simulate(algorithm, problem, rounds=60, secagg=grid)
+        return float((last.clients[torch.arange(4)].h.mean(0) - last.server.h).abs().max())
+
+    assert drift() < 1e-12
+    monkeypatch.setattr(FedNMap, "believed", lambda self, down, client, up, sent: self.Client(up.y - sent.y + sent.y))
+    assert drift() > 1e-3
+
+
+def test_bytes_up_are_those_of_the_ring():
+    for bits in (32, 64):
+        first = next(iter(simulate(FedAvg(eta_a=0.1), make_problem(), rounds=1, secagg=Quantised(4, 1e4, bits))))
+        assert first.bytes_up == 4 * (6 + 1) * bits // 8
+
+
+def test_a_method_that_cannot_is_refused():
+    with pytest.raises(ValueError, match="FedDR cannot say what its state is when its uplink is changed") as caught:
+        simulate(FedDR(Zero(), eta_a=0.1), make_problem(), rounds=1, secagg=Quantised(4))
+    assert "\n" not in str(caught.value)
+
+
+# the masks
+
+
+def attempt(n, threshold, lost, bits=64, spoil=None):
+    """A sum in which lost[k] leave before stage k; the sum that the server gets, and the true one of who is in it."""
+    grid = Quantised(n, 1e3, bits)
+    vectors = torch.randn(n, 5, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    secrets, keys, boxes, masked, shares = {}, {}, {}, {}, {}
+    for i in set(range(n)) - lost.get(1, set()):
+        secrets[i], keys[i] = masking.begin("00000000-00000000", i)
+    for i in set(keys) - lost.get(2, set()):
+        secrets[i], boxes[i] = masking.deal(secrets[i], keys, threshold)
+    for i in set(boxes) - lost.get(3, set()):
+        letters = {j: boxes[j][i] for j in boxes if j != i}
+        levels = masking.checked(grid.levels(vectors[i]))
+        secrets[i], masked[i] = masking.mask(secrets[i], letters, threshold, levels)
+        assert not (masked[i] == levels).any()
+    for i in set(masked) - lost.get(4, set()):
+        secrets[i], told = masking.reveal(secrets[i], masked, boxes.keys() - masked.keys(), threshold)
+        for whose, share in told.items():
+            shares.setdefault(whose, []).append(share)
+    if spoil:
+        spoil(shares, masked)
+    total = sum(masked.values())
+    found = masking.proved(
+        masking.uncover(total, masked, {i: keys[i] for i in boxes}, shares, threshold),
+    )
+    return grid.sum(found), grid.rounded(vectors[list(masked)]).sum(0)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("stage", [1, 2, 3, 4])
+@pytest.mark.parametrize("who", [*combinations(range(4), 1), (0, 3)])
+def test_who_leaves_at_any_stage_is_survived_while_enough_stay(stage, who, bits):
+    found, due = attempt(4, 2, {stage: set(who)}, bits)
+    assert torch.allclose(found, due, rtol=0, atol=1e-12)
+
+
+def test_some_leave_at_every_stage():
+    found, due = attempt(7, 3, {1: {0}, 2: {6}, 3: {2}, 4: {4}})
+    assert torch.allclose(found, due, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("stage", "why"), [(1, "take part"), (2, "take part"), (3, "a sum of 2"), (4, "2 shares")])
+def test_with_fewer_than_the_threshold_there_is_no_sum(stage, why):
+    with pytest.raises(ValueError, match=why):
+        attempt(4, 3, {stage: {0, 1}})
+
+
+def wrong_share(shares, masked):
+    shares[2] = [share[:10] + bytes([share[10] ^ 1]) + share[11:] for share in shares[2]]
+
+
+def wrong_vector(shares, masked):
+    masked[2] = masked[2] + np.array([1, 0, 0, 0, 0, 0], dtype=masked[2].dtype)
+
+
+@pytest.mark.parametrize("spoil", [wrong_share, wrong_vector])
+@pytest.mark.parametrize("lost", [{}, {3: {2}}])
+def test_a_mask_that_is_left_over_is_noticed(spoil, lost):
+    if spoil is wrong_vector and lost:
+        pytest.skip("it is not in the sum")
+    with pytest.raises(ValueError, match=r"do not cancel|do not fit together|another key|no key"):
+        attempt(4, 2, lost, spoil=spoil)
+
+
+def test_a_client_refuses_keys_and_lists_that_cannot_be():
+    (a, ka), (b, kb), (_, kc) = (masking.begin("00000000-00000000", i) for i in range(3))
+    everybody = {0: ka, 1: kb, 2: kc}
+    for wrong, why in (
+        ({0: kb, 1: ka, 2: kc}, "other keys than this client sent"),
+        ({0: ka}, "at least 2"),
+        ({0: ka, 1: kb, 2: kb}, "same key"),
+        ({1: kb, 2: kc}, "other keys"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            masking.deal(a, wrong, 2)
+    a, _ = masking.deal(a, everybody, 2)
+    b, others = masking.deal(b, everybody, 2)
+    levels = masking.checked(Quantised(3).levels(torch.ones(4)))
+    for letters, why in (({1: b"no letter"}, "decrypted"), ({7: others[0]}, "no keys"), ({2: others[0]}, "decrypted")):
+        with pytest.raises(ValueError, match=why):
+            masking.mask(a, letters, 2, levels)
+    a, _ = masking.mask(a, {1: others[0]}, 2, levels)
+    for alive, gone, why in (
+        ([0, 1], [1], "does not fit"),
+        ([0], [1], "a sum of 1"),
+        ([1], [0], "does not fit"),
+        ([0, 1, 2], [], "does not fit"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            masking.reveal(a, alive, gone, 2)
+
+
+def test_masks_are_uniform_and_never_the_same_twice():
+    secrets = [masking.begin("00000000-00000000", i) for i in range(2)]
+    seen = set()
+    for _ in range(3):
+        for i in range(2):
+            secrets[i] = masking.begin("00000000-00000000", i)
+        keys = {i: secrets[i][1] for i in range(2)}
+        (a, _), (_, to_a) = (masking.deal(secrets[i][0], keys, 2) for i in range(2))
+        _, covered = masking.mask(a, {1: to_a[0]}, 2, np.zeros(20000, dtype=np.uint64))
+        shares = covered.astype(np.float64) / 2.0**64
+        assert abs(shares.mean() - 0.5) < 0.02
+        assert abs(shares.std() - 12**-0.5) < 0.02
+        assert not seen & set(covered.tolist())
+        seen |= set(covered.tolist())
+
+
+# between machines
+
+SECAGG = {"secagg": True}
+
+
+def drift(federation):
+    """How far the server's h is from the mean of the clients' h_i."""
+    h = torch.stack([state.h for state in federation.client_states()])
+    return float((h.mean(0) - federation.server()[0].h).abs().max())
+
+
+def error(federation):
+    best = optimum(federation.problem, L1(0.5))
+    return float((federation.plan().algorithm.model(federation.server()[0]) - best).norm() / best.norm())
+
+
+METHODS = ["fednmap", "zhang", "fedcanon", "scaffold", "fedavg", "fedda"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_federation_is_what_the_simulator_says_and_what_it_is_without(tmp_path, method):
+    given = {"algorithm": method, "reg": "none" if method in ("scaffold", "fedavg") else "l1:0.5", "rounds": 3}
+    given |= {"participation": 0.5, "seed": 3, "eval_every": 3, "batch_size": 4}
+    federation = Federation(tmp_path, make_problem(batch_size=4), **given, **SECAGG)
+    federation.start()
+    (tmp_path / "plain").mkdir()
+    plain = Federation(tmp_path / "plain", make_problem(batch_size=4), **given)
+    plain.start()
+    step = Quantised(4).step
+    assert len(federation.server()[0]) == len(federation.simulated())
+    for ours, simulated, clear in zip(federation.server()[0], federation.simulated(), plain.server()[0], strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-13)
+        assert torch.allclose(ours, clear, rtol=0, atol=20 * step)
+
+
+def test_on_a_coarse_grid_server_and_clients_agree_to_the_last_bit(tmp_path):
+    """Steps of 0.03: a state from the vector before rounding would be off by as much."""
+    coarse = {"secagg_bits": 32, "secagg_bound": 1e7}
+    federation = Federation(tmp_path, rounds=4, eval_every=4, **SECAGG, **coarse)
+    federation.start()
+    assert Quantised(4, 1e7, 32).step > 0.02
+    assert drift(federation) < 1e-12
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-13)
+
+
+def numbers_in(message):
+    """Every number that a message holds, and every run of bytes read as numbers."""
+    found = []
+    for record in message.content.values():
+        if isinstance(record, ArrayRecord):
+            found += [array.numpy().reshape(-1) for array in record.values()]
+        elif isinstance(record, ConfigRecord):
+            for value in record.values():
+                for one in value if isinstance(value, list) else [value]:
+                    if isinstance(one, bytes):
+                        for skip in range(8):
+                            whole = one[skip : skip + (len(one) - skip) // 8 * 8]
+                            found += [np.frombuffer(whole, np.int64), np.frombuffer(whole, np.float64)]
+    return found
+
+
+def shows(message, vectors, grid):
+    """Whether one of the vectors can be read from the message: as it is, or as levels; a part of it suffices."""
+    for values in numbers_in(message):
+        for v in vectors:
+            levels = np.rint(v / grid.step)
+            if np.isin(v, values).any() or np.isin(levels, values.astype(np.float64)).any():
+                return True
+    return False
+
+
+@pytest.mark.parametrize("secagg", [True, False])
+def test_the_server_receives_no_unmasked_vector(tmp_path, monkeypatch, secagg):
+    """Everything that reaches the server is looked through; without secure aggregation the same look finds them all."""
+    vectors, received, totals = [], [], []
+    local = FedNMap.local
+
+    def watched(self, down, client, g):
+        up, state = local(self, down, client, g)
+        if bool(up.y.any()):  # not a dry run
+            vectors.append(Quantised(4).rounded(up.y).numpy() if secagg else up.y.numpy().copy())
+        return up, state
+
+    mean_of = secure.mean_of
+    monkeypatch.setattr(FedNMap, "local", watched)
+    monkeypatch.setattr(secure, "mean_of", lambda *given: totals.append(mean_of(*given)) or totals[-1])
+
+    def record(name, message, answer):
+        received.append((message.metadata.message_type, reply := answer()))
+        return [reply]
+
+    federation = Federation(tmp_path, rounds=2, eval_every=2, secagg=secagg)
+    federation.start(fault=record)
+    assert len(vectors) == 8
+    readable = [kind for kind, message in received if shows(message, vectors, Quantised(4))]
+    assert readable.count(MessageType.TRAIN) == (0 if secagg else 8)
+    if secagg:
+        assert not readable
+        means = [np.mean(vectors[4 * t : 4 * t + 4], axis=0) for t in range(2)]
+        sums = [total.y for total in totals if isinstance(total, FedNMap.Up)]
+        assert np.allclose(means, torch.stack(sums), rtol=0, atol=1e-12)
+        measured = [m for kind, m in received if kind == MessageType.EVALUATE]
+        assert measured
+        assert all(sorted(m.content) == ["masked"] for m in measured)
+        lines = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
+        assert {line["client"] for line in lines} == {"*"}
+
+
+def test_a_server_that_opens_one_mask_still_sees_nothing(tmp_path):
+    """Of a client that is lost the server learns the key, of one that stays the seed; never both."""
+    grid, n = Quantised(3), 3
+    secrets, keys, boxes, masked = {}, {}, {}, {}
+    for i in range(n):
+        secrets[i], keys[i] = masking.begin("00000000-00000000", i)
+    for i in range(n):
+        secrets[i], boxes[i] = masking.deal(secrets[i], keys, 2)
+    seed = secrets[0].seed
+    levels = masking.checked(grid.levels(torch.ones(4)))
+    for i in range(n):
+        letters = {j: boxes[j][i] for j in range(n) if j != i}
+        secrets[i], masked[i] = masking.mask(secrets[i], letters, 2, levels)
+    assert not ((masked[0] - masking.stream(seed, levels)) == levels).any()
+    for i in range(n):
+        after, told = masking.reveal(secrets[i], [0, 1], [2], 2) if i < 2 else (None, {})
+        for whose, share in told.items():
+            of_seed, of_key = next(s[1:] for s in secrets[i].shares if s[0] == whose)
+            assert share == (of_key if whose == 2 else of_seed)
+        assert after is None or not (after.shares or after.mask or after.share or after.seed)
+
+
+STAGES = {"keys": "train.keys", "shares": "train.shares", "masked": "train", "unmask": "train.unmask"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_client_that_is_lost_at_a_stage_keeps_its_state_and_the_method_stays_exact(tmp_path, stage):
+    """It computes, and its reply gets lost: in round 1, and in round 3 another one."""
+    kind, rounds = STAGES[stage], {"first": []}
+
+    def fault(name, message, answer):
+        reply = answer()
+        ticket = message.content["secagg"]["ticket"] if "secagg" in message.content else "0000000x"
+        lost = {1: "bert", 3: "anna"}.get(int(ticket[:8], 36))
+        rounds["first"].append(ticket)
+        return [] if name == lost and message.metadata.message_type == kind else [reply]
+
+    federation = Federation(tmp_path, fault=fault, deadline=0.6, rounds=4, eval_every=4, **SECAGG)
+    closing = federation.start()
+    assert drift(federation) < 1e-12
+    due = dict.fromkeys(NAMES, 4) | ({} if stage == "unmask" else {"bert": 3, "anna": 3})
+    assert closing["took_part"] == due
+
+
+def test_a_round_that_cannot_be_unmasked_is_repeated_and_nothing_is_counted_twice(tmp_path):
+    lost = {"left": 2}
+
+    def fault(name, message, answer):
+        reply, kind = answer(), message.metadata.message_type
+        lost["begun"] = lost.get("begun") or kind == "train"
+        if lost["begun"] and kind == "train.unmask" and name in ("anna", "bert") and lost["left"]:
+            lost["left"] -= 1
+            return []
+        return [reply]
+
+    federation = Federation(tmp_path, fault=fault, deadline=0.5, rounds=3, eval_every=3, **SECAGG)
+    federation.start()
+    tickets = {m.content["round"]["ticket"] for _, m in federation.grid.asked if "round" in m.content}
+    assert len(tickets) == 4
+    assert drift(federation) < 1e-13
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-12)
+
+
+def test_lost_and_restarted_nodes_and_a_resumed_server(tmp_path):
+    """A node that restarts in the middle of a round has forgotten its keys and is left out of that round."""
+
+    restarts = [True]
+
+    def fault(name, message, answer):
+        t = message.content["round"]["t"] if "round" in message.content else -1
+        if name == "cleo" and t == 1 and restarts:
+            del federation.grid.contexts[message.metadata.dst_node_id], restarts[0]
+        return [answer()]
+
+    federation = Federation(tmp_path, fault=fault, deadline=0.6, rounds=3, eval_every=3, **SECAGG)
+    closing = federation.start()
+    assert closing["took_part"] == dict.fromkeys(NAMES, 3) | {"cleo": 2}
+    federation.start(resume=True, rounds=5, fault=lambda name, message, answer: [answer()])
+    assert drift(federation) < 1e-12
+
+
+def lossy(every):
+    """One node is lost in every so many rounds: at another stage each time, and another one."""
+    stages = list(STAGES.values())
+
+    def fault(name, message, answer):
+        reply = answer()
+        kind = message.metadata.message_type
+        if "secagg" not in message.content or kind == MessageType.EVALUATE:
+            return [reply]
+        t = int(message.content["secagg"]["ticket"][:8])
+        k = t // every
+        return [] if t % every == every - 1 and kind == stages[k % 4] and name == NAMES[k % 4] else [reply]
+
+    return fault
+
+
+def test_with_losses_the_optimum_is_reached(tmp_path):
+    given = {"rounds": 30, "eval_every": 30, "deadline": 0.4, "local_steps": 1, "eta_a": 0.5, "gamma": 1.0}
+    federation = Federation(tmp_path, fault=lossy(10), **given, **SECAGG)
+    federation.start()
+    assert error(federation) < 1e-6
+    assert drift(federation) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [{}, {"secagg_bits": 32, "secagg_bound": 200.0}])
+def test_after_200_rounds_with_a_node_lost_in_every_tenth_the_optimum_is_reached(tmp_path, bits):
+    federation = Federation(tmp_path, fault=lossy(10), rounds=200, eval_every=200, deadline=0.6, **SECAGG, **bits)
+    federation.start()
+    assert error(federation) < (1e-6 if bits else 1e-11)
+    assert drift(federation) < 1e-12
+
+
+def asked(federation, kind):
+    return next(m for name, m in federation.grid.asked if name == "anna" and m.metadata.message_type == kind)
+
+
+@pytest.mark.parametrize("kind", ["train.shares", "train", "train.unmask", "evaluate"])
+def test_a_stage_is_answered_once(tmp_path, kind):
+    federation = Federation(tmp_path, rounds=1, eval_every=1, **SECAGG)
+    federation.start()
+    assert federation.grid.answer("anna", asked(federation, kind)).has_error()
+
+
+def test_two_messages_at_once_get_one_answer(tmp_path):
+    """Both find the stage due, as processes that began together do."""
+    import copy
+
+    answers = []
+
+    def fault(name, message, answer):
+        if name != "anna" or message.metadata.message_type not in ("train", "train.unmask", "evaluate"):
+            return [answer()]
+        kept = federation.grid.contexts[message.metadata.dst_node_id]
+        before = copy.deepcopy(kept.state)
+        first, after = answer(), kept.state
+        kept.state = before
+        answers.append((first.has_error(), answer().has_error()))
+        kept.state = after
+        return [first]
+
+    federation = Federation(tmp_path, rounds=1, eval_every=1, fault=fault, deadline=0.5, **SECAGG)
+    federation.start()
+    assert len(answers) == 6  # a measurement, a round and a measurement, two stages each
+    assert set(answers) == {(False, True)}
+
+
+def test_a_vector_in_the_clear_is_refused(tmp_path):
+    federation = Federation(tmp_path, rounds=1, **SECAGG)
+    federation.start()
+    for kind in ("train", "evaluate"):
+        message = asked(federation, kind)
+        clear = Message(
+            RecordDict({k: v for k, v in message.content.items() if k != "secagg"}), message.metadata.dst_node_id, kind
+        )
+        reply = federation.grid.answer("anna", clear)
+        assert "in the clear" in reply.error.reason
+
+
+def test_a_client_may_insist(tmp_path):
+    federation = Federation(tmp_path, rounds=1, attempts=1, deadline=0.5, min_clients=4)
+
+    def fault(name, message, answer):
+        node = message.metadata.dst_node_id
+        if node in federation.grid.contexts:
+            federation.grid.contexts[node].node_config["require-secagg"] = True
+        return [answer()]
+
+    with pytest.raises(TimeoutError, match="with secure aggregation alone"):
+        federation.start(fault=fault)
+
+
+def test_an_uplink_above_the_bound_stops_the_run_and_says_so(tmp_path):
+    federation = Federation(tmp_path, norm_bound=1.0, attempts=2, deadline=0.5, **SECAGG)
+    with pytest.raises(TimeoutError, match=r"round 0 failed 2 times \(anna: .*norm .* above the bound 1"):
+        federation.start()
+
+
+def test_garbage_in_a_stage_costs_that_client_the_round(tmp_path, caplog):
+    def fault(name, message, answer):
+        reply = answer()
+        kind = message.metadata.message_type
+        if name == "cleo" and kind.startswith("train."):
+            reply = Message(
+                RecordDict({"secagg": ConfigRecord({"mask": "x", "clients": [1], "data": [2]})}), reply_to=message
+            )
+        return [reply]
+
+    federation = Federation(tmp_path, fault=fault, rounds=2, eval_every=2, **SECAGG)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        logging.getLogger("flwr").propagate = True
+        closing = federation.start()
+    assert closing["took_part"] == {"anna": 2, "bert": 2, "cleo": 0, "dora": 2}
+    assert "cleo: reply left out" in caplog.text
+    assert drift(federation) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"secagg-threshold": 5}, "secagg-threshold is 5, and 4 of 4 clients are drawn in a round; use at most 4"),
+        ({"secagg-threshold": 3, "participation": 0.5}, "secagg-threshold is 3, and 2 of 4"),
+        ({"secagg-threshold": 1}, "secagg_threshold"),
+        ({"participation": 0.25}, "hides a client among others"),
+        ({"secagg-bits": 16}, "use 32 or 64"),
+        ({"secagg-bits": 32}, "set secagg_bound"),
+        ({"sampler": "poisson"}, "equally many clients"),
+        ({"norm-bound": 2.0, "secagg-bound": 3.0}, "give one of them"),
+        ({"secagg": False, "secagg-threshold": 2}, "add secagg = true"),
+        ({"secagg": False, "secagg-bound": 2.0}, "add secagg = true"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_line(given, why):
+    with pytest.raises(ValueError, match=why) as caught:
+        read({"names": "a,b,c,d", "run-folder": "x", "secagg": True} | given)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_range_follows_norm_bound():
+    config, _ = read({"names": "a,b,c,d", "run-folder": "x", "secagg": True, "norm-bound": 7.0})
+    assert config.secagg_bound == 7.0
+
+
+def test_a_method_that_cannot_is_refused_between_machines(tmp_path):
+    with pytest.raises(ValueError, match="FedDR cannot say what its state is"):
+        Federation(tmp_path, algorithm="feddr", **SECAGG).start()
