@@ -163,6 +163,20 @@ class Algorithm(ABC):
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
         """The local steps of one client, or of a stack of clients: what it sends, and its new state."""
 
+    def believed(self, down: State, client: State, up: State, sent: State) -> State:
+        """The client's new state if `sent`, and not the `up` that `local` made, is what was summed.
+
+        For whatever changes an uplink on its way out (clipping, rounding to a grid): a state that is built from the
+        vector that really left keeps the method exact. With sent = up it is the state that `local` returned. A method
+        without state on the clients has nothing to say here; any other must, or its uplinks cannot be changed.
+        """
+        if not client:
+            return client
+        raise InputError(
+            f"{type(self).__name__} cannot say what its state is when its uplink is changed; use FedNMap, Zhang, "
+            "FedCanon, SCAFFOLD or a method without state on the clients, such as FedAvg"
+        )
+
     @abstractmethod
     def aggregate(self, server: State, up: State, share: float) -> State:
         """The server's new state from the MEAN of the uplinks received and the share of clients they are."""

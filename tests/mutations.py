@@ -26,8 +26,14 @@ TESTS = [
 # method (a file of fednmap/algorithms or fednmap/decentralized), what is damaged, the line before, the line after
 MUTATIONS = [
     ("fednmap", "sign of the correction", "+ down.h) - client.h", "- down.h) + client.h"),
-    ("fednmap", "no correction", "(self._pull(z) + down.h) - client.h", "self._pull(z).expand_as(client.h).clone()"),
-    ("fednmap", "no pull (z - x)/gamma", "self._pull(z) + down.h", "down.h"),
+    (
+        "fednmap",
+        "no correction",
+        "(self._pull(down.z) + down.h) - client.h",
+        "self._pull(down.z).expand_as(client.h).clone()",
+    ),
+    ("fednmap", "no pull (z - x)/gamma", "self._pull(down.z) + down.h", "down.h"),
+    ("fednmap", "state from what was computed", "sent.y - self._direction", "up.y - self._direction"),
     ("fednmap", "h_i keeps the pull", "self.Client(y - d)", "self.Client(y - (down.h - client.h))"),
     ("fednmap", "server's h keeps the pull", "(up.y - self._pull(z) - h)", "(up.y - h)"),
     ("fednmap", "share ignored", "h + share * (", "h + ("),
@@ -95,6 +101,9 @@ MUTATIONS = [
     ("fedadmm", "no multiplier", "q, lam + self.beta", "q, self.beta"),
     ("fedadmm", "no penalty", "q, lam + self.beta * (x - down.xbar))", "q, lam)"),
     ("fedadmm", "share ignored", "share * up.change", "up.change"),
+    ("zhang", "state from what was computed", "sent.y - (down.h", "up.y - (down.h"),
+    ("fedcanon", "state from what was computed", "sent.y - (down.h", "up.y - (down.h"),
+    ("scaffold", "state from what was computed", "client.c + sent.control", "client.c + up.control"),
     ("scaffold", "sign of the correction", "down.c - client.c,", "client.c - down.c,"),
     ("scaffold", "no correction", "q, d)", "q)"),
     ("scaffold", "c_i keeps c", "self.Q) - d", "self.Q)"),

@@ -82,6 +82,9 @@ class FedCanon(Algorithm):
         y = step.mean(x, z_i, self.Q)
         return self.Up(y), self.Client(y - c)
 
+    def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
+        return self.Client(sent.y - (down.h - client.h))
+
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
         return self.Server(self.phi.prox(x - self.alpha * up.y, self.alpha), h + share * (up.y - h))

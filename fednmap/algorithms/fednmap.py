@@ -117,13 +117,15 @@ class FedNMap(Algorithm):
         return self.Server(server.z, server.h)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, step = down.z, Steps(self.eta_a, g)
-        d = (self._pull(z) + down.h) - client.h  # (z - x)/gamma + c_i: fixed during the round
+        z, d, step = down.z, self._direction(down, client), Steps(self.eta_a, g)
         z_i = z
         for q in range(self.Q):
             z_i = step.down(z_i, self._prox(z_i), q, d)
         y = step.mean(z, z_i, self.Q)
         return self.Up(y), self.Client(y - d)
+
+    def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
+        return self.Client(sent.y - self._direction(down, client))
 
     def aggregate(self, server: Server | Remembering, up: Up, share: float) -> Server | Remembering:
         z, h, eta_hat = server.z, server.h, self.Q * self.eta_s * self.eta_a
@@ -148,6 +150,10 @@ class FedNMap(Algorithm):
 
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)
+
+    def _direction(self, down: Server, client: Client) -> Tensor:
+        """(z - x)/gamma + c_i: fixed during the round."""
+        return (self._pull(down.z) + down.h) - client.h
 
     def _pull(self, z: Tensor) -> Tensor:
         return (z - self._prox(z)) / self.gamma

@@ -74,6 +74,9 @@ class SCAFFOLD(Algorithm):
         c = step.mean(x, y, self.Q) - d
         return self.Up(change, c - client.c), self.Client(c)
 
+    def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
+        return self.Client(client.c + sent.control)
+
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         return self.Server(server.x + self.eta_s * up.change, server.c + share * up.control)
 

@@ -79,6 +79,9 @@ class Zhang(Algorithm):
         y = step.mean(x, z_i, self.Q)
         return self.Up(y), self.Client(y - c)
 
+    def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
+        return self.Client(sent.y - (down.h - client.h))
+
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
         step = self.eta_a * self.eta_s * self.Q

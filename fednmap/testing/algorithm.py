@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Algorithm, FixedPoint, Regularizer, State, nbytes, oracle_of
+from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
@@ -80,6 +81,7 @@ def _check(make: Make, rounds: int, tolerance: float) -> Report:
     if algorithm.traits.central:
         return Report(_reached(algorithm, Pooled(problem), problem, phi, rounds, tolerance, name), None, None)
     _check_stacking(algorithm, problem, name)
+    _check_belief(algorithm, problem, name)
     _check_permutation(algorithm, problem, name)
     _check_identical(algorithm, problem, name)
     _check_knowledge(make(phi, smoothness(problem), 1), problem, name)
@@ -170,6 +172,24 @@ def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
         row = [v.expand(problem.n, *v.shape[-1:])[i] for v in up]
         assert _close(row, up_i), f"{name}: client {int(i)} sends something else in a stack than alone"
         assert _close([v[i] for v in new], new_i), f"{name}: client {int(i)} keeps something else in a stack than alone"
+
+
+def _check_belief(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """What a client believes follows from what it sent: the mean of the states stays the server's."""
+    server, clients = _warm(algorithm, problem)
+    down, everybody = algorithm.broadcast(server), torch.arange(problem.n)
+    up, new = algorithm.local(down, clients, problem.oracle(everybody, 7))
+    try:
+        same = algorithm.believed(down, clients, up, up)
+    except InputError:  # it says that it cannot
+        return
+    assert _close(same, new), f"{name}: believed(sent = up) is not the state that local returned"
+    sent = type(up)(*(0.5 * v.round(decimals=1) for v in up))  # as clipped and rounded
+    believed = algorithm.believed(down, clients, up, sent)
+    after = algorithm.aggregate(server, type(sent)(*(v.mean(0) if v.ndim > 1 else v for v in sent)), 1.0)
+    for field in set(after._fields) & set(believed._fields) & {"h", "c"}:
+        mean, due = getattr(believed, field).mean(0), getattr(after, field)
+        assert _close([mean], [due]), f"{name}: the mean of the {field} that clients believe is not the server's"
 
 
 def _check_permutation(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
