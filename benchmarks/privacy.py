@@ -40,11 +40,11 @@ PHI = L1(1e-5)
 
 LINES: dict[str, tuple[Algorithm, float, float]] = {
     # the method, what its corrections forget, and the size of its uplink in units of a gradient
-    "fednmap": (FedNMap(PHI, eta_a=ETA, Q=Q), 0.2, 1.0),
+    "fednmap, forget 0.2": (FedNMap(PHI, eta_a=ETA, Q=Q), 0.2, 1.0),
+    "fednmap, forget 0.5": (FedNMap(PHI, eta_a=ETA, Q=Q), 0.5, 1.0),
     "fednmap, forget 1": (FedNMap(PHI, eta_a=ETA, Q=Q), 1.0, 1.0),
-    "fednmap, forget 0": (FedNMap(PHI, eta_a=ETA, Q=Q), 0.0, 1.0),
-    "zhang": (Zhang(PHI, eta_a=ETA, Q=Q), 0.2, 1.0),
-    "scaffold": (SCAFFOLD(eta_a=ETA, Q=Q), 0.2, (1 + (ETA * Q) ** 2) ** 0.5),
+    "zhang, forget 0.5": (Zhang(PHI, eta_a=ETA, Q=Q), 0.5, 1.0),
+    "scaffold, forget 0.5": (SCAFFOLD(eta_a=ETA, Q=Q), 0.5, (1 + (ETA * Q) ** 2) ** 0.5),
     "fedavg": (FedAvg(eta_a=ETA, Q=Q), 0.0, ETA * Q),
 }
 
@@ -90,7 +90,7 @@ def sweep() -> list[dict[str, Any]]:
     mnist, rows = Mnist(), []
     for forget in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0):
         for clip in CLIPS:
-            found, epsilon = mnist.reached(LINES["fednmap"][0], Privacy(clip, noise(2.0), DELTA, forget), 0)
+            found, epsilon = mnist.reached(LINES["fednmap, forget 0.5"][0], Privacy(clip, noise(2.0), DELTA, forget), 0)
             rows.append({"forget": forget, "clip": clip, "accuracy": found, "epsilon": epsilon})
             print(f"forget {forget:<5} clip {clip:<5} {100 * found:.1f} %", flush=True)
     return rows
@@ -119,7 +119,7 @@ def against_epsilon(only: list[str] | None) -> list[dict[str, Any]]:
                     "accuracy": found,
                 }
             )
-            print(f"{name:18} epsilon {epsilon:<4} clip {clip:<5} {100 * mean(found):.1f} ± {100 * stdev(found):.1f}", flush=True)
+            print(f"{name:20} epsilon {epsilon:<4} clip {clip:<5} {100 * mean(found):.1f} ± {100 * stdev(found):.1f}", flush=True)
     return rows
 
 
