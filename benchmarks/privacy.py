@@ -1,8 +1,9 @@
 """Accuracy against epsilon on MNIST with 1,000 clients of two labels each; what forgetting costs and saves.
 
-Softmax regression (7,850 parameters), 100 rounds, every client by a coin of probability 0.1, 5 local steps of 20 samples,
-delta = 1e-5, noise solved for the epsilon. Every method runs with each clip of a grid, the best on the first seed counts;
-that choice is made on test accuracy and is not paid for in epsilon, alike for all. Needs MNIST in FEDNMAP_DATA.
+Softmax regression (7,850 parameters), 100 rounds, every client by a coin of probability 0.1, 5 local steps of 20
+samples, delta = 1e-5, noise solved for the epsilon. Every method runs with each clip of a grid, the best on the first
+seed counts; that choice is made on test accuracy and is not paid for in epsilon, alike for all. Needs MNIST and the
+hospitals in FEDNMAP_DATA.
 
     python benchmarks/privacy.py forget   [--out forget.json]               FedNMap at epsilon 2: clip x forget
     python benchmarks/privacy.py epsilon  [--out epsilon.json] [--only fedavg]  all methods, 3 seeds
@@ -119,7 +120,10 @@ def against_epsilon(only: list[str] | None) -> list[dict[str, Any]]:
                     "accuracy": found,
                 }
             )
-            print(f"{name:20} epsilon {epsilon:<4} clip {clip:<5} {100 * mean(found):.1f} ± {100 * stdev(found):.1f}", flush=True)
+            print(
+                f"{name:20} epsilon {epsilon:<4} clip {clip:<5} {100 * mean(found):.1f} ± {100 * stdev(found):.1f}",
+                flush=True,
+            )
     return rows
 
 

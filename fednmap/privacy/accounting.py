@@ -76,7 +76,7 @@ def noise_for(target: float, share: float, rounds: int, delta: float) -> float:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if cost(middle) <= target else (middle, high)
     digits = 3 - math.floor(math.log10(high))
-    return math.ceil(high * 10**digits) / 10**digits
+    return float(math.ceil(high * 10**digits) / 10**digits)
 
 
 def check_delta(delta: float, contributors: int) -> None:

@@ -17,7 +17,8 @@ from fednmap.simulation.uplink import Exchange, Federation, Uplink
 
 def _unit(v: Tensor, *address: int) -> Tensor:
     drawn = gaussian(v, 1.0, *address)
-    return drawn / drawn.norm()
+    unit: Tensor = drawn / drawn.norm()
+    return unit
 
 
 KINDS: dict[str, Callable[[Tensor, float, tuple[int, ...]], Tensor]] = {

@@ -14,10 +14,11 @@ from fednmap.names import InputError
 from fednmap.privacy import accounting
 from fednmap.privacy.noise import CLIENT, SERVER, gaussian, share_of_noise
 from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
+from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import Poisson, Uniform
 from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
 
-FORGET = 0.2
+FORGET = 0.5
 """What corrections forget by default where there is noise, by measurement: see `docs/privacy.md`."""
 
 
@@ -39,7 +40,7 @@ class Privacy(Uplink):
     noise_multiplier: of the noise on the sum, in units of C. 0: clipping alone, private in no sense; the plain mean.
     delta:            of the guarantee, below 1 / n.
     forget:           share of a client's correction that is forgotten per round that it takes part in, for FedNMap,
-                      Zhang, FedCanon and SCAFFOLD: without, the noise adds up in h for ever. Default: 0.2 where there
+                      Zhang, FedCanon and SCAFFOLD: without, the noise adds up in h for ever. Default: 0.5 where there
                       is noise, else 0.
     among:            None: the server adds the noise, and is trusted with the clipped uplinks. A number: every client
                       adds its part, so that `among` of them together add enough; a round with fewer is not opened.
@@ -48,7 +49,7 @@ class Privacy(Uplink):
     must be `Poisson`.
 
     >>> Privacy(clip=1.0, noise_multiplier=1.5).forget
-    0.2
+    0.5
     """
 
     clip: float
@@ -94,9 +95,7 @@ class Privacy(Uplink):
         parts, share = received.parts, coin(federation) * (1 - federation.drop)
         if self.among is None:
             deviation = self.noise_multiplier * self.clip * largest_weight(federation)
-            parts = [
-                v + gaussian(v, deviation, federation.seed, SERVER, received.t, k) for k, v in enumerate(parts)
-            ]
+            parts = [v + gaussian(v, deviation, federation.seed, SERVER, received.t, k) for k, v in enumerate(parts)]
         elif len(received.ids) < self.among:
             return None
         return Heard([v / (share * federation.everybody) for v in parts], share)
@@ -144,11 +143,9 @@ def clipped(algorithm: Algorithm, exchange: Exchange, clip: float) -> tuple[Stat
 
 def check_belief(algorithm: Algorithm) -> None:
     """Refuse a method that cannot say what its state is when its uplink is changed, before the first round."""
-    start = torch.zeros(1, device="cpu")
-    server, client = algorithm.init(start)
-    down = algorithm.broadcast(server)
-    up, _ = algorithm.local(down, client, lambda x, q: torch.zeros_like(x))
-    algorithm.believed(down, client, up, up)
+    server, client = algorithm.init(torch.zeros(1, device="cpu"))
+    up = dry_run(algorithm, server, client)
+    algorithm.believed(algorithm.broadcast(server), client, up, up)
 
 
 def coin(federation: Federation) -> float:

@@ -67,7 +67,9 @@ class PrivateRows:
         if is_sparse(problem.data.x):
             raise InputError("PrivateRows needs dense rows; use to_dense() on the features")
         if isinstance(problem, Network) and batch_norm.layers(problem.architecture):
-            raise InputError("batch normalisation mixes rows, so none can be clipped by itself; use group normalisation")
+            raise InputError(
+                "batch normalisation mixes rows, so none can be clipped by itself; use group normalisation"
+            )
         self.n, self.dim, self.start = problem.n, problem.dim, problem.start
         self.weights, self.concurrent = problem.weights, problem.concurrent
         self.loss, self.gradient, self.predict = problem.loss, problem.gradient, problem.predict
@@ -86,9 +88,7 @@ class PrivateRows:
 
     def alone(self, i: int) -> PrivateRows:
         """Site i by itself, with the coins and the noise that it has here."""
-        return PrivateRows(
-            self.problem.alone(i), self.clip, self.noise_multiplier, rate=self.rate, seed=self.seed
-        )
+        return PrivateRows(self.problem.alone(i), self.clip, self.noise_multiplier, rate=self.rate, seed=self.seed)
 
     def epsilon(self, rounds: int, steps: int, delta: float) -> accounting.Epsilon:
         """What `rounds` rounds of `steps` gradients each cost every row. A row is at one site: sites do not add up."""
@@ -163,6 +163,8 @@ def gradients_per_round(algorithm: Algorithm) -> int:
         calls.append(q)
         return torch.zeros_like(x)
 
+    if algorithm.traits.hessians:
+        raise InputError(f"{type(algorithm).__name__} takes Hessians, which are not made private; use FedNMap")
     server, client = algorithm.init(torch.zeros(1, device="cpu"))
     algorithm.local(algorithm.broadcast(server), copy.copy(client), g)
     return len(calls)

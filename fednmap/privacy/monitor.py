@@ -83,9 +83,7 @@ class Monitor(Uplink):
         last: of the newest so many rounds only.
         """
         norms, distances = _medians(self._norms, last), _medians(self._distances, last)
-        found = [
-            Score(i, z, distances.get(i, (0.0, 0))[0], rounds) for i, (z, rounds) in norms.items()
-        ]
+        found = [Score(i, z, distances.get(i, (0.0, 0))[0], rounds) for i, (z, rounds) in norms.items()]
         return sorted(found, key=lambda score: -score.worst)
 
     def named(self, last: int | None = None, above: float = SUSPECT) -> list[int]:

@@ -145,7 +145,8 @@ class NormClip(Centre):
 
     def centre(self, rows: Tensor) -> Tensor:
         norm = rows.norm(dim=-1, keepdim=True)
-        return (rows * (self.clip / norm.clamp_min(self.clip))).mean(0)
+        short: Tensor = rows * (self.clip / norm.clamp_min(self.clip))
+        return short.mean(0)
 
 
 def median(rows: Tensor) -> Tensor:
