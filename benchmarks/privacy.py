@@ -5,17 +5,17 @@ samples, delta = 1e-5, noise solved for the epsilon. Every method runs with each
 seed counts; that choice is made on test accuracy and is not paid for in epsilon, alike for all. Needs MNIST and the
 hospitals in FEDNMAP_DATA.
 
-    python benchmarks/privacy.py forget   [--out forget.json]               FedNMap at epsilon 2: clip x forget
-    python benchmarks/privacy.py epsilon  [--out epsilon.json] [--only fedavg]  all methods, 3 seeds
-    python benchmarks/privacy.py figure   epsilon.json [more.json] --out docs/images/privacy.png
+    python benchmarks/privacy.py forget                                     FedNMap at epsilon 2: clip x forget
+    python benchmarks/privacy.py epsilon [--only fedavg] > epsilon.txt      all methods, 3 seeds
+    python benchmarks/privacy.py figure epsilon.txt [more.txt] --out docs/images/privacy.png
     python benchmarks/privacy.py hospitals                                  patients of 4 hospitals, example-level
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import re
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -28,7 +28,7 @@ from fednmap.algorithms import SCAFFOLD, FedAvg, FedNMap, Zhang
 from fednmap.core import Algorithm
 from fednmap.data import ClientData
 from fednmap.measure import accuracy
-from fednmap.privacy import Privacy, noise_for
+from fednmap.privacy import Counted, Privacy, PrivateRows, noise_for
 from fednmap.problems import Logistic
 from fednmap.regularizers import L1
 from fednmap.simulation import Diverged
@@ -87,68 +87,80 @@ def noise(epsilon: float) -> float:
     return 0.0 if epsilon == math.inf else noise_for(epsilon, SHARE, ROUNDS, DELTA)
 
 
-def sweep() -> list[dict[str, Any]]:
-    mnist, rows = Mnist(), []
+def sweep() -> None:
+    mnist = Mnist()
     for forget in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0):
         for clip in CLIPS:
-            found, epsilon = mnist.reached(LINES["fednmap, forget 0.5"][0], Privacy(clip, noise(2.0), DELTA, forget), 0)
-            rows.append({"forget": forget, "clip": clip, "accuracy": found, "epsilon": epsilon})
+            found, _ = mnist.reached(LINES["fednmap, forget 0.5"][0], Privacy(clip, noise(2.0), DELTA, forget), 0)
             print(f"forget {forget:<5} clip {clip:<5} {100 * found:.1f} %", flush=True)
-    return rows
 
 
-def against_epsilon(only: list[str] | None) -> list[dict[str, Any]]:
-    mnist, rows = Mnist(), []
+def against_epsilon(only: list[str] | None, epsilons: list[float] | None) -> None:
+    mnist = Mnist()
     for name in only or LINES:
         algorithm, forget, size = LINES[name]
-        for epsilon in EPSILONS:
+        for epsilon in epsilons or EPSILONS:
             tried = {
                 clip: mnist.reached(algorithm, Privacy(clip * size, noise(epsilon), DELTA, forget), 0)[0]
                 for clip in CLIPS
             }
             clip = max(tried, key=lambda c: tried[c])
             privacy = Privacy(clip * size, noise(epsilon), DELTA, forget)
-            more = [mnist.reached(algorithm, privacy, seed) for seed in (1, 2)]
-            found = [tried[clip], *(value for value, _ in more)]
-            rows.append(
-                {
-                    "method": name,
-                    "epsilon": epsilon if math.isfinite(epsilon) else None,
-                    "noise": privacy.noise_multiplier,
-                    "clip": clip,
-                    "tried": {str(c): v for c, v in tried.items()},
-                    "accuracy": found,
-                }
-            )
-            print(
-                f"{name:20} epsilon {epsilon:<4} clip {clip:<5} {100 * mean(found):.1f} ± {100 * stdev(found):.1f}",
-                flush=True,
-            )
-    return rows
+            found = [tried[clip], *(mnist.reached(algorithm, privacy, seed)[0] for seed in (1, 2))]
+            reached = f"{100 * mean(found):.1f} ± {100 * stdev(found):.1f}"
+            print(f"{name:20} epsilon {epsilon:<4} clip {clip:<5} {reached}", flush=True)
 
 
-def figure(rows: list[dict[str, Any]], out: Path) -> None:
+def hospitals() -> None:
+    """Heart disease, four hospitals: logistic regression with private patients, full batches, 30 rounds of 1 step."""
+    found = data.load("heart-disease")
+    parts = data.partition("natural", found.y_train, 4, seed=0, ids=found.clients)
+    rows = ClientData.split(found.x_train, found.y_train, parts)
+    problem = Logistic(rows, classes=2, intercept=True)
+    sizes = ", ".join(str(int(size)) for size in rows.sizes)
+    print(f"rows per hospital: {sizes}; {problem.dim} parameters; clip 1, delta 1e-3, 5 seeds")
+    algorithm, rounds = FedNMap(L1(0.001), eta_a=0.5, Q=1), 30
+    print("| epsilon of a patient | noise multiplier | test accuracy, % | objective |")
+    print("|---|---|---|---|")
+    for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0, math.inf):
+        sigma = 0.0 if epsilon == math.inf else noise_for(epsilon, 1.0, rounds, 1e-3)
+        ends = []
+        for seed in range(5 if sigma else 1):
+            private = PrivateRows(problem, 1.0, sigma, seed=seed)
+            ends.append(run(algorithm, private, rounds=rounds, uplink=Counted(private, 1, 1e-3), threads=1))
+        right = [100 * accuracy(problem.predict(end.x, found.x_test), found.y_test) for end in ends]
+        values = [end.final["objective"] for end in ends]
+        spread = [f" ± {stdev(v):.{d}f}" if len(v) > 1 else "" for v, d in ((right, 1), (values, 3))]
+        shown = f"{epsilon:g}" if sigma else "no noise"
+        print(f"| {shown} | {sigma:.3g} | {mean(right):.1f}{spread[0]} | {mean(values):.3f}{spread[1]} |", flush=True)
+
+
+LINE = re.compile(r"(?P<name>.*?) +epsilon (?P<epsilon>\S+) +clip \S+ +(?P<mean>\S+) ± (?P<spread>\S+)")
+
+
+def figure(lines: list[str], out: Path) -> None:
+    """From what `epsilon` printed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    for found in filter(None, map(LINE.fullmatch, lines)):
+        place = EPSILONS.index(float(found["epsilon"]))
+        curves.setdefault(found["name"], []).append((place, float(found["mean"]), float(found["spread"])))
     fig, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    places = {epsilon: k for k, epsilon in enumerate(EPSILONS)}
-    for name in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == name]
-        x = [places[math.inf if row["epsilon"] is None else row["epsilon"]] for row in mine]
-        y = [100 * mean(row["accuracy"]) for row in mine]
-        spread = [100 * stdev(row["accuracy"]) for row in mine]
-        axes.errorbar(x, y, spread, marker="o", capsize=3, label=name)
+    for k, name in enumerate(name for name in LINES if name in curves):
+        x, y, spread = zip(*curves[name], strict=True)
+        axes.errorbar([v + 0.03 * (k - 2) for v in x], y, spread, marker="o", ms=4, capsize=2, label=name)
     axes.set_xticks(range(len(EPSILONS)), [f"{e:g}" if math.isfinite(e) else "no noise" for e in EPSILONS])
-    axes.set_xlabel(f"epsilon after {ROUNDS} rounds (delta = {DELTA:g}, client-level)")
+    axes.set_xlabel(f"epsilon after {ROUNDS} rounds (delta = {DELTA:g}, of a client)")
     axes.set_ylabel("test accuracy (%)")
     axes.set_title("MNIST, 1,000 clients of two labels, softmax regression")
     axes.grid(alpha=0.3)
     axes.legend()
     out.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(out, dpi=150)
+    fig.savefig(out, dpi=120)
 
 
 def main() -> None:
@@ -156,14 +168,16 @@ def main() -> None:
     parser.add_argument("what", choices=("forget", "epsilon", "figure", "hospitals"))
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--only", action="append", choices=list(LINES))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--epsilon", action="append", type=float)
+    parser.add_argument("--out", type=Path, default=Path("privacy.png"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.what == "figure":
-        return figure([row for path in args.files for row in json.loads(path.read_text())], args.out)
-    rows = sweep() if args.what == "forget" else against_epsilon(args.only)
-    if args.out:
-        args.out.write_text(json.dumps(rows, indent=1))
+        figure([line for path in args.files for line in path.read_text().splitlines()], args.out)
+    elif args.what == "epsilon":
+        against_epsilon(args.only, args.epsilon)
+    else:
+        {"forget": sweep, "hospitals": hospitals}[args.what]()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from fednmap.names import InputError
 
-GRID = 1e-3  # of privacy losses, rounded up: the bound is valid on any grid, and 1e-5 above that on a finer one
+GRID = 1e-3  # of privacy losses, rounded up: a valid bound on any grid, 1e-4 above that on one ten times finer
 LARGE = 60.0  # beyond this epsilon the distribution of privacy losses takes long to compute, and tells nobody anything
 MEANINGLESS = 10.0
-SMALLEST, LARGEST = 0.05, 1e6  # noise multipliers that are tried
+SMALLEST, LARGEST = 0.05, 1e4  # noise multipliers that are tried: beyond, there is nothing but noise
 
 
 class Epsilon(NamedTuple):
@@ -66,8 +66,8 @@ def noise_for(target: float, share: float, rounds: int, delta: float) -> float:
     if cost(LARGEST) > target:
         least = cost(LARGEST)
         raise InputError(
-            f"epsilon {target:g} is reached by no noise: {rounds} rounds with delta = {delta:g} cost at least "
-            f"{least:.2g}; ask for a larger epsilon, or fewer rounds"
+            f"epsilon {target:g} is reached by no noise multiplier up to {LARGEST:g}: {rounds} rounds with delta = "
+            f"{delta:g} cost at least {least:.2g}; ask for a larger epsilon, or fewer rounds"
         )
     if cost(SMALLEST) <= target:
         return SMALLEST
