@@ -88,7 +88,7 @@ def lasso() -> None:
         if server is None:
             return "diverged"
         error = float((algorithm.model(server) - due).norm() / due.norm())
-        return f"{error:.1e}" if error < 1e-3 else f"{error:.2f}" if error < 10 else "diverged"
+        return f"{error:.1e}" if error < 1e-3 else f"{error:.2f}" if error < 10 else "> 10"
 
     print(f"the two optima are {float((best - best_honest).norm() / best_honest.norm()):.2f} apart")
     table(FedNMap(phi, eta_a=step, Q=5, gamma=1 / L), centres(0.3), cell)

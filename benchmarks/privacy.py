@@ -8,6 +8,7 @@ hospitals in FEDNMAP_DATA.
     python benchmarks/privacy.py forget                                     FedNMap at epsilon 2: clip x forget
     python benchmarks/privacy.py epsilon [--only fedavg] > epsilon.txt      all methods, 3 seeds
     python benchmarks/privacy.py figure epsilon.txt [more.txt] --out docs/images/privacy.png
+    python benchmarks/privacy.py lasso                                      FedNMap's error with and without noise
     python benchmarks/privacy.py hospitals                                  patients of 4 hospitals, example-level
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fednmap import data, run
+from fednmap import data, run, simulate
 from fednmap.algorithms import SCAFFOLD, FedAvg, FedNMap, Zhang
 from fednmap.core import Algorithm
 from fednmap.data import ClientData
@@ -33,6 +34,7 @@ from fednmap.problems import Logistic
 from fednmap.regularizers import L1
 from fednmap.simulation import Diverged
 from fednmap.simulation.participation import Poisson
+from fednmap.testing import heterogeneous, optimum, smoothness
 
 CLIENTS, SHARE, ROUNDS, Q, ETA, DELTA = 1000, 0.1, 100, 5, 0.1, 1e-5
 CLIPS = (0.15, 0.3, 0.6, 1.2)  # of a mean local gradient
@@ -93,6 +95,35 @@ def sweep() -> None:
         for clip in CLIPS:
             found, _ = mnist.reached(LINES["fednmap, forget 0.5"][0], Privacy(clip, noise(2.0), DELTA, forget), 0)
             print(f"forget {forget:<5} clip {clip:<5} {100 * found:.1f} %", flush=True)
+
+
+def lasso() -> None:
+    """Six clients, exact gradients, 5 local steps: |x - x*| / |x*|, mean over the last 100 of so many rounds."""
+    problem, phi = heterogeneous(), L1(0.2)
+    L, best = smoothness(problem), optimum(problem, phi)
+    algorithm = FedNMap(phi, eta_a=0.1 / L, Q=Q, gamma=1 / L)
+
+    def errors(privacy: Privacy) -> tuple[float, float]:
+        found = [
+            float((algorithm.model(r.server) - best).norm() / best.norm())
+            for r in simulate(algorithm, problem, rounds=3000, uplink=privacy, threads=1)
+        ]
+        return mean(found[200:300]), mean(found[2900:])
+
+    print(
+        "| forget | clip 0.8, no noise | noise 0.02: 300 rounds | 3,000 | clip 3, no noise | noise 0.02: 300 | 3,000 |"
+    )
+    print("|---" * 7 + "|")
+    for forget in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0):
+        cells = [
+            value
+            for clip in (0.8, 3.0)
+            for value in (
+                errors(Privacy(clip, 0.0, forget=forget))[1],
+                *errors(Privacy(clip, 0.02 * 0.8 / clip, forget=forget)),
+            )
+        ]
+        print(f"| {forget:g} | " + " | ".join(f"{v:.1e}" for v in cells) + " |", flush=True)
 
 
 def against_epsilon(only: list[str] | None, epsilons: list[float] | None) -> None:
@@ -165,7 +196,7 @@ def figure(lines: list[str], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("forget", "epsilon", "figure", "hospitals"))
+    parser.add_argument("what", choices=("forget", "epsilon", "figure", "hospitals", "lasso"))
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--only", action="append", choices=list(LINES))
     parser.add_argument("--epsilon", action="append", type=float)
@@ -177,7 +208,7 @@ def main() -> None:
     elif args.what == "epsilon":
         against_epsilon(args.only, args.epsilon)
     else:
-        {"forget": sweep, "hospitals": hospitals}[args.what]()
+        {"forget": sweep, "hospitals": hospitals, "lasso": lasso}[args.what]()
 
 
 if __name__ == "__main__":

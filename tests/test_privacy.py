@@ -164,6 +164,19 @@ def test_forgetting_of_exact_rounds_is_only_a_smaller_correction():
     assert errors[1] < 0.3 * errors[3]
 
 
+def test_without_phi_two_methods_are_one_and_a_third_forgets_everything():
+    """Clipped and noised alike: Zhang is FedNMap; FedAvg is FedNMap that forgets all, its uplink eta_a Q as long."""
+    options = {"rounds": 30, "sampler": Poisson(0.5)}
+    nmap, zhang, average = (MAKE[name](Zero(), L, Q) for name in ("FedNMap", "Zhang", "FedAvg"))
+    private = Privacy(0.7, 0.1)
+    assert torch.allclose(
+        last(nmap, uplink=private, **options).server.z, last(zhang, uplink=private, **options).server.x
+    )
+    short = Privacy(0.7 * average.eta_a * Q)
+    forgets = last(nmap, uplink=Privacy(0.7, forget=1.0), **options).server.z
+    assert torch.allclose(forgets, last(average, uplink=short, **options).server.x)
+
+
 # what it costs
 
 
