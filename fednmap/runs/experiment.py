@@ -205,7 +205,8 @@ def prepare(config: Config) -> Experiment:
     if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
         algorithms = [methods.algorithm(name) for name in config.algorithms]
         trust.check_methods(config, algorithms)
-        config = trust.with_noise(config, problem, max(map(gradients_per_round, algorithms)))
+        rows = config.dp_clip is not None and config.dp_unit == "example"
+        config = trust.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
         methods = replace(methods, config=config)
     experiment = Experiment(methods, dataset, problem)
     for name in config.algorithms:

@@ -64,7 +64,9 @@ def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
     """Refuse methods that cannot be run this way, before anything runs."""
     serverless = [type(a).__name__ for a in algorithms if a.driver() is not None]
     if serverless:
-        raise InputError(f"{', '.join(serverless)} has no server: leave dp_clip, aggregate and attack out, or use fednmap")
+        raise InputError(
+            f"{', '.join(serverless)} has no server: leave dp_clip, aggregate and attack out, or use fednmap"
+        )
     changed = (config.dp_clip is not None and config.dp_unit == "client") or config.aggregate.startswith("clip")
     for algorithm in algorithms if changed else ():
         check_belief(algorithm)
