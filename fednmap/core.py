@@ -151,6 +151,15 @@ class Algorithm(ABC):
         """
         return self
 
+    def forgetful(self, forget: float) -> Self:
+        """The method whose clients' corrections forget, by this share per round that they take part in.
+
+        Noise that is added to what the clients sent stays in a correction that forgets nothing, and adds up there. A
+        method with a correction keeps a field `forget` and returns `dataclasses.replace(self, forget=forget)`; one
+        without has nothing to forget.
+        """
+        return self
+
     @abstractmethod
     def init(self, start: Tensor) -> tuple[State, State]:
         """The server's state and one client's state before the first round."""

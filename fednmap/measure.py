@@ -126,6 +126,8 @@ QUANTITIES = {
         Quantity("test_accuracy", "acc.", "test accuracy", "%", 100, ".1f", 1, brief=True),
         Quantity("support_precision", "precision", "support, precision", digits=".3f", better=1),
         Quantity("support_recall", "recall", "support, recall", digits=".3f", better=1),
+        Quantity("epsilon", "epsilon", "privacy spent, ε", digits=".3g"),
+        Quantity("epsilon_rdp", "epsilon (RDP)", "privacy spent, ε by RDP", digits=".3g", shown=False),
         Quantity("bytes_up", "up", "sent by the clients", "MB", 1e-6, ".2f", -1, cost=True, brief=True),
         Quantity("bytes_down", "down", "sent to the clients", "MB", 1e-6, ".2f", -1, cost=True),
         Quantity("seconds", "", "time", "s", digits=".1f", cost=True),

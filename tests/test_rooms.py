@@ -15,7 +15,7 @@ FLOORS = [  # the highest first; rooms of one floor may use each other, but not 
     ("paper", "flower", "estimators"),
     ("report",),
     ("runs",),
-    ("theory", "testing"),
+    ("theory", "privacy", "testing"),
     ("decentralized",),
     ("simulation",),
     ("algorithms", "problems", "models", "data"),

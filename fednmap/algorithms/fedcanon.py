@@ -6,8 +6,8 @@ Heterogeneous Data, 2025. Reconstructed from the paper's abstract.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import positive
+from fednmap.regularizers.parameters import fraction, positive
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class FedCanon(Algorithm):
 
     The clients never apply the prox, so their iterates drift along -h even at the optimum: the bias.
 
-    alpha: server step, alpha * rho < 1. Default: eta_a eta_s Q.
+    alpha:  server step, alpha * rho < 1. Default: eta_a eta_s Q.
+    forget: c_i = (1 - forget)(h - h_i); 0 is the published method. As in FedNMap.
 
     >>> from fednmap.regularizers import L1
     >>> FedCanon(L1(0.1), eta_a=0.05, Q=10).alpha
@@ -42,6 +43,7 @@ class FedCanon(Algorithm):
     eta_s: float = 1.0
     Q: int = 10
     alpha: float = None  # type: ignore[assignment]  # given, or set below
+    forget: float = 0.0
 
     traits = Traits(
         composite=True,
@@ -65,17 +67,21 @@ class FedCanon(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
+        fraction(self, "forget")
         if self.alpha is None:
             object.__setattr__(self, "alpha", self.eta_a * self.eta_s * self.Q)
         positive(self, "alpha")
         weakly_convex(self, "alpha", self.alpha)
+
+    def forgetful(self, forget: float) -> Self:
+        return replace(self, forget=forget)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, down.h - client.h, Steps(self.eta_a, g)
+        x, c, step = down.x, self._correction(down, client), Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
             z_i = step.down(z_i, z_i, q, c)
@@ -83,7 +89,7 @@ class FedCanon(Algorithm):
         return self.Up(y), self.Client(y - c)
 
     def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(sent.y - (down.h - client.h))
+        return self.Client(sent.y - self._correction(down, client))
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
@@ -96,4 +102,9 @@ class FedCanon(Algorithm):
         return self.aggregate(down, up, share)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return (before.x, after.h) if self.Q == 1 else None
+        return (before.x, after.h) if self.Q == 1 and not self.forget else None
+
+    def _correction(self, down: Server, client: Client) -> Tensor:
+        """c_i: fixed during the round."""
+        keep = 1 - self.forget
+        return torch.sub(keep * down.h, client.h, alpha=keep)

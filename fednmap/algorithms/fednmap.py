@@ -6,8 +6,8 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_conv
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import integer, positive
+from fednmap.regularizers.parameters import fraction, integer, positive
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class FedNMap(Algorithm):
     memory: secants that the server remembers, 10 to 40 say; 0 is the paper's method. With exact gradients it then
             takes quasi-Newton steps on the normal map (`fednmap.algorithms.memory`), from the same uplinks: some tens
             of rounds instead of thousands. For noisy gradients leave it at 0: differences of noise are no curvature.
+    forget: c_i = (1 - forget)(h - h_i); 0 is the paper's method, 1 has no correction. Noise that the server adds to
+            mean y_i, for privacy, adds up in h - mean h_i unless that is forgotten: see `docs/privacy.md`.
 
     With one client, reshuffled minibatches and Q = the batches of an epoch this is norm-PRR (Qiu, Li and Milzarek, A
     New Random Reshuffling Method for Nonsmooth Nonconvex Finite-sum Optimization, JMLR 2025); see `docs/family.md`.
@@ -59,6 +61,7 @@ class FedNMap(Algorithm):
     Q: int = 10
     gamma: float = None  # type: ignore[assignment]  # given, or set below
     memory: int = 0
+    forget: float = 0.0
 
     traits = Traits(
         composite=True,
@@ -95,6 +98,7 @@ class FedNMap(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         integer(self, "memory", 0)
+        fraction(self, "forget")
         if self.gamma is None:
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
         positive(self, "gamma")
@@ -106,6 +110,9 @@ class FedNMap(Algorithm):
     @property
     def prox_parameter(self) -> float:
         return self.gamma
+
+    def forgetful(self, forget: float) -> Self:
+        return replace(self, forget=forget)
 
     def init(self, start: Tensor) -> tuple[Server | Remembering, Client]:
         zero = torch.zeros_like(start)
@@ -146,14 +153,15 @@ class FedNMap(Algorithm):
 
     def known_gradient(self, before: Server | Remembering, after: Server | Remembering) -> tuple[Tensor, Tensor] | None:
         """With Q = 1 the mean uplink is the normal map at z, and h, which is it without (z - x)/gamma, grad f(x)."""
-        return (self.model(before), after.h) if self.Q == 1 else None
+        return (self.model(before), after.h) if self.Q == 1 and not self.forget else None
 
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)
 
     def _direction(self, down: Server, client: Client) -> Tensor:
         """(z - x)/gamma + c_i: fixed during the round."""
-        return (self._pull(down.z) + down.h) - client.h
+        keep = 1 - self.forget
+        return torch.sub(self._pull(down.z) + keep * down.h, client.h, alpha=keep)
 
     def _pull(self, z: Tensor) -> Tensor:
         return (z - self._prox(z)) / self.gamma

@@ -6,8 +6,8 @@ Learning, ICML 2020; Algorithm 1 with option II for the control variates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fednmap.algorithms.hyperparameters import check, smooth
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import fraction
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class SCAFFOLD(Algorithm):
 
     The iterates are those of FedNMap with phi = 0, which sends half as much.
 
+    forget: 0 is the published method. Noise that the server adds to mean (c_i' - c_i), for privacy, adds up in
+            c - mean c_i; with forget the clients send c_i' - (1 - forget) c_i, the server forgets as much of c, and the
+            noise does not stay. The local steps are as published.
+
     >>> SCAFFOLD(eta_a=0.1, Q=5).traits.up
     2
     """
@@ -36,6 +41,7 @@ class SCAFFOLD(Algorithm):
     eta_a: float = 0.1
     eta_s: float = 1.0
     Q: int = 10
+    forget: float = 0.0
 
     traits = Traits(
         composite=False,
@@ -60,6 +66,10 @@ class SCAFFOLD(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
+        fraction(self, "forget")
+
+    def forgetful(self, forget: float) -> Self:
+        return replace(self, forget=forget)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
@@ -72,16 +82,16 @@ class SCAFFOLD(Algorithm):
             y = step.down(y, y, q, d)
         change = y - x
         c = step.mean(x, y, self.Q) - d
-        return self.Up(change, c - client.c), self.Client(c)
+        return self.Up(change, torch.sub(c, client.c, alpha=1 - self.forget)), self.Client(c)
 
     def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(client.c + sent.control)
+        return self.Client((1 - self.forget) * client.c + sent.control)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        return self.Server(server.x + self.eta_s * up.change, server.c + share * up.control)
+        return self.Server(server.x + self.eta_s * up.change, (1 - share * self.forget) * server.c + share * up.control)
 
     def model(self, server: Server) -> Tensor:
         return server.x
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return (before.x, after.c) if self.Q == 1 else None
+        return (before.x, after.c) if self.Q == 1 and not self.forget else None

@@ -7,8 +7,8 @@ Learning, 2026.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.regularizers.parameters import fraction
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Zhang(Algorithm):
     a gradient, and the prox must undo as much. Weights that do not grow leave a bias. The published c_i equals
     h - h_i when everybody is present; written with h the method stays exact under sampling.
 
+    forget: c_i = (1 - forget)(h - h_i); 0 is the published method. As in FedNMap.
+
     >>> from fednmap.regularizers import L1
     >>> Zhang(L1(0.1), eta_a=0.05, Q=10).traits.fixed_point.value
     'exact'
@@ -42,6 +45,7 @@ class Zhang(Algorithm):
     eta_a: float = 0.1
     eta_s: float = 1.0
     Q: int = 10
+    forget: float = 0.0
 
     traits = Traits(
         composite=True,
@@ -65,14 +69,18 @@ class Zhang(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
+        fraction(self, "forget")
         weakly_convex(self, "eta_a Q max(1, eta_s)", self.eta_a * self.Q * max(1.0, self.eta_s))
+
+    def forgetful(self, forget: float) -> Self:
+        return replace(self, forget=forget)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, down.h - client.h, Steps(self.eta_a, g)
+        x, c, step = down.x, self._correction(down, client), Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
             z_i = step.down(z_i, self.phi.prox(z_i, q * self.eta_a), q, c)
@@ -80,7 +88,7 @@ class Zhang(Algorithm):
         return self.Up(y), self.Client(y - c)
 
     def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(sent.y - (down.h - client.h))
+        return self.Client(sent.y - self._correction(down, client))
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
@@ -94,4 +102,9 @@ class Zhang(Algorithm):
         return self.aggregate(down, up, share)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return (before.x, after.h) if self.Q == 1 else None
+        return (before.x, after.h) if self.Q == 1 and not self.forget else None
+
+    def _correction(self, down: Server, client: Client) -> Tensor:
+        """c_i: fixed during the round."""
+        keep = 1 - self.forget
+        return torch.sub(keep * down.h, client.h, alpha=keep)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config, code_in, parse_set
+from fednmap.runs.trust import check_simulated
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -142,5 +143,6 @@ def _agree(config: Config, federation: Federation) -> None:
         )
     if config.topology is not None:
         raise InputError(f"topology is {config.topology}; a federation has a server: leave it out, and use fednmap")
+    check_simulated(config)
     if config.drop:
         raise InputError(f"drop is {config.drop}; between machines replies get lost by themselves, leave it out")

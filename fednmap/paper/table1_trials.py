@@ -50,7 +50,8 @@ def algorithm(method: str, phi: Regularizer, step: float, Q: int) -> Algorithm:
         return EControlDA(phi, eta_a=step, K=5)
     if method == "Fast-FedDA":
         return FastFedDA(phi, eta_a=step / Q, Q=Q, mu=MU)
-    return {"FedDA": FedDA, "Zhang": Zhang, "FedCanon": FedCanon}[method](phi, eta_a=step / Q, Q=Q)
+    others: dict[str, type[FedDA | Zhang | FedCanon]] = {"FedDA": FedDA, "Zhang": Zhang, "FedCanon": FedCanon}
+    return others[method](phi, eta_a=step / Q, Q=Q)
 
 
 def made_from(part: str, method: str, problem: str, number: int) -> dict[str, Any]:

@@ -54,6 +54,14 @@ def positive(owner: object, *names: str) -> None:
             raise wrong(owner, name, "a finite positive number")
 
 
+def fraction(owner: object, *names: str) -> None:
+    """Each named number is in [0, 1]."""
+    for name in names:
+        number = plain(owner, name)
+        if number is None or not 0 <= number <= 1:
+            raise wrong(owner, name, "a number from 0 to 1")
+
+
 def integer(owner: object, name: str, least: int) -> None:
     """The named number is whole and at least `least`."""
     number = plain(owner, name)

@@ -98,6 +98,19 @@ class Config(BaseModel):
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")
     compile: bool = Field(False, description="Fuse FedNMap's local step by torch.compile; needs a C++ compiler.")
+    dp_clip: float | None = Field(None, gt=0, description="Differential privacy: the largest norm of an uplink.")
+    dp_noise: float | None = Field(None, ge=0, description="Noise on the clipped sum, in units of dp_clip.")
+    dp_epsilon: float | None = Field(None, gt=0, description="In place of dp_noise: as much as all rounds need for it.")
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of the guarantee, below 1 / clients.")
+    dp_forget: float | None = Field(
+        None, ge=0, le=1, description="Share of a correction that is forgotten per round; default 0.5 with noise."
+    )
+    dp_unit: Literal["client", "example"] = Field("client", description="Who is hidden: a client, or an example of it.")
+    dp_among: int | None = Field(
+        None, ge=1, description="Clients whose own noise suffices; default: the server adds it."
+    )
+    aggregate: str = Field("mean", description="Centre of the uplinks: mean, median, trimmed[:SHARE], ..., clip:C.")
+    attack: str | None = Field(None, description="First COUNT clients send wrong vectors: KIND:COUNT[,SIZE].")
     set: dict[str, Value] = Field({}, description="Parameters of single methods, such as fedda.eta_s = 0.5.")
 
     @field_validator("*", mode="before")
@@ -153,6 +166,23 @@ class Config(BaseModel):
 
         if value is not None and _looks_up(info):
             check_name(value)
+        return value
+
+    @field_validator("aggregate")
+    @classmethod
+    def _aggregate(cls, value: str) -> str:
+        from fednmap.privacy.robust import centre_of
+
+        centre_of(value)
+        return value
+
+    @field_validator("attack")
+    @classmethod
+    def _attack(cls, value: str | None) -> str | None:
+        from fednmap.privacy.attacks import attack_of
+
+        if value is not None:
+            attack_of(value)
         return value
 
     @field_validator("schedule")
@@ -246,6 +276,35 @@ class Config(BaseModel):
             raise InputError(f"secagg_bits is {self.secagg_bits}; use 32 or 64")
         if self.secagg_bits == 32 and self.secagg_bound is None:
             raise InputError("secagg_bits = 32 rounds to steps of bound x clients / 2^31; set secagg_bound")
+        return self
+
+    @model_validator(mode="after")
+    def _private(self) -> Config:
+        given = [
+            name for name in ("dp_noise", "dp_epsilon", "dp_forget", "dp_among") if getattr(self, name) is not None
+        ]
+        if self.dp_clip is None and given:
+            raise InputError(
+                f"{given[0]} is {getattr(self, given[0])} without dp_clip: noise hides what is bounded only"
+            )
+        if self.dp_noise is not None and self.dp_epsilon is not None:
+            raise InputError("dp_noise and dp_epsilon are both given; one follows from the other, so leave one out")
+        if self.dp_among is not None and not (self.dp_noise or self.dp_epsilon):
+            raise InputError("dp_among says who adds the noise, and there is none; give dp_noise or dp_epsilon")
+        noise, rows = bool(self.dp_noise or self.dp_epsilon), self.dp_unit == "example"
+        if noise and not rows and self.participation < 1 and self.sampler != "poisson":
+            raise InputError(
+                f"sampler is {self.sampler} with participation = {self.participation}: the noise of a sampled round is "
+                "counted for clients that come by a coin of their own; use sampler = poisson"
+            )
+        if noise and not rows and self.sampler not in ("poisson", "uniform"):
+            raise InputError(f"sampler is {self.sampler}: privacy is counted for poisson, or uniform with everybody")
+        if self.dp_clip is not None and not rows and self.aggregate != "mean":
+            raise InputError(f"aggregate is {self.aggregate} with dp_clip: the noise is for a mean; use one of them")
+        if self.memory and (self.dp_clip is not None or self.aggregate != "mean"):
+            raise InputError(f"memory is {self.memory}: what is clipped or noised shows no curvature; use memory = 0")
+        if rows and self.dp_among is not None:
+            raise InputError("dp_among is for clients; with dp_unit = example every site adds its noise itself")
         return self
 
     @classmethod

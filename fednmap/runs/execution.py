@@ -18,6 +18,7 @@ from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
 from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, interrupts, keep
+from fednmap.runs.trust import uplink_of
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, distributed, schedules, threads
 from fednmap.simulation.callbacks import stays_ended
 from fednmap.simulation.participation import sampler_of
@@ -121,6 +122,7 @@ class Elsewhere:
 def task_of(job: Job, experiment: Experiment) -> Task:
     """What a configuration says about one method."""
     config, algorithm = experiment.config, experiment.algorithm(job.method)
+    problem = experiment.problem_for(algorithm)
     options: dict[str, Any] = {
         "every": config.eval_every,
         "closing": config.eval_last,
@@ -136,11 +138,12 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         "chunk": config.chunk,
         "compile": config.compile,
         "secagg": grid_of(config, experiment.problem.n),
+        "uplink": uplink_of(config, algorithm, problem),
     }
     return Task(
         job,
         algorithm,
-        experiment.problem_for(algorithm),
+        problem,
         experiment.start(algorithm),
         config.rounds,
         config.checkpoint_every,

@@ -24,8 +24,11 @@ from fednmap.decentralized import Decentralized, DecentralizedAlgorithm, NormDSG
 from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
 from fednmap.names import InputError
+from fednmap.privacy import PrivateRows
+from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import GLM, FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Separable, Zero, parse, restrict
+from fednmap.runs import trust
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import digest
 from fednmap.simulation.participation import Trace, sampler_of
@@ -155,8 +158,10 @@ class Experiment:
     def start(self, algorithm: Algorithm) -> Tensor:
         return self.methods.start(algorithm, self.problem.start)
 
-    def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled:
-        return Pooled(self.problem) if algorithm.traits.central else self.problem
+    def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled | PrivateRows:
+        if algorithm.traits.central:
+            return Pooled(self.problem)
+        return trust.private_rows(self.config, self.problem) or self.problem
 
     def metrics(self) -> dict[str, Callable[[Tensor], float]]:
         """What is measured besides the objective: accuracy for labels, support recovery where the truth is known."""
@@ -196,7 +201,14 @@ def prepare(config: Config) -> Experiment:
             "not curvature; use batch_size = 0, or memory = 0"
         )
     problem = _problem(dataset, data, config)
-    experiment = Experiment(Methods.of(config, architecture(problem), regularized(problem)), dataset, problem)
+    methods = Methods.of(config, architecture(problem), regularized(problem))
+    if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
+        algorithms = [methods.algorithm(name) for name in config.algorithms]
+        trust.check_methods(config, algorithms)
+        rows = config.dp_clip is not None and config.dp_unit == "example"
+        config = trust.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
+        methods = replace(methods, config=config)
+    experiment = Experiment(methods, dataset, problem)
     for name in config.algorithms:
         algorithm = experiment.algorithm(name)
         if algorithm.traits.hessians:  # refused here, where there is no folder yet

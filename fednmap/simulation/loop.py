@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.kernels import check_compiler, fused
-from fednmap.core import Algorithm, Declared, Problem, SecondOrder, State, declared, oracle_of
+from fednmap.core import Algorithm, Problem, SecondOrder, State, declared, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, quantised, schedules
 from fednmap.simulation.groups import Groups
@@ -26,6 +26,8 @@ from fednmap.simulation.states import Clients, Snapshot, alike
 from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew, one_thread
 from fednmap.simulation.traffic import Traffic
+from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
+from fednmap.simulation.uplink import check as check_uplink
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
 
@@ -77,6 +79,7 @@ def simulate(
     after: Round | None = None,
     compile: bool = False,
     secagg: Quantised | None = None,
+    uplink: Uplink | None = None,
 ) -> Iterator[Round]:
     """Run `rounds` rounds and yield a Round after each.
 
@@ -97,6 +100,8 @@ def simulate(
     compile:       fuse the local steps by torch.compile; needs a C++ compiler.
     secagg:        round uplinks to the grid on which secure aggregation sums them, such as Quantised(problem.n): the
                    trajectory is then that of a federation with secure aggregation, whose masks cancel.
+    uplink:        what happens between the clients and the server: differential privacy, attacks, a robust centre in
+                   place of the mean; see `fednmap.privacy`.
 
     In a process group of torch.distributed every process makes the same call: each computes and keeps some of the
     clients (`fednmap.simulation.groups`), the server's state is the same everywhere, to the bit what one process has.
@@ -105,6 +110,9 @@ def simulate(
     _check_numbers(algorithm, problem, drop)
     own = algorithm.driver()
     if own is not None:
+        if uplink is not None or secagg is not None:
+            word = "uplink" if secagg is None else "secagg"
+            raise InputError(f"{algorithm.name} has no server that hears uplinks; leave {word} out")
         given: dict[str, Any] = {
             "start": start,
             "participation": participation,
@@ -131,6 +139,9 @@ def simulate(
     # freed at once: glibc then keeps blocks up to this size for the next step
     torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
     about, start = declared(problem), first_point(problem, start)
+    federation = federation_of(problem, sampler=who, drop=drop, seed=seed)
+    if uplink is not None:
+        algorithm = check_uplink(uplink, algorithm, federation)
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
@@ -153,7 +164,7 @@ def simulate(
     if after is not None:
         first, server = after.t + 1, after.server
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
-    step = _Step(problem, about, message, groups, compile, crew, secagg)
+    step = _Step(problem, federation, message, groups, compile, crew, uplink, secagg)
 
     def who_in(t: int) -> Participation:
         return take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
@@ -184,6 +195,20 @@ def simulate(
     running = loop()
     weakref.finalize(running, end)  # also if it is never begun
     return running
+
+
+def federation_of(
+    problem: Problem,
+    *,
+    participation: float = 1.0,
+    sampler: Sampler | None = None,
+    drop: float = 0.0,
+    seed: int = 0,
+    **others: Any,
+) -> Federation:
+    """What an uplink knows of a run with these options of `simulate`."""
+    who = Uniform(participation) if sampler is None else sampler
+    return Federation(problem.n, declared(problem).weights, who, drop, seed)
 
 
 def _hold(store: Path | None) -> Callable[[], None]:
@@ -290,56 +315,79 @@ class _Step:
     def __init__(
         self,
         problem: Problem,
-        about: Declared,
+        federation: Federation,
         message: State,
         groups: Groups,
         compile: bool,
         crew: Crew | None,
+        uplink: Uplink | None,
         secagg: Quantised | None,
     ) -> None:
         self.secagg = secagg
         self.problem, self.message, self.groups, self.crew = problem, message, groups, crew
+        self.federation, self.uplink = federation, uplink
+        self.rows = uplink is not None and uplink.rows
         self.context = fused if compile else nullcontext
         self.compiled: set[int] = set()  # sizes of groups that were computed
-        self.weights = about.weights
+        self.weights = federation.weights
         self.ones = torch.ones(problem.n, dtype=torch.float64, device="cpu")
-        self.everybody = float(problem.n) if self.weights is None else float(self.weights.sum())
+        self.everybody = federation.everybody
 
     def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
         received = self.weight(counted)
-        if received == 0:  # nobody replied, or only clients that weigh nothing: no news
+        if received == 0 and self.uplink is None:  # nobody replied, or only clients that weigh nothing: no news
             return server
         down = algorithm.broadcast(server)
         tally, groups = Tally(self.groups.sections, self.message), self.groups(counted)
         clients.admit(groups[0][1] if len(groups) == 1 else torch.cat([counted[:0], *(ids for _, ids in groups)]))
+        every: list[list[Tensor]] = []  # the rows of all clients, where they are asked for
 
         def together(group: tuple[int, Tensor]) -> tuple[int, list[Tensor]]:
             """The weighted sums of the uplinks of some clients, computed side by side."""
             section, ids = group
             if not len(ids):
-                return section, [torch.zeros_like(v) for v in self.message]
+                return section, [v.new_zeros((0, *v.shape) if self.rows else v.shape) for v in self.message]
             rows = clients.rows(ids)
             before = clients.view(ids, rows)
             with self.context():
                 up, new = algorithm.local(down, before, oracle_of(algorithm, self.problem, ids, t))
+            if self.uplink is not None:
+                up, new = self.uplink.send(algorithm, self.federation, Exchange(t, ids, down, before, up, new))
             if self.secagg is not None:
                 sent = self.secagg.sent(up, self._times(ids, up))
                 up, new = sent, algorithm.believed(down, before, up, sent)
             clients.replace(ids, new, rows)
+            if self.rows:
+                return section, [v.expand(len(ids), *v.shape[-1:]) for v in up]
             return section, [_weighted_sum(v, self._weights(ids)) for v in up]
+
+        def add(done: tuple[int, list[Tensor]]) -> None:
+            if self.rows:
+                every.append(done[1])
+            else:
+                tally.add(*done)
 
         if self.crew is None:
             for group in groups:
-                tally.add(*together(group))
+                add(together(group))
         else:
             crew = self.crew if self._is_compiled([ids for _, ids in groups]) else Crew(1)
-            crew.share(groups, together, lambda done: tally.add(*done))
-        means = type(self.message)(*(total / received for total in tally.total()))
+            crew.share(groups, together, add)
+        parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
         with one_thread():  # a method, or its prox, may take sums
-            server = algorithm.aggregate(server, means, received / self.everybody)
+            heard = self._heard(t, counted, parts, received)
+            if heard is None:
+                return server
+            server = algorithm.aggregate(server, type(self.message)(*heard.up), heard.share)
         if not all(isfinite(float(v.sum())) for v in server):
             raise Diverged(t)
         return server
+
+    def _heard(self, t: int, counted: Tensor, parts: list[Tensor], received: float) -> Heard | None:
+        """What the server makes of what it received: the mean, unless the uplink says otherwise."""
+        if self.uplink is None:
+            return Heard([total / received for total in parts], received / self.everybody)
+        return self.uplink.hear(self.federation, Received(t, counted, parts, received))
 
     def weight(self, ids: Tensor) -> float:
         """Of these clients together; without weights, how many they are."""

@@ -15,9 +15,10 @@ from fednmap.measure import EVALUATED, evaluate, problem_gamma, residual
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.callbacks import Listener, Record, heard, listeners
-from fednmap.simulation.loop import Diverged, Round, check_kinds, first_point, integers, simulate
+from fednmap.simulation.loop import Diverged, Round, check_kinds, federation_of, first_point, integers, simulate
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
+from fednmap.simulation.uplink import Uplink
 
 Metric = Callable[[Tensor], float]
 
@@ -76,6 +77,7 @@ def run(
     earlier: Iterable[Record] = (),
     history: bool = True,
     threads: int | None = None,
+    uplink: Uplink | None = None,
     **options: Any,
 ) -> Result:
     """Run `rounds` rounds, measuring before the first one, every `every` rounds and at the end.
@@ -92,6 +94,7 @@ def run(
                    `before` are then the totals of bytes and seconds so far, `earlier` the records, for `stop`.
     history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
     threads:       how many share the work of rounds and measurements; any number gives the same bits, see `simulate`.
+    uplink:        what happens between the clients and the server, see `fednmap.privacy`; an epsilon is then measured.
     options:       of `simulate`.
 
     If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
@@ -105,12 +108,15 @@ def run(
     gamma = problem_gamma(whole, phi, first_point(problem)) if measure_gamma is None else measure_gamma
     hearers = [*listeners(callbacks), *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
+    federation = federation_of(problem, **options)
     clock = result.totals
 
     def measure(done: int, server: State) -> str | None:
         began, x = time.perf_counter(), algorithm.model(server)
         values = evaluate(whole, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
         values |= algorithm.measured(server)
+        if uplink is not None:
+            values |= uplink.spent(federation, done)
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x
         if not history:
@@ -129,7 +135,7 @@ def run(
         clock["bytes_up"] += last.bytes_up
         clock["bytes_down"] += last.bytes_down
 
-    judges = [callback for callback in stops if callback.wants_residual]
+    judges = [callback for callback in stops if callback.wants_residual and uplink is None]
 
     def passes(before: State, last: Round) -> bool:
         """Whether the round has told that the model before it is good enough for somebody: then it is measured."""
@@ -158,7 +164,7 @@ def run(
     try:
         first = 0 if result.last is None else result.last.t + 1
         rounds_to_go = simulate(
-            algorithm, problem, rounds=rounds, start=start, after=result.last, threads=threads, **options
+            algorithm, problem, rounds=rounds, start=start, after=result.last, threads=threads, uplink=uplink, **options
         )
         server = algorithm.init(start)[0] if result.last is None else result.last.server
         reason = None if result.last or result.records else measure(0, server)

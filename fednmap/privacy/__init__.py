@@ -1,0 +1,30 @@
+"""What leaves the clients, and whom to trust with it: differential privacy, robust centres, attacks, a monitor."""
+
+from fednmap.privacy.accounting import Epsilon, epsilon, noise_for
+from fednmap.privacy.attacks import Attack
+from fednmap.privacy.client_level import Privacy
+from fednmap.privacy.example_level import Counted, PrivateRows
+from fednmap.privacy.monitor import Monitor, Score
+from fednmap.privacy.noise import share_of_noise
+from fednmap.privacy.robust import Centre, GeometricMedian, Median, NormClip, Trimmed, centre_of
+from fednmap.simulation.uplink import Chain
+
+__all__ = [
+    "Attack",
+    "Centre",
+    "Chain",
+    "Counted",
+    "Epsilon",
+    "GeometricMedian",
+    "Median",
+    "Monitor",
+    "NormClip",
+    "Privacy",
+    "PrivateRows",
+    "Score",
+    "Trimmed",
+    "centre_of",
+    "epsilon",
+    "noise_for",
+    "share_of_noise",
+]

@@ -1,0 +1,145 @@
+"""What a run has spent of its privacy, counted by Google's dp-accounting."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+from fednmap.names import InputError
+
+GRID = 1e-3  # of privacy losses, rounded up: a valid bound on any grid, 1e-4 above that on one ten times finer
+LARGE = 60.0  # beyond this epsilon the distribution of privacy losses takes long to compute, and tells nobody anything
+MEANINGLESS = 10.0
+SMALLEST, LARGEST = 0.05, 1e4  # noise multipliers that are tried: beyond, there is nothing but noise
+
+
+class Epsilon(NamedTuple):
+    """Two upper bounds on the same epsilon."""
+
+    pld: float
+    """From the distribution of privacy losses: the tighter one. That by RDP, where it would be above LARGE."""
+    rdp: float
+    """From Renyi divergences."""
+
+
+@cache
+def epsilon(noise_multiplier: float, share: float, rounds: int, delta: float) -> Epsilon:
+    """What `rounds` sums cost, each of contributions up to 1 with noise N(0, noise_multiplier^2), everybody in it by a
+    coin of probability `share`; neighbours differ by one contributor who is there or not.
+
+    >>> round(epsilon(2.5, 1.0, 15, 1e-5).pld, 1)
+    7.3
+    """
+    if rounds == 0:
+        return Epsilon(0.0, 0.0)
+    if noise_multiplier == 0:
+        return Epsilon(math.inf, math.inf)
+    dp = accountants()
+    event = dp.SelfComposedDpEvent(_sum(dp, noise_multiplier, share), rounds)
+    with _quiet():
+        by_rdp = _epsilon(dp.rdp.RdpAccountant(), event, delta)
+        if not by_rdp <= LARGE:
+            return Epsilon(by_rdp, by_rdp)
+        by_pld = _epsilon(dp.pld.PLDAccountant(value_discretization_interval=GRID), event, delta)
+    return Epsilon(min(by_pld, by_rdp), by_rdp)
+
+
+@cache
+def noise_for(target: float, share: float, rounds: int, delta: float) -> float:
+    """The least noise multiplier, in four digits, with which `rounds` sums cost at most epsilon = target.
+
+    >>> noise_for(2.0, 0.05, 100, 1e-5)
+    1.345
+    """
+    if not 0 < target < math.inf:
+        raise InputError(f"epsilon is {target}; it must be a finite number above 0")
+    if rounds == 0:
+        raise InputError(f"epsilon {target:g} is asked for a run of 0 rounds, which spends nothing; give rounds")
+
+    def cost(noise: float) -> float:
+        return epsilon(noise, share, rounds, delta).pld
+
+    if cost(LARGEST) > target:
+        least = cost(LARGEST)
+        raise InputError(
+            f"epsilon {target:g} is reached by no noise multiplier up to {LARGEST:g}: {rounds} rounds with delta = "
+            f"{delta:g} cost at least {least:.2g}; ask for a larger epsilon, or fewer rounds"
+        )
+    if cost(SMALLEST) <= target:
+        return SMALLEST
+    low, high = _bracket(cost, target)
+    while high / low > 1.0004:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if cost(middle) <= target else (middle, high)
+    digits = 3 - math.floor(math.log10(high))
+    return float(math.ceil(high * 10**digits) / 10**digits)
+
+
+def check_delta(delta: float, contributors: int) -> None:
+    """delta is a probability, and below one in as many as contribute: else giving one of them away is allowed."""
+    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < 1:
+        raise InputError(f"delta is {delta!r}; it must be above 0 and below 1, 1e-5 say")
+    if delta >= 1 / contributors:
+        raise InputError(
+            f"delta is {delta:g} with {contributors} contributors; it must be below 1/{contributors}, or "
+            "publishing one of them at random would count as private"
+        )
+
+
+def doubt(value: float, what: str) -> str | None:
+    """A line where an epsilon protects nobody."""
+    if value <= MEANINGLESS:
+        return None
+    odds = f"e^{value:.3g}" if value > 20 else f"{math.exp(value):.3g}"
+    return (
+        f"epsilon is {value:.3g}: the odds that somebody guesses about {what} may change by a factor of {odds}, which "
+        f"is no protection worth the name; use more noise, fewer rounds or a smaller share"
+    )
+
+
+def accountants() -> Any:
+    """The package dp_accounting, with its accountants."""
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+        import dp_accounting.rdp
+    except ImportError:
+        raise InputError("counting epsilon needs dp-accounting; pip install fednmap[privacy]") from None
+    return dp_accounting
+
+
+def _sum(dp: Any, noise_multiplier: float, share: float) -> Any:
+    event = dp.GaussianDpEvent(noise_multiplier)
+    return event if share == 1 else dp.PoissonSampledDpEvent(share, event)
+
+
+def _epsilon(accountant: Any, event: Any, delta: float) -> float:
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, float]:
+    """Noise multipliers with too little and with enough noise, a factor of 2 apart."""
+    noise = 1.0
+    if cost(noise) <= target:
+        while cost(noise) <= target:
+            noise /= 2
+        return noise, 2 * noise
+    while cost(noise) > target:
+        noise *= 2
+    return noise / 2, noise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a line about each Renyi order that was left out: the bound is valid without it."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,164 @@
+"""Differential privacy of whole clients: each clips what it sends, noise is added to the sum."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fednmap.core import Algorithm, State
+from fednmap.names import InputError
+from fednmap.privacy import accounting
+from fednmap.privacy.noise import CLIENT, SERVER, gaussian, share_of_noise
+from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
+from fednmap.simulation.loop import dry_run
+from fednmap.simulation.participation import Poisson, Uniform
+from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
+
+FORGET = 0.5
+"""What corrections forget by default where there is noise, by measurement: see `docs/privacy.md`."""
+
+
+@dataclass(frozen=True)
+class Privacy(Uplink):
+    """Client-level differential privacy, as `uplink` of `simulate` and `run`.
+
+    Of all that the clients see, and of the model, nobody can tell well whether client i took part at all: the released
+    sums sum_i clip(y_i, C) + N(0, (noise_multiplier C)^2 I) are (epsilon, delta)-private, everything else is made of
+    them::
+
+        client i:  s_i = y_i min(1, C / |y_i|), sent;  h_i is built from s_i, so that clipping leaves no bias
+        server:    mean = (sum_i s_i + noise) / (expected number of clients), share = the expected share
+
+    The mean is NOT divided by the number that came: whoever knew that could tell whether i was among them, and with
+    one client more the sum of the others would be scaled as well. It costs nothing at the optimum, where y_i = 0.
+
+    clip:             C, the largest norm of an uplink; of all vectors of an uplink together, where there are several.
+    noise_multiplier: of the noise on the sum, in units of C. 0: clipping alone, private in no sense; the plain mean.
+    delta:            of the guarantee, below 1 / n.
+    forget:           share of a client's correction that is forgotten per round that it takes part in, for FedNMap,
+                      Zhang, FedCanon and SCAFFOLD: without, the noise adds up in h for ever. Default: 0.5 where there
+                      is noise, else 0.
+    among:            None: the server adds the noise, and is trusted with the clipped uplinks. A number: every client
+                      adds its part, so that `among` of them together add enough; a round with fewer is not opened.
+
+    Sampling amplifies privacy only where every client comes by a coin of its own: with participation < 1 the sampler
+    must be `Poisson`.
+
+    >>> Privacy(clip=1.0, noise_multiplier=1.5).forget
+    0.5
+    """
+
+    clip: float
+    noise_multiplier: float = 0.0
+    delta: float = 1e-5
+    forget: float = None  # type: ignore[assignment]  # given, or set below
+    among: int | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, "clip")
+        nonnegative(self, "noise_multiplier")
+        if self.forget is None:
+            object.__setattr__(self, "forget", FORGET if self.noise_multiplier else 0.0)
+        fraction(self, "forget")
+        accounting.check_delta(self.delta, 1)
+        if self.among is not None:
+            integer(self, "among", 1)
+            if not self.noise_multiplier:
+                raise InputError("among says who adds the noise, and there is none; give a noise_multiplier above 0")
+
+    def method(self, algorithm: Algorithm) -> Algorithm:
+        return algorithm.forgetful(self.forget) if self.forget else algorithm
+
+    def check(self, algorithm: Algorithm, federation: Federation) -> None:
+        check_belief(algorithm)
+        if self.noise_multiplier:
+            accounting.check_delta(self.delta, federation.n)
+            coin(federation)
+            accounting.accountants()
+            if self.among is not None and self.among > federation.n:
+                raise InputError(f"among is {self.among}, of {federation.n} clients; it must be at most their number")
+
+    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
+        sent, new = clipped(algorithm, exchange, self.clip)
+        if self.among is None or not self.noise_multiplier:
+            return sent, new
+        # the state stays that of the clipped vector: one that knew its noise would take it back in the next round
+        return type(sent)(*(v + self._shares(v, k, federation, exchange) for k, v in enumerate(sent))), new
+
+    def hear(self, federation: Federation, received: Received) -> Heard | None:
+        if not self.noise_multiplier:
+            return super().hear(federation, received)
+        parts, share = received.parts, coin(federation) * (1 - federation.drop)
+        if self.among is None:
+            deviation = self.noise_multiplier * self.clip * largest_weight(federation)
+            parts = [v + gaussian(v, deviation, federation.seed, SERVER, received.t, k) for k, v in enumerate(parts)]
+        elif len(received.ids) < self.among:
+            return None
+        return Heard([v / (share * federation.everybody) for v in parts], share)
+
+    def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
+        """epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
+        if not self.noise_multiplier:
+            return {}
+        found = accounting.epsilon(self.noise_multiplier, coin(federation), rounds, self.delta)
+        return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
+
+    def warn(self, federation: Federation, rounds: int) -> None:
+        """Warn where the epsilon of a run protects nobody."""
+        spent = self.spent(federation, rounds)
+        line = accounting.doubt(spent["epsilon"], "any one client") if spent else None
+        if line:
+            warnings.warn(line, UserWarning, stacklevel=2)
+
+    def _shares(self, v: Tensor, field: int, federation: Federation, exchange: Exchange) -> Tensor:
+        """Every client's own part of the noise, by its number."""
+        assert self.among is not None
+        among, weight = self.among, largest_weight(federation)
+        rows = v.reshape(-1, v.shape[-1])
+        each = [
+            share_of_noise(
+                row, self.clip * weight, self.noise_multiplier, among, federation.seed, CLIENT, exchange.t, i, field
+            )
+            for row, i in zip(rows, exchange.ids.reshape(-1).tolist(), strict=True)
+        ]
+        noise = torch.stack(each)
+        if federation.weights is not None:  # the sum weighs what is sent
+            own = federation.weights[exchange.ids.cpu()].to(noise).clamp_min(torch.finfo(noise.dtype).tiny)
+            noise = noise / own.unsqueeze(-1)
+        return noise.reshape(v.shape)
+
+
+def clipped(algorithm: Algorithm, exchange: Exchange, clip: float) -> tuple[State, State]:
+    """The uplinks with norms of at most `clip`, all vectors of one together, and the states that follow from them."""
+    fields = [v.expand(*exchange.ids.shape, v.shape[-1]) for v in exchange.up]
+    norm = torch.stack([v.square().sum(-1) for v in fields]).sum(0).sqrt()
+    scale = (clip / norm.clamp_min(clip)).unsqueeze(-1)
+    sent = type(exchange.up)(*(v * scale for v in fields))
+    return sent, algorithm.believed(exchange.down, exchange.client, exchange.up, sent)
+
+
+def check_belief(algorithm: Algorithm) -> None:
+    """Refuse a method that cannot say what its state is when its uplink is changed, before the first round."""
+    server, client = algorithm.init(torch.zeros(1, device="cpu"))
+    up = dry_run(algorithm, server, client)
+    algorithm.believed(algorithm.broadcast(server), client, up, up)
+
+
+def coin(federation: Federation) -> float:
+    """The probability with which every client takes part; refused where it is not by a coin of its own."""
+    sampler: Any = federation.sampler
+    if isinstance(sampler, Poisson) or (isinstance(sampler, Uniform) and sampler.share == 1):
+        return float(sampler.share)
+    raise InputError(
+        f"the noise of a sampled round is counted for clients that come by a coin of their own, not for {sampler}; "
+        "use the sampler poisson, or participation = 1"
+    )
+
+
+def largest_weight(federation: Federation) -> float:
+    """What the weightiest client counts in the sum: the noise must hide it."""
+    return 1.0 if federation.weights is None else float(federation.weights.max())

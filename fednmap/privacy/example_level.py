@@ -1,0 +1,170 @@
+"""Differential privacy of single rows (patients): each site clips and noises its gradients row by row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednmap.core import Algorithm, Oracle, declared
+from fednmap.data.sparse import is_sparse
+from fednmap.names import InputError
+from fednmap.privacy import accounting
+from fednmap.privacy.noise import SITE, gaussian
+from fednmap.problems import FiniteSum, Network, batch_norm
+from fednmap.regularizers.parameters import nonnegative, plain, positive, wrong
+from fednmap.simulation.uplink import Federation, Uplink
+
+AT_ONCE_BYTES = 8 << 20  # of gradients, a vector for each row
+
+
+class PrivateRows:
+    """The problem with private gradients: whoever sees all that a site sends cannot tell well whether a row is there.
+
+    In each local step site i draws its rows by a coin of probability `rate` each and takes::
+
+        g_i(x) = (sum_j grad loss(x; row j) min(1, clip / |grad|) + N(0, (noise_multiplier clip)^2 I)) / (rate N_i)
+
+    All that leaves the site is made of these, so every method may run on it, corrections and all, and nothing need be
+    forgotten. The sites' sizes N_i are taken as known. `loss` and `gradient`, by which runs are measured, are those of
+    the problem itself: they are NOT private, and not for publication.
+
+    problem: of rows; weights of rows and batch normalisation do not go with it.
+    seed:    decides coins and noise, with site, round and step. A real site's is its secret.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> private = PrivateRows(LeastSquares([(torch.eye(2), torch.ones(2))]), clip=1.0, noise_multiplier=3.0)
+    >>> round(private.epsilon(rounds=10, steps=1, delta=1e-5).pld, 1)
+    4.5
+    """
+
+    exact_gradients = False
+
+    def __init__(
+        self, problem: FiniteSum, clip: float, noise_multiplier: float = 0.0, *, rate: float = 1.0, seed: int = 0
+    ) -> None:
+        self.problem, self.clip, self.noise_multiplier, self.rate, self.seed = (
+            problem,
+            clip,
+            noise_multiplier,
+            rate,
+            seed,
+        )
+        positive(self, "clip")
+        nonnegative(self, "noise_multiplier")
+        number = plain(self, "rate")
+        if number is None or not 0 < number <= 1:
+            raise wrong(self, "rate", "above 0 and at most 1")
+        if not isinstance(problem, FiniteSum):
+            raise InputError(f"PrivateRows clips row by row, and {type(problem).__name__} is not a problem of rows")
+        if problem.made_of()["sample_weights"] is not None:
+            raise InputError("PrivateRows: every row counts the same; leave sample_weights out")
+        if is_sparse(problem.data.x):
+            raise InputError("PrivateRows needs dense rows; use to_dense() on the features")
+        if isinstance(problem, Network) and batch_norm.layers(problem.architecture):
+            raise InputError(
+                "batch normalisation mixes rows, so none can be clipped by itself; use group normalisation"
+            )
+        self.n, self.dim, self.start = problem.n, problem.dim, problem.start
+        self.weights, self.concurrent = problem.weights, problem.concurrent
+        self.loss, self.gradient, self.predict = problem.loss, problem.gradient, problem.predict
+        self.digest = problem.digest
+        self.part, self.pieces, self.value_and_gradient = problem.part, problem.pieces, problem.value_and_gradient
+        self.smoothness = declared(problem).smoothness
+
+    @property
+    def chunk(self) -> int:
+        """Sites come one after another: each has its own number of rows."""
+        return self.problem.chunk
+
+    def made_of(self) -> Mapping[str, Any]:
+        own = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "rate": self.rate, "noise_seed": self.seed}
+        return self.problem.made_of() | own
+
+    def alone(self, i: int) -> PrivateRows:
+        """Site i by itself, with the coins and the noise that it has here."""
+        return PrivateRows(self.problem.alone(i), self.clip, self.noise_multiplier, rate=self.rate, seed=self.seed)
+
+    def epsilon(self, rounds: int, steps: int, delta: float) -> accounting.Epsilon:
+        """What `rounds` rounds of `steps` gradients each cost every row. A row is at one site: sites do not add up."""
+        accounting.check_delta(delta, 1)
+        return accounting.epsilon(self.noise_multiplier, self.rate, rounds * steps, delta)
+
+    def oracle(self, clients: Tensor, t: int) -> Oracle:
+        ids = clients.reshape(-1).tolist()
+
+        def g(x: Tensor, q: int) -> Tensor:
+            points = x.expand(len(ids), -1)
+            each = [self._private(i, t, q, point) for i, point in zip(ids, points, strict=True)]
+            return torch.stack(each) if clients.ndim else each[0]
+
+        return g
+
+    def _private(self, i: int, t: int, q: int, x: Tensor) -> Tensor:
+        a, b = self.problem.data[i]
+        site, rows = self.problem.first + i, len(b)
+        if self.rate < 1:
+            coins = np.random.default_rng((self.seed, SITE, site, t, q, 0)).random(rows)
+            drawn = torch.from_numpy(np.flatnonzero(coins < self.rate)).to(b.device)
+            a, b = a[drawn], b[drawn]
+        total = torch.zeros_like(x)
+        step = max(1, AT_ONCE_BYTES // (x.element_size() * self.dim))
+        for first in range(0, len(b), step):
+            total += self._clipped_sum(x, a[first : first + step], b[first : first + step])
+        if self.noise_multiplier:
+            total += gaussian(x, self.noise_multiplier * self.clip, self.seed, SITE, site, t, q, 1)
+        return total / (self.rate * rows)
+
+    def _clipped_sum(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Every row as a client of its own, with one sample."""
+        like = a.to(x.dtype) if a.is_floating_point() else a
+        target = b.to(x.dtype) if b.is_floating_point() else b
+        each = self.problem.batch_gradient(x.expand(len(b), -1), like.unsqueeze(1), target.unsqueeze(1), 1.0)
+        norm = each.norm(dim=-1)
+        return torch.matmul(self.clip / norm.clamp_min(self.clip), each)
+
+
+@dataclass(frozen=True)
+class Counted(Uplink):
+    """Tells the epsilon of every row as a run goes on, as `uplink` of `run` on a `PrivateRows`.
+
+    steps: gradients of a round, as many as the method's Q.
+    """
+
+    problem: PrivateRows
+    steps: int
+    delta: float = 1e-5
+
+    def check(self, algorithm: Algorithm, federation: Federation) -> None:
+        accounting.check_delta(self.delta, int(self.problem.problem.data.sizes.min()))
+        if (asked := gradients_per_round(algorithm)) != self.steps:
+            raise InputError(
+                f"{type(algorithm).__name__} asks for {asked} gradients per round, and steps is {self.steps}; "
+                f"give steps = {asked}"
+            )
+
+    def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
+        if not self.problem.noise_multiplier:
+            return {}
+        found = self.problem.epsilon(rounds, self.steps, self.delta)
+        return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
+
+
+def gradients_per_round(algorithm: Algorithm) -> int:
+    """How often a client asks for a gradient in a round."""
+    calls = []
+
+    def g(x: Tensor, q: int) -> Tensor:
+        calls.append(q)
+        return torch.zeros_like(x)
+
+    if algorithm.traits.hessians:
+        raise InputError(f"{type(algorithm).__name__} takes Hessians, which are not made private; use FedNMap")
+    server, client = algorithm.init(torch.zeros(1, device="cpu"))
+    algorithm.local(algorithm.broadcast(server), copy.copy(client), g)
+    return len(calls)

@@ -1,0 +1,95 @@
+"""From a configuration to what happens between the clients and the server: privacy, a robust centre, an attack."""
+
+from __future__ import annotations
+
+import warnings
+
+from fednmap.core import Algorithm
+from fednmap.names import InputError
+from fednmap.privacy import Chain, Counted, Privacy, PrivateRows, accounting, centre_of
+from fednmap.privacy.attacks import attack_of
+from fednmap.privacy.client_level import check_belief
+from fednmap.privacy.example_level import gradients_per_round
+from fednmap.problems import FiniteSum
+from fednmap.runs.configuration import Config
+from fednmap.simulation.uplink import Uplink
+
+
+def uplink_of(config: Config, algorithm: Algorithm, problem: object) -> Uplink | None:
+    """The way of the uplinks; None where they are sent and averaged as they are."""
+    ways: list[Uplink] = []
+    if isinstance(problem, PrivateRows):
+        ways.append(Counted(problem, gradients_per_round(algorithm), config.dp_delta))
+    elif config.dp_clip is not None:
+        ways.append(_privacy(config))
+    centre = centre_of(config.aggregate)
+    if centre is not None:
+        ways.append(centre)
+    if config.attack is not None:
+        ways.append(attack_of(config.attack))
+    return ways[0] if len(ways) == 1 else Chain(*ways) if ways else None
+
+
+def private_rows(config: Config, problem: FiniteSum) -> PrivateRows | None:
+    """The problem with private gradients, where rows are to be protected."""
+    if config.dp_clip is None or config.dp_unit == "client":
+        return None
+    return PrivateRows(problem, config.dp_clip, config.dp_noise or 0.0, rate=_rate(config, problem), seed=config.seed)
+
+
+def with_noise(config: Config, problem: FiniteSum, steps: int) -> Config:
+    """The configuration with the noise that its epsilon asks for; warned where the epsilon protects nobody.
+
+    steps: the most gradients that a method of it takes per round.
+    """
+    if config.dp_clip is None:
+        return config
+    rows = config.dp_unit == "example"
+    share = _rate(config, problem) if rows else config.participation
+    times = config.rounds * (steps if rows else 1)
+    if config.dp_epsilon or config.dp_noise:
+        accounting.check_delta(config.dp_delta, int(problem.data.sizes.min()) if rows else problem.n)
+    if config.dp_epsilon is not None:
+        noise = accounting.noise_for(config.dp_epsilon, share, times, config.dp_delta)
+        config = config.model_copy(update={"dp_noise": noise, "dp_epsilon": None})
+    if config.dp_noise:
+        spent = accounting.epsilon(config.dp_noise, share, times, config.dp_delta).pld
+        line = accounting.doubt(spent, "any one row" if rows else "any one client")
+        if line:
+            warnings.warn(line, UserWarning, stacklevel=2)
+    return config
+
+
+def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
+    """Refuse methods that cannot be run this way, before anything runs."""
+    serverless = [type(a).__name__ for a in algorithms if a.driver() is not None]
+    if serverless:
+        raise InputError(
+            f"{', '.join(serverless)} has no server: leave dp_clip, aggregate and attack out, or use fednmap"
+        )
+    changed = (config.dp_clip is not None and config.dp_unit == "client") or config.aggregate.startswith("clip")
+    for algorithm in algorithms if changed else ():
+        check_belief(algorithm)
+    if config.dp_clip is not None and config.dp_unit == "client" and config.dp_noise != 0:
+        needed = [type(a).__name__ for a in algorithms if a.traits.central]
+        if needed:
+            raise InputError(f"{', '.join(needed)} has one client, whom no noise hides; use dp_unit = example")
+
+
+def check_simulated(config: Config) -> None:
+    """Refuse between machines what is for simulations: a run must not look private, or robust, and not be."""
+    if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
+        raise InputError(
+            "dp_clip, aggregate and attack are for simulations so far (fednmap train); leave them out here"
+        )
+
+
+def _privacy(config: Config) -> Privacy:
+    assert config.dp_clip is not None
+    return Privacy(config.dp_clip, config.dp_noise or 0.0, config.dp_delta, config.dp_forget, config.dp_among)  # type: ignore[arg-type]
+
+
+def _rate(config: Config, problem: FiniteSum) -> float:
+    """The probability of a row to be in a gradient, so that a site of mean size takes batch_size of them."""
+    rows = len(problem.data.x) / problem.n
+    return 1.0 if config.batch_size == 0 else min(1.0, config.batch_size / rows)

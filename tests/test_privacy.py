@@ -1,0 +1,452 @@
+"""Differential privacy: what clipping leaves exact, noise that stays bounded, what it costs, who is hidden."""
+
+import json
+import math
+import re
+from itertools import islice
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting import pld, rdp
+from lasso import PHI, PROBLEM, L, best, distance, last
+from methods import MAKE
+
+from fednmap import InputError, run, simulate
+from fednmap import algorithms as A
+from fednmap.privacy import Chain, Counted, Privacy, PrivateRows, epsilon, noise_for, share_of_noise
+from fednmap.privacy.client_level import clipped
+from fednmap.problems import LeastSquares, Logistic
+from fednmap.regularizers import L1, Zero
+from fednmap.simulation.loop import federation_of
+from fednmap.simulation.participation import Poisson
+from fednmap.simulation.uplink import Received, Uplink
+from fednmap.testing import heterogeneous
+
+Q = 5
+NMAP = MAKE["FedNMap"](PHI, L, Q)
+TINY = 0.1  # far below |grad f_i(x*)|, which is 1.06 to 2.58
+HALF = {"sampler": Poisson(0.5)}
+
+
+def error(algorithm, optimum=None, **options):
+    return distance(algorithm.model(last(algorithm, **options).server), best(0.2) if optimum is None else optimum)
+
+
+def mean_error(algorithm, windows, **options):
+    """The mean error over each of these windows of rounds."""
+    found = [
+        distance(algorithm.model(r.server), best(0.2))
+        for r in simulate(algorithm, PROBLEM, rounds=max(map(max, windows)), **options)
+    ]
+    return [sum(found[a:b]) / (b - a) for a, b in windows]
+
+
+# what clipping leaves exact
+
+
+def test_the_clip_is_far_below_the_gradients():
+    sizes = [float(PROBLEM.alone(i).gradient(best(0.2)).norm()) for i in range(PROBLEM.n)]
+    assert min(sizes) > 10 * TINY
+
+
+@pytest.mark.parametrize("options", [{}, HALF, {"participation": 0.5}, {"drop": 0.3}])
+def test_clipping_leaves_the_fixed_point_exact(options):
+    assert error(NMAP, rounds=1500, uplink=Privacy(TINY), **options) < 1e-10
+
+
+def test_clipping_leaves_scaffold_exact():
+    assert error(MAKE["SCAFFOLD"](Zero(), L, Q), best(0), rounds=1500, uplink=Privacy(TINY)) < 1e-10
+
+
+def test_zhang_sends_what_does_not_vanish_so_clipping_leaves_a_bias():
+    """Its y_i tend to grad f(x*), which balances a subgradient of phi; FedNMap's contain that balance and vanish."""
+    zhang = MAKE["Zhang"](PHI, L, Q)
+    gradient = float(PROBLEM.gradient(best(0.2)).norm())
+    assert error(zhang, rounds=1000, uplink=Privacy(1.2 * gradient)) < 1e-10
+    assert error(zhang, rounds=1000, uplink=Privacy(0.8 * gradient)) > 0.05
+
+
+class Unknown(Uplink):
+    """Clips on the server, where the clients do not know of it."""
+
+    def send(self, algorithm, federation, exchange):
+        return clipped(algorithm, exchange, 0.4)[0], exchange.new
+
+
+def test_a_clip_that_the_client_does_not_know_of_is_wrong_for_ever():
+    assert error(NMAP, rounds=1500, uplink=Unknown()) > 0.3
+
+
+def test_two_vectors_are_clipped_together():
+    scaffold = MAKE["SCAFFOLD"](Zero(), L, Q)
+    sent = []
+
+    class Watch(Uplink):
+        def send(self, algorithm, federation, exchange):
+            sent.append(torch.cat(list(exchange.up), -1).norm(dim=-1))
+            return exchange.up, exchange.new
+
+    last(scaffold, rounds=3, uplink=Chain(Privacy(0.3), Watch()))
+    sizes = torch.cat(sent)
+    assert float(sizes.max()) == pytest.approx(0.3)
+    assert float(sizes.min()) > 0.29
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_is_clipped_below_the_bound(dtype):
+    start = PROBLEM.start.to(dtype)
+    plain = last(NMAP, rounds=5, start=start)
+    wide = last(NMAP, rounds=5, start=start, uplink=Privacy(1e6))
+    assert torch.allclose(plain.server.z, wide.server.z, rtol=1e-5)
+    assert wide.server.z.dtype == dtype
+
+
+def test_an_uplink_that_does_nothing_changes_no_bit():
+    plain, inert = last(NMAP, rounds=7, **HALF), last(NMAP, rounds=7, uplink=Uplink(), **HALF)
+    assert torch.equal(plain.server.z, inert.server.z)
+    assert torch.equal(plain.server.h, inert.server.h)
+
+
+# noise that stays bounded
+
+NOISY = {"clip": 1.0, "noise_multiplier": 0.02}
+
+
+@pytest.mark.parametrize("options", [{}, HALF], ids=["everybody", "poisson"])
+def test_noise_is_bounded_where_corrections_forget(options):
+    early, late = mean_error(NMAP, [(200, 300), (2900, 3000)], uplink=Privacy(**NOISY, forget=0.2), **options)
+    assert late < 2 * early < 0.2
+
+
+def test_noise_adds_up_for_ever_where_nothing_is_forgotten():
+    early, late = mean_error(NMAP, [(50, 100), (2900, 3000)], uplink=Privacy(**NOISY, forget=0.0))
+    assert late > 3 * early
+
+
+@pytest.mark.parametrize("name", ["Zhang", "SCAFFOLD"])
+def test_the_others_forget_too(name):
+    algorithm = MAKE[name](Zero() if name == "SCAFFOLD" else PHI, L, Q)
+    server = None
+    apart = []
+    for r in simulate(algorithm, PROBLEM, rounds=1500, uplink=Privacy(**(NOISY | {"clip": 3.0}), forget=0.2)):
+        server = r.server
+        own = r.clients[torch.arange(PROBLEM.n)][0].mean(0)
+        apart.append(float(((server.c if name == "SCAFFOLD" else server.h) - own).norm()))
+    assert max(apart[1400:]) < 3 * max(apart[100:200])
+
+
+@pytest.mark.parametrize("forget", [0.1, 0.5, 1.0])
+def test_the_noise_floor_is_the_one_that_was_derived(forget):
+    """f_i = mu/2 |x - a_i|^2, Q = 1: (x, e) is linear, and its covariance solves a discrete Lyapunov equation."""
+    n, p, mu, step, sigma = 5, 40, 0.5, 0.4, 0.3
+    a = torch.randn(n, p, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    root = (mu * p) ** 0.5 * torch.eye(p, dtype=torch.float64)
+    problem = LeastSquares([(root, root @ a_i) for a_i in a])
+    algorithm = A.FedNMap(Zero(), eta_a=step, Q=1, gamma=1.0)
+    privacy = Privacy(clip=100.0, noise_multiplier=sigma / 100, forget=forget)
+    square = [
+        float((algorithm.model(r.server) - a.mean(0)).square().mean())
+        for r in simulate(algorithm, problem, rounds=2500, uplink=privacy)
+    ]
+    M = np.array([[1 - step * mu, -step * (1 - forget)], [0, 1 - forget]])
+    b = np.array([-step, 1.0]) * sigma / n
+    S = np.linalg.solve(np.eye(4) - np.kron(M, M), np.outer(b, b).ravel()).reshape(2, 2)
+    assert np.mean(square[500:]) == pytest.approx(S[0, 0], rel=0.15)
+
+
+def test_forgetting_of_exact_rounds_is_only_a_smaller_correction():
+    """Its bias is between none and that of a method without correction, and grows with what is forgotten."""
+    errors = [error(A.FedNMap(PHI, eta_a=0.1 / L, Q=Q, gamma=1 / L, forget=f), rounds=1000) for f in (0, 0.2, 0.6, 1)]
+    assert errors[0] < 1e-10
+    assert errors == sorted(errors)
+    assert errors[1] < 0.3 * errors[3]
+
+
+def test_without_phi_two_methods_are_one_and_a_third_forgets_everything():
+    """Clipped and noised alike: Zhang is FedNMap; FedAvg is FedNMap that forgets all, its uplink eta_a Q as long."""
+    options = {"rounds": 30, "sampler": Poisson(0.5)}
+    nmap, zhang, average = (MAKE[name](Zero(), L, Q) for name in ("FedNMap", "Zhang", "FedAvg"))
+    private = Privacy(0.7, 0.1)
+    assert torch.allclose(
+        last(nmap, uplink=private, **options).server.z, last(zhang, uplink=private, **options).server.x
+    )
+    short = Privacy(0.7 * average.eta_a * Q)
+    forgets = last(nmap, uplink=Privacy(0.7, forget=1.0), **options).server.z
+    assert torch.allclose(forgets, last(average, uplink=short, **options).server.x)
+
+
+# what it costs
+
+
+@pytest.mark.parametrize(
+    ("noise", "share", "rounds"), [(2.5, 1.0, 15), (1.0, 0.1, 300), (0.8, 0.01, 1000), (20, 1.0, 100)]
+)
+def test_epsilon_is_that_of_the_accountants(noise, share, rounds):
+    event = dp_accounting.GaussianDpEvent(noise)
+    if share < 1:
+        event = dp_accounting.PoissonSampledDpEvent(share, event)
+    event = dp_accounting.SelfComposedDpEvent(event, rounds)
+    found = epsilon(noise, share, rounds, 1e-5)
+    assert found.rdp == pytest.approx(rdp.RdpAccountant().compose(event).get_epsilon(1e-5), rel=1e-12)
+    assert found.pld == pytest.approx(pld.PLDAccountant().compose(event).get_epsilon(1e-5), rel=5e-4)  # on a finer grid
+    assert found.pld <= found.rdp
+
+
+@pytest.mark.parametrize(("target", "share", "rounds"), [(1.0, 0.1, 100), (8.0, 1.0, 30), (3.0, 0.02, 500)])
+def test_the_noise_is_as_much_as_the_epsilon_needs(target, share, rounds):
+    noise = noise_for(target, share, rounds, 1e-5)
+    assert epsilon(noise, share, rounds, 1e-5).pld <= target < epsilon(0.99 * noise, share, rounds, 1e-5).pld
+
+
+def test_epsilon_is_measured_as_the_run_goes_on():
+    result = run(NMAP, PROBLEM, rounds=20, every=10, sampler=Poisson(0.5), uplink=Privacy(1.0, 2.0))
+    assert result.column("epsilon") == [epsilon(2.0, 0.5, t, 1e-5).pld for t in (0, 10, 20)]
+    assert result.column("epsilon_rdp") == [epsilon(2.0, 0.5, t, 1e-5).rdp for t in (0, 10, 20)]
+
+
+def test_without_noise_nothing_is_claimed():
+    assert "epsilon" not in run(NMAP, PROBLEM, rounds=1, uplink=Privacy(1.0)).final
+
+
+# who is hidden
+
+
+def test_one_client_more_moves_what_is_released_by_clip_over_expected_number_and_nothing_else():
+    privacy, federation = Privacy(clip=2.0, noise_multiplier=1.0), federation_of(PROBLEM, sampler=Poisson(0.5))
+    client = torch.tensor([2.0, 0.0])
+    total = torch.tensor([5.0, -3.0])
+    without = privacy.hear(federation, Received(3, torch.tensor([0, 2]), [total], 2.0))
+    together = privacy.hear(federation, Received(3, torch.tensor([0, 1, 2]), [total + client], 3.0))
+    assert torch.allclose(together.up[0] - without.up[0], client / (0.5 * PROBLEM.n))
+    assert together.share == without.share == 0.5
+
+
+def test_a_round_with_nobody_is_noise_too():
+    sampler, privacy = Poisson(0.01), Privacy(1.0, 1.0)
+    rounds = list(simulate(NMAP, PROBLEM, rounds=5, sampler=sampler, uplink=privacy))
+    assert len(rounds[0].counted) == 0
+    assert float(rounds[0].server.z.norm()) > 0
+
+
+def test_the_noise_is_addressed_by_seed_and_round():
+    options = {"uplink": Privacy(1.0, 0.5), "sampler": Poisson(0.5), "seed": 3}
+    whole = list(simulate(NMAP, PROBLEM, rounds=8, **options))
+    again = list(simulate(NMAP, PROBLEM, rounds=8, after=whole[4], **options))
+    assert torch.equal(whole[-1].server.z, again[-1].server.z)
+    one_by_one = last(NMAP, rounds=8, chunk=1, **options)
+    assert torch.allclose(whole[-1].server.z, one_by_one.server.z, rtol=1e-9)
+    other = last(NMAP, rounds=8, **(options | {"seed": 4, "sampler": None}))
+    same = last(NMAP, rounds=8, **(options | {"sampler": None}))
+    assert not torch.allclose(other.server.z, same.server.z)
+
+
+def test_weights_are_hidden_as_well():
+    """The noise is for the weightiest client."""
+    light = LeastSquares(list(PROBLEM.data), weights=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    zero = [torch.zeros(20_000, dtype=torch.float64)]
+    heard = Privacy(2.0, 3.0).hear(federation_of(light), Received(0, torch.arange(6), zero, 1.0))
+    assert float(heard.up[0].std()) == pytest.approx(3.0 * 2.0 * 0.5, rel=0.05)
+
+
+# noise that the clients add
+
+
+def test_shares_of_noise_make_the_noise():
+    like = torch.zeros(50_000, dtype=torch.float64)
+    total = sum(share_of_noise(like, 2.0, 1.5, 10, 0, i) for i in range(10))
+    assert float(total.std()) == pytest.approx(3.0, rel=0.03)
+
+
+def test_a_client_keeps_the_state_without_its_noise():
+    """A state that knew the noise would give it back in the next round, and the sums would hide less and less."""
+    central, own = (last(NMAP, rounds=1, uplink=Privacy(1.0, 0.5, among=m)) for m in (None, 6))
+    everybody = torch.arange(PROBLEM.n)
+    assert torch.equal(central.clients[everybody].h, own.clients[everybody].h)
+    assert not torch.equal(central.server.z, own.server.z)
+
+
+def test_a_round_with_too_little_noise_is_not_opened():
+    rounds = list(simulate(NMAP, PROBLEM, rounds=40, sampler=Poisson(0.5), uplink=Privacy(1.0, 0.5, among=4)))
+    before = NMAP.init(PROBLEM.start)[0]
+    for r in rounds:
+        assert torch.equal(r.server.z, before.z) == (len(r.counted) < 4)
+        before = r.server
+    assert {len(r.counted) < 4 for r in rounds} == {True, False}
+
+
+# rows instead of clients
+
+ROWS = Logistic(
+    [(torch.randn(30, 4, generator=torch.Generator().manual_seed(i)), torch.arange(30) % 2) for i in range(3)]
+)
+
+
+def test_private_rows_without_noise_and_clipping_are_the_problem():
+    private, x = PrivateRows(ROWS, clip=1e6), torch.ones(3, 4)
+    everybody = torch.arange(3)
+    assert torch.allclose(private.oracle(everybody, 0)(x, 0), ROWS.oracle(everybody, 0)(x, 0), atol=1e-6)
+    assert torch.allclose(
+        private.oracle(torch.tensor(1), 0)(x[1], 0), ROWS.oracle(torch.tensor(1), 0)(x[1], 0), atol=1e-6
+    )
+
+
+def test_a_row_moves_the_sum_by_the_clip_at_most():
+    rows, labels = ROWS.data[0]
+    rows = rows.clone()
+    rows[0] *= 1e4  # whose gradient is longest
+
+    def total(first):
+        problem = Logistic([(rows[first:], labels[first:])], classes=2)
+        return (30 - first) * PrivateRows(problem, clip=0.5).oracle(torch.tensor(0), 0)(x, 0)
+
+    x = torch.zeros(4)  # where every row has a gradient
+    assert float((total(0) - total(1)).norm()) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_site_alone_draws_what_it_draws_among_others():
+    private, x = PrivateRows(ROWS, 1.0, 2.0, rate=0.5, seed=5), torch.ones(3, 4)
+    together = private.oracle(torch.arange(3), 7)(x, 2)
+    for i in range(3):
+        assert torch.allclose(private.alone(i).oracle(torch.tensor(0), 7)(x[i], 2), together[i])
+    assert not torch.allclose(private.oracle(torch.arange(3), 8)(x, 2), together)
+    assert not torch.allclose(private.oracle(torch.arange(3), 7)(x, 3), together)
+
+
+def test_coins_and_noise_leave_the_gradient_right_on_average():
+    private, x = PrivateRows(ROWS, 10.0, 0.1, rate=0.3), torch.ones(4)
+    drawn = torch.stack([private.oracle(torch.tensor(1), t)(x, 0) for t in range(3000)])
+    assert torch.allclose(drawn.mean(0), ROWS.alone(1).gradient(x), atol=4 * float(drawn.std(0).max()) / 3000**0.5)
+
+
+def test_rows_are_counted_by_gradients():
+    private = PrivateRows(ROWS, 1.0, 4.0)
+    algorithm = A.FedNMap(L1(0.01), eta_a=0.1, Q=3)
+    result = run(algorithm, private, rounds=10, uplink=Counted(private, 3))
+    assert result.final["epsilon"] == epsilon(4.0, 1.0, 30, 1e-5).pld
+    with pytest.raises(InputError, match="3 gradients per round, and steps is 1"):
+        run(algorithm, private, rounds=10, uplink=Counted(private, 1))
+
+
+# the command
+
+DP = ("train", "--data", "digits", "--model", "linear", "--clients", 20, "--eval-every", 3, "--quiet")
+PRIVATE = (*DP, "--participation", 0.5, "--sampler", "poisson", "--dp-clip", 1)
+
+
+def test_train_tells_epsilon_in_json_table_and_report(command, tmp_path):
+    code, out, err = command(*PRIVATE, "--dp-epsilon", 4, "--rounds", 6, "--json", "--out", "a")
+    assert code == 0, err
+    closing = json.loads(out)
+    assert 3.9 < closing["epsilon"] <= 4 <= closing["epsilon_rdp"]
+    noise = float(re.search(r"^dp_noise = (.*)$", (tmp_path / "a/run.toml").read_text(), re.M)[1])
+    assert noise == noise_for(4.0, 0.5, 6, 1e-5)
+    assert "epsilon" in command("show", "a")[1]
+    assert command("report", "a")[0] == 0
+    assert "epsilon" in (tmp_path / "report.html").read_text()
+
+
+def test_a_private_run_is_resumed_to_the_same_bits(command, tmp_path):
+    for out, rounds in (("whole", 6), ("cut", 3)):
+        assert command(*PRIVATE, "--dp-noise", 1.5, "--rounds", rounds, "--out", out)[0] == 0
+    file = tmp_path / "cut/run.toml"
+    file.write_text(file.read_text().replace("\nrounds = 3", "\nrounds = 6"))
+    assert command("train", "--resume", "cut")[0] == 0
+    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "cut")]
+    found = [json.dumps(result) for result in results]
+    digest = [re.search(r'"model_sha256": "(\w+)"', text)[1] for text in found]
+    assert digest[0] == digest[1]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_an_epsilon_that_protects_nobody_is_said(command, unit):
+    code, _, err = command(*DP, "--dp-clip", 1, "--dp-noise", 0.5, "--dp-unit", unit, "--rounds", 10)
+    assert code == 0
+    assert "no protection worth the name" in err
+
+
+def test_rows_of_a_run_are_counted(command):
+    words = (*DP, "--dp-clip", 1, "--dp-epsilon", 5, "--dp-unit", "example", "--rounds", 4, "--batch-size", 20)
+    code, out, err = command(*words, "--local-steps", 3, "--json")
+    assert code == 0, err
+    assert 4.9 < json.loads(out)["epsilon"] <= 5
+
+
+REFUSED = [
+    ("--dp-noise 1", "dp_noise is 1.0 without dp_clip"),
+    ("--dp-epsilon 1", "dp_epsilon is 1.0 without dp_clip"),
+    ("--dp-clip 1 --dp-noise 1 --dp-epsilon 2", "both given"),
+    ("--dp-clip 1 --dp-epsilon 1e-7", "reached by no noise"),
+    ("--dp-clip 1 --dp-noise 1 --dp-delta 1", "dp_delta is 1"),
+    ("--dp-clip 1 --dp-noise 1 --dp-delta 0.2", "below 1/20"),
+    ("--dp-clip 1 --dp-noise 1 --participation 0.5", "use sampler = poisson"),
+    ("--dp-clip 1 --dp-noise 1 --algorithm feddr", "FedDR cannot say what its state is"),
+    ("--dp-clip 1 --dp-noise 1 --aggregate median", "the noise is for a mean"),
+    ("--dp-clip 0 --dp-noise 1", "dp_clip is 0"),
+    ("--dp-clip 1 --dp-among 5", "there is none"),
+    ("--dp-clip 1 --dp-noise 1 --dp-among 21", "of 20 clients"),
+    ("--dp-clip 1 --memory 5 --batch-size 0", "memory = 0"),
+    ("--dp-clip 1 --dp-forget 2", "dp_forget is 2"),
+    ("--aggregate middle", "aggregate"),
+    ("--aggregate clip", "clip:1.0"),
+    ("--aggregate trimmed:0.7", "below 0.5"),
+    ("--attack flip:1", "attack"),
+    ("--attack sign-flip", "KIND:COUNT"),
+    ("--attack sign-flip:20", "leave some that do not"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_refused_in_one_line(command, words, said):
+    code, _, err = command(*DP, "--rounds", 2, *words.split())
+    assert code == 2, err
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Privacy(0), "clip is 0"),
+        (lambda: Privacy(1.0, -1), "noise_multiplier is -1"),
+        (lambda: Privacy(1.0, 1.0, delta=0), "delta is 0"),
+        (lambda: Privacy(1.0, among=3), "there is none"),
+        (lambda: simulate(NMAP, PROBLEM, rounds=1, uplink=Privacy), "the class Privacy"),
+        (lambda: simulate(NMAP, PROBLEM, rounds=1, uplink=Privacy(1.0, 1.0), participation=0.5), "sampler poisson"),
+        (lambda: simulate(MAKE["FedPD"](Zero(), L, Q), PROBLEM, rounds=1, uplink=Privacy(1.0)), "FedPD cannot"),
+        (lambda: PrivateRows(heterogeneous(), 1.0, rate=0), "rate is 0"),
+        (lambda: noise_for(math.inf, 1.0, 1, 1e-5), "epsilon is inf"),
+        (lambda: noise_for(1.0, 1.0, 0, 1e-5), "0 rounds"),
+    ],
+)
+def test_refused_in_python(make, said):
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        make()
+    assert "\n" not in str(refused.value)
+
+
+def test_flower_does_not_pretend():
+    from fednmap.flower.settings import read
+
+    with pytest.raises(InputError, match="for simulations so far"):
+        read({"names": "a, b", "run-folder": "x", "dp-clip": 1.0})
+
+
+def test_a_run_in_python_knows_its_privacy(tmp_path):
+    first = run(NMAP, PROBLEM, rounds=4, folder=tmp_path / "a", uplink=Privacy(1.0, 1.0))
+    again = run(NMAP, PROBLEM, rounds=8, folder=tmp_path / "a", uplink=Privacy(1.0, 1.0))
+    whole = run(NMAP, PROBLEM, rounds=8, uplink=Privacy(1.0, 1.0))
+    assert first.final["epsilon"] < again.final["epsilon"]
+    assert torch.equal(again.x, whole.x)
+    with pytest.raises(InputError, match="holds another run"):
+        run(NMAP, PROBLEM, rounds=8, folder=tmp_path / "a", uplink=Privacy(1.0, 2.0))
+
+
+def test_islands_of_a_generator_are_values():
+    """A private run that is cut after any round goes on to the same bits."""
+    options = {"uplink": Privacy(1.0, 0.5), "rounds": 6}
+    rounds = list(islice(simulate(NMAP, PROBLEM, **options), 6))
+    for r in rounds[:-1]:
+        assert torch.equal(last(NMAP, after=r, **options).server.z, rounds[-1].server.z)
