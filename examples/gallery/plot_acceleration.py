@@ -2,8 +2,9 @@
 Acceleration: tens of rounds instead of thousands
 =================================================
 
-Where gradients are exact, as in statistics, rounds are what a fit costs. FedNMap with `memory` builds a quasi-Newton model of the normal map from the uplinks
-that it receives anyway: same messages, same solution, far fewer rounds than plain steps and than momentum.
+Where gradients are exact, as in statistics, rounds are what a fit costs. FedNMap with `memory` builds a quasi-Newton
+model of the normal map from the uplinks that it receives anyway: same messages, same solution, far fewer rounds than
+plain steps and than momentum.
 """
 
 import matplotlib.pyplot as plt
@@ -29,8 +30,8 @@ L = problem.smoothness()
 ROUNDS = 1500
 
 # %%
-# FISTA, as a federation would run it: every client sends its gradient, the server takes a proximal step with momentum, and forgets the momentum when
-# it points uphill.
+# FISTA, as a federation would run it: every client sends its gradient, the server takes a proximal step with
+# momentum, and forgets the momentum when it points uphill.
 
 
 def fista():

@@ -2,8 +2,9 @@
 Constraints: amounts and portfolios
 ===================================
 
-Constraints are penalties too: 0 inside a set, infinite outside, and the prox is the projection. Two uses. Amounts of substances cannot be
-negative, and that alone removes most false ones. The parts of a portfolio are shares: nonnegative, and one in sum.
+Constraints are penalties too: 0 inside a set, infinite outside, and the prox is the projection. Two uses. Amounts of
+substances cannot be negative, and that alone removes most false ones. The parts of a portfolio are shares:
+nonnegative, and one in sum.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +26,8 @@ def fit(data, phi):
 # %%
 # What is in the mixture?
 # -----------------------
-# Four laboratories measure the spectrum of the same mixture, each in a band of its own, and keep their readings. 24 substances with overlapping lines come into question, five of them are in it.
+# Four laboratories measure the spectrum of the same mixture, each in a band of its own, and keep their readings. 24
+# substances with overlapping lines come into question, five of them are in it.
 
 rng = np.random.default_rng(4)
 wave, substances = np.linspace(0, 1, 240), 24
@@ -66,8 +68,9 @@ right.legend(fontsize=9, frameon=False, loc="upper right")
 # %%
 # A portfolio of eight assets
 # ---------------------------
-# Five funds keep what they have observed of the assets' daily returns, each in a market of its own temper. Least squares of the portfolio's return against a
-# wanted one is its variance plus the squared distance of its mean from the target; the simplex makes shares of it.
+# Five funds keep what they have observed of the assets' daily returns, each in a market of its own temper. Least
+# squares of the portfolio's return against a wanted one is its variance plus the squared distance of its mean from
+# the target; the simplex makes shares of it.
 
 assets, days = 8, 250
 names = ["bonds", "utilities", "staples", "health", "energy", "banks", "chips", "start-ups"]

@@ -2,8 +2,9 @@
 Fused lasso: a signal in pieces
 ===============================
 
-Eight sensors watch one signal, each during some time only and each with noise of its own. Total variation asks for a signal that jumps
-seldom. Fitting together uses every sensor where it has something to say; smoothing at each sensor and averaging afterwards does not find the jumps.
+Eight sensors watch one signal, each during some time only and each with noise of its own. Total variation asks for a
+signal that jumps seldom. Fitting together uses every sensor where it has something to say; smoothing at each sensor
+and averaging afterwards does not find the jumps.
 """
 
 import matplotlib.pyplot as plt
@@ -21,8 +22,8 @@ jumps = torch.tensor([40, 90, 130, 180, 215, 245])
 truth = levels[torch.bucketize(torch.arange(LENGTH), jumps, right=True)]
 
 # %%
-# A sensor sees a window of the time, and its rows of the least-squares problem pick those coordinates. Every sensor gives as many
-# readings, so that all rows count the same.
+# A sensor sees a window of the time, and its rows of the least-squares problem pick those coordinates. Every sensor
+# gives as many readings, so that all rows count the same.
 
 noise, data = [0.4 + 0.1 * k for k in range(SENSORS)], []
 for k in range(SENSORS):

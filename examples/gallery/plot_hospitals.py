@@ -2,9 +2,10 @@
 Four hospitals, one sparse model
 ================================
 
-Patients of four hospitals, one logistic regression, and no row leaves its hospital: which risk factors enter first as the
-penalty falls, what their coefficients are, and whether a hospital is better off with the joint model than alone. The data are
-UCI's heart disease where its files are at hand, else scikit-learn's breast-cancer data cut into four sites.
+Patients of four hospitals, one logistic regression, and no row leaves its hospital: which risk factors enter first as
+the penalty falls, what their coefficients are, and whether a hospital is better off with the joint model than alone.
+The data are UCI's heart disease where its files are at hand, else scikit-learn's breast-cancer data cut into four
+sites.
 """
 
 import matplotlib.pyplot as plt
@@ -114,8 +115,9 @@ axes.legend(loc="lower right", frameon=False)
 # %%
 # Together or alone
 # -----------------
-# Each hospital fits a model to its own rows, with the same penalty; both are judged on patients kept back, of all four hospitals together and
-# of its own alone. Few patients were kept back at small hospitals, so single differences there are chance.
+# Each hospital fits a model to its own rows, with the same penalty; both are judged on patients kept back, of all
+# four hospitals together and of its own alone. Few patients were kept back at small hospitals, so single differences
+# there are chance.
 
 hospitals = list(dict.fromkeys(site))
 alone = {h: FederatedLogisticRegression("l1", lam=chosen.lam_).fit(x[site == h], y[site == h]) for h in hospitals}

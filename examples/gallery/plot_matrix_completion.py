@@ -2,8 +2,9 @@
 Low rank across clients: a matrix that nobody sees
 ==================================================
 
-Ratings, sensors, shops by products: a table of low rank of which every client knows some entries of its own rows. The nuclear norm
-fills the gaps, and no entry leaves its client. The problem is a small class of one's own: five members are all that the library asks for.
+Ratings, sensors, shops by products: a table of low rank of which every client knows some entries of its own rows. The
+nuclear norm fills the gaps, and no entry leaves its client. The problem is a small class of one's own: five members
+are all that the library asks for.
 """
 
 import matplotlib.pyplot as plt
@@ -19,8 +20,8 @@ ROWS, COLUMNS, RANK, CLIENTS, LAM = 40, 30, 3, 5, 0.7
 # %%
 # A problem of one's own
 # ----------------------
-# Client i holds a mask of the entries it knows. Its loss is the squared error on these; x is the whole matrix, row by row. `oracle` is
-# written for any number of clients at once.
+# Client i holds a mask of the entries it knows. Its loss is the squared error on these; x is the whole matrix, row by
+# row. `oracle` is written for any number of clients at once.
 
 
 class Completion:
@@ -51,8 +52,9 @@ owner = torch.arange(ROWS) * CLIENTS // ROWS
 masks = torch.stack([(known & (owner == i)[:, None]).flatten() for i in range(CLIENTS)]).float()
 
 # %%
-# One fit together, and one by each client alone, which knows its own rows only. Gradients are exact, so one local step per round is best, and
-# `memory` makes few rounds of many. f has curvature L = scale / n in the entries that are known.
+# One fit together, and one by each client alone, which knows its own rows only. Gradients are exact, so one local
+# step per round is best, and `memory` makes few rounds of many. f has curvature L = scale / n in the entries that are
+# known.
 
 
 def complete(masks, lam):

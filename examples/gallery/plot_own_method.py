@@ -2,9 +2,9 @@
 Your own method in 30 lines
 ===========================
 
-A method is a frozen dataclass with its hyper-parameters, NamedTuples for what is kept and sent, and a few pure functions that read like the box in a paper.
-Here: FISTA, proximal gradient steps with momentum, on the mean of the clients' gradients. One call checks it against the contract, and then it runs beside the
-others.
+A method is a frozen dataclass with its hyper-parameters, NamedTuples for what is kept and sent, and a few pure
+functions that read like the box in a paper. Here: FISTA, proximal gradient steps with momentum, on the mean of the
+clients' gradients. One call checks it against the contract, and then it runs beside the others.
 """
 
 from dataclasses import dataclass
@@ -68,8 +68,9 @@ class FederatedFISTA(Algorithm):
 # %%
 # The contract
 # ------------
-# `local` never looks at the shape, so the same lines run one client or a stack of them. The check compares both, looks for impurity, permutes the clients, counts the
-# bytes that the traits promise, and runs to the optimum of a heterogeneous lasso.
+# `local` never looks at the shape, so the same lines run one client or a stack of them. The check compares both,
+# looks for impurity, permutes the clients, counts the bytes that the traits promise, and runs to the optimum of a
+# heterogeneous lasso.
 
 print(check_algorithm(lambda phi, L, Q: FederatedFISTA(phi, eta_a=1 / L)))
 

@@ -3,8 +3,9 @@ Sparse digits
 =============
 
 Twenty clients hold one or two digits each and train one network together. An l1 penalty asks for weights that are
-exactly zero; the larger its weight lam, the more of them. FedNMap solves that problem. What people do instead is to train
-a dense model by FedAvg and to set its smallest weights to zero afterwards: beyond some sparsity that costs accuracy.
+exactly zero; the larger its weight lam, the more of them. FedNMap solves that problem. What people do instead is to
+train a dense model by FedAvg and to set its smallest weights to zero afterwards: beyond some sparsity that costs
+accuracy.
 """
 
 import matplotlib.pyplot as plt
@@ -35,8 +36,8 @@ def accuracy(x):
 # %%
 # A path of models
 # ----------------
-# From a small lam to larger ones, each run begins where the one before ended. For a network that is the good direction:
-# it first learns, then gives weights back. FedNMap is started at its z, the point in front of the prox.
+# From a small lam to larger ones, each run begins where the one before ended. For a network that is the good
+# direction: it first learns, then gives weights back. FedNMap is started at its z, the point in front of the prox.
 
 lambdas = [1e-4, 3e-4, 6e-4, 1e-3, 1.5e-3, 2.2e-3, 3.2e-3, 4.5e-3, 6e-3]
 path, z = [], problem.start
@@ -75,8 +76,9 @@ axes.legend(loc="lower left", frameon=False)
 # %%
 # What survives
 # -------------
-# Each small picture is what one of the 64 hidden units reads of the 8 x 8 pixels, the largest units first; white is exactly zero. The
-# penalty switches whole units off, leaves a few pixels to the others, and nothing at the blank margin.
+# Each small picture is what one of the 64 hidden units reads of the 8 x 8 pixels, the largest units first; white is
+# exactly zero. The penalty switches whole units off, leaves a few pixels to the others, and nothing at the blank
+# margin.
 
 chosen = lambdas.index(3.2e-3)
 
