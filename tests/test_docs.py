@@ -44,6 +44,8 @@ FEW = {
 """Appended to a command: the last word counts."""
 PARSED = {"reproduce": "minutes", "flower": "starts processes"}
 """Commands that have tests of their own and are only parsed here."""
+LONG = ("README.md", "docs/estimators.md", "docs/tutorials/hospitals.md", "docs/tutorials/compare.md")
+"""Pages whose blocks take more than some seconds."""
 PUBLIC = {
     "heart-disease": ("heart_disease", "processed.va.data"),
     "mnist": ("mnist", "train-images-idx3-ubyte.gz"),
@@ -56,6 +58,10 @@ class Block(NamedTuple):
     kind: str
     text: str
     reason: str | None
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page):
@@ -115,7 +121,11 @@ def shortened(words, folder):
     return words if "--resume" in words else words + FEW.get(words[0], [])
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def costed(page):
+    return pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in LONG else [])
+
+
+@pytest.mark.parametrize("page", [costed(p) for p in PAGES if runnable(p)])
 def test_what_a_page_shows_runs(page, command, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -123,7 +133,7 @@ def test_what_a_page_shows_runs(page, command, tmp_path, monkeypatch):
     for block in runnable(page):
         if block.reason is not None:
             continue
-        where = f"{page.relative_to(ROOT)}:{block.line}"
+        where = f"{name_of(page)}:{block.line}"
         if block.kind == "python":
             code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
             exec(code, namespace)
@@ -138,7 +148,7 @@ def test_what_a_page_shows_runs(page, command, tmp_path, monkeypatch):
             assert code == 0, f"{where}: fednmap {shlex.join(short)}\n{err}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_in_the_text_exist(page):
     """`fednmap COMMAND --option ...` in sentences and in blocks that are not executed: command and options exist."""
     text = page.read_text(encoding="utf-8")
@@ -158,7 +168,7 @@ def _is_group(words):
     return words == ["flower"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page):
     for name in re.findall(r"(?:benchmarks|examples|tests)/[\w/]+\.(?:py|md)", page.read_text(encoding="utf-8")):
         assert (ROOT / name).is_file(), f"{page.name} names {name}"
