@@ -57,7 +57,7 @@ points = torch.tensor(np.stack([a, b], -1).reshape(-1, 2))
 psi = np.array([float(problem.loss(x) + phi.value(x)) for x in points]).reshape(a.shape)
 levels = float(problem.loss(best) + phi.value(best)) + 0.02 * 1.9 ** np.arange(10)
 
-figure, grid = plt.subplots(2, 2, figsize=(7.4, 7), layout="constrained", sharex=True, sharey=True)
+figure, grid = plt.subplots(2, 2, figsize=(7.4, 7), dpi=65, layout="constrained", sharex=True, sharey=True)
 lines = {}
 for axes, (name, (_, color)) in zip(grid.flat, methods.items(), strict=True):
     axes.contour(a, b, psi, levels, colors="#c4c4c4", linewidths=0.8)
@@ -83,7 +83,7 @@ def draw(k):
     return [line for line, _ in lines.values()]
 
 
-frames = [*range(16), *range(16, ROUNDS + 1, 4)]
+frames = [*range(12), *range(12, ROUNDS + 1, 8)]
 animation = FuncAnimation(figure, draw, frames=frames, interval=250)
 
 # %%
