@@ -1,8 +1,8 @@
 """What the pages say is executed: every Python block, every command, every script of the gallery.
 
 The blocks of a page run in their order, in one namespace and one temporary folder. A command runs with few rounds;
-`runs/...` and `runs/LAST` stand for the newest run folder. `<!-- not executed: reason -->` on the line before a fence
-says why a block is left out.
+`runs/...` and `runs/LAST` stand for the newest run folder, `hospitals/` for the files of `fednmap example hospitals`.
+`<!-- not executed: reason -->` on the line before a fence says why a block is left out.
 """
 
 import ast
@@ -51,6 +51,7 @@ PUBLIC = {
     "mnist": ("mnist", "train-images-idx3-ubyte.gz"),
     "hospitals": ("heart_disease", "processed.va.data"),
 }
+AT_HAND = cache.find("heart_disease", ["processed.va.data"]) is not None
 
 
 class Block(NamedTuple):
@@ -76,11 +77,11 @@ def blocks(page):
 
 
 def commands(text):
-    """The command lines of a block that call fednmap, as words."""
+    """The command lines of a block that call fednmap or a script of ours, as words."""
     for line in text.replace("\\\n", " ").splitlines():
         line = line.strip().removeprefix("$ ")
-        if re.match("fednmap [a-z]", line):
-            yield shlex.split(line, comments=True)[1:]
+        if re.match("fednmap [a-z]|python examples/", line):
+            yield shlex.split(line, comments=True)
 
 
 def runnable(page):
@@ -138,7 +139,12 @@ def test_what_a_page_shows_runs(page, command, tmp_path, monkeypatch):
             code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
             exec(code, namespace)
             continue
-        for words in commands(block.text):
+        for program, *words in commands(block.text):
+            if program == "python":
+                subprocess.run([sys.executable, ROOT / words[0], *words[1:]], env=_environment(), check=True)
+                continue
+            if "csv:hospitals/" in " ".join(words) and AT_HAND and not (tmp_path / "hospitals").exists():
+                command("example", "hospitals")
             short = shortened(words, tmp_path)
             if short is None:
                 function, rest = resolved(words)
@@ -153,7 +159,7 @@ def test_commands_in_the_text_exist(page):
     """`fednmap COMMAND --option ...` in sentences and in blocks that are not executed: command and options exist."""
     text = page.read_text(encoding="utf-8")
     said = [shlex.split(" ".join(found.split())) for found in INLINE.findall(FENCE.sub("", text))]
-    said += [["fednmap", *words] for block in blocks(page) for words in commands(block.text)]
+    said += [words for block in blocks(page) for words in commands(block.text) if words[0] == "fednmap"]
     for words in said:
         if words[1] in ("...", "COMMAND"):
             continue
@@ -181,7 +187,7 @@ def test_a_reason_is_given_where_nothing_is_executed(tmp_path):
     )
     first, second = runnable(page)
     assert (first.reason, first.line, second.reason) == ("your data", 3, None)
-    assert list(commands(second.text)) == [["list", "algorithms"]]
+    assert list(commands(second.text)) == [["fednmap", "list", "algorithms"]]
 
 
 @pytest.mark.parametrize("script", GALLERY, ids=lambda p: p.stem)
