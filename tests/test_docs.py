@@ -39,7 +39,7 @@ FEW = {
     "compare": ["--rounds", "2", "--trials", "1"],
     "tune": ["--budget", "10", "--rounds", "2"],
     "speedup": ["--rounds", "2", "--trials", "1"],
-    "fit": ["--max-rounds", "3", "--quiet"],
+    "fit": ["--quiet"],
 }
 """Appended to a command: the last word counts."""
 PARSED = {"reproduce": "minutes", "flower": "starts processes"}
@@ -126,6 +126,7 @@ def costed(page):
     return pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in LONG else [])
 
 
+@pytest.mark.filterwarnings("default")  # the commands print them
 @pytest.mark.parametrize("page", [costed(p) for p in PAGES if runnable(p)])
 def test_what_a_page_shows_runs(page, command, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
