@@ -30,6 +30,11 @@ COMMANDS = {
         "Fit a linear model to tables, one file per site: one model for all, and no row leaves its site.",
     ),
     "predict": ("fednmap.commands.fit", "predict", "Predict the rows of a new file with a fitted model."),
+    "example": (
+        "fednmap.commands.example",
+        "example",
+        "Write the files of an example, to try other commands on: hospitals.",
+    ),
     "tune": (
         "fednmap.commands.tune",
         "tune",

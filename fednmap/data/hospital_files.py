@@ -1,0 +1,52 @@
+"""The heart-disease patients as four hospitals have them: one CSV file each, with words, codes and gaps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fednmap.data import cache
+from fednmap.data.heart_disease import ADDRESSES, HOSPITALS
+
+COLUMNS = (
+    *("age", "sex", "chest_pain", "pressure", "cholesterol", "sugar", "ecg"),
+    *("heart_rate", "angina", "st_depression", "slope", "vessels", "thal", "outcome"),
+)
+LEFT_OUT = ("slope", "vessels", "thal", "cholesterol")
+"""Mostly missing; and cholesterol, which Switzerland did not measure and wrote as 0."""
+WORDS = {
+    "sex": {"0": "female", "1": "male"},
+    "chest_pain": {"1": "typical", "2": "atypical", "3": "not anginal", "4": "none"},
+    "sugar": {"0": "low", "1": "above 120"},
+    "ecg": {"0": "normal", "1": "ST-T abnormal", "2": "thick left ventricle"},
+    "angina": {"0": "no", "1": "under exercise"},
+    "outcome": {"0": "healthy", "1": "sick", "2": "sick", "3": "sick", "4": "sick"},
+}
+
+
+def hospital_files(folder: Path) -> list[Path]:
+    """Writes HOSPITAL.csv for each of the four into `folder`; what is missing is an empty cell."""
+    tables = {hospital: _table(hospital, md5) for hospital, md5 in HOSPITALS.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for hospital, lines in tables.items():
+        made.append(folder / f"{hospital}.csv")
+        made[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return made
+
+
+def _table(hospital: str, md5: str) -> list[str]:
+    file = f"processed.{hospital}.data"
+    path = cache.find("heart_disease", [file]) or cache.download("heart_disease", file, md5, ADDRESSES)
+    contents = cache.read(path)
+    cache.check_md5(path, contents, md5)
+    lines = [",".join(name for name in COLUMNS if name not in LEFT_OUT)]
+    for line in contents.decode().split():
+        row = zip(COLUMNS, line.split(","), strict=True)
+        lines.append(",".join(_word(name, cell) for name, cell in row if name not in LEFT_OUT))
+    return lines
+
+
+def _word(column: str, cell: str) -> str:
+    """A code as what it stands for."""
+    plain = "" if cell == "?" else cell.removesuffix(".0")
+    return WORDS.get(column, {}).get(plain, plain)
