@@ -95,6 +95,7 @@ def resolved(words):
     command = app.get_command(context, words[0]).loaded()
     words = words[1:]
     while isinstance(command, click.Group):
+        words = [words[0].partition("|")[0], *words[1:]]  # one of list|add|...
         assert words[0] in command.commands, f"there is no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
     return command, words

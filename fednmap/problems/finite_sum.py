@@ -148,7 +148,7 @@ class FiniteSum(ABC):
         return False
 
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        """z += scale `batch_gradient`(x, a, b, weight), in place; z may be x itself."""
+        """z += scale * batch_gradient(x, a, b, weight), in place; z may be x itself."""
         raise NotImplementedError
 
     @abstractmethod
