@@ -45,7 +45,7 @@ print(together.ended)
 
 # %%
 # Alone, a sensor says nothing outside of its window; the mean is taken over those that have looked. Both ways have
-# the weight of total variation that suits them best, among a few.
+# the weight of total variation that suits them best, among a few, found by comparing with the truth.
 
 total, count = torch.zeros(LENGTH).double(), torch.zeros(LENGTH).double()
 for a, b in data:
