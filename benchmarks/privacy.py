@@ -182,7 +182,7 @@ def figure(lines: list[str], out: Path) -> None:
         curves.setdefault(found["name"], []).append((place, float(found["mean"]), float(found["spread"])))
     fig, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for k, name in enumerate(name for name in LINES if name in curves):
-        x, y, spread = zip(*curves[name], strict=True)
+        x, y, spread = zip(*sorted(curves[name]), strict=True)
         axes.errorbar([v + 0.03 * (k - 2) for v in x], y, spread, marker="o", ms=4, capsize=2, label=name)
     axes.set_xticks(range(len(EPSILONS)), [f"{e:g}" if math.isfinite(e) else "no noise" for e in EPSILONS])
     axes.set_xlabel(f"epsilon after {ROUNDS} rounds (delta = {DELTA:g}, of a client)")

@@ -178,7 +178,7 @@ def _check_belief(algorithm: Algorithm, problem: LeastSquares, name: str) -> Non
     """What a client believes follows from what it sent: the mean of the states stays the server's."""
     server, clients = _warm(algorithm, problem)
     down, everybody = algorithm.broadcast(server), torch.arange(problem.n)
-    up, new = algorithm.local(down, clients, problem.oracle(everybody, 7))
+    up, new = algorithm.local(down, clients, oracle_of(algorithm, problem, everybody, 7))
     try:
         same = algorithm.believed(down, clients, up, up)
     except InputError:  # it says that it cannot
