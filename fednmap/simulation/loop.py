@@ -355,7 +355,9 @@ class _Step:
                 up, new = self.uplink.send(algorithm, self.federation, Exchange(t, ids, down, before, up, new))
             if self.secagg is not None:
                 sent = self.secagg.sent(up, self._times(ids, up))
-                up, new = sent, algorithm.believed(down, before, up, sent)
+                if self.uplink is None:  # else a client's state is of what it meant, without the noise that it added
+                    new = algorithm.believed(down, before, up, sent)
+                up = sent
             clients.replace(ids, new, rows)
             if self.rows:
                 return section, [v.expand(len(ids), *v.shape[-1:]) for v in up]
