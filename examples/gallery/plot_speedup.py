@@ -19,9 +19,9 @@ from fednmap.regularizers import L1
 # %%
 # The same 4,096 rows are cut into 2, 4, ..., 128 clients of equal size, so that f is the same function each time: once
 # dealt out at random, once sorted by target, which makes the clients as unlike as can be. Minibatches are of 4 rows,
-# and # steps are the same for every n; only the noise differs. (Well conditioned on purpose: where 200 rounds do not reach the
-# noise, as with logistic regression on digits, more clients cannot show.) What is measured is the mean of the squared natural residual
-# over the last 150 of 200 rounds, in two runs with different minibatches.
+# and steps are the same for every n; only the noise differs. The problem is well conditioned on purpose: where 200
+# rounds do not reach the noise, as with logistic regression on digits, more clients cannot show. What is measured is
+# the mean of the squared natural residual over the last 150 of 200 rounds, in two runs with different minibatches.
 
 rng = torch.Generator().manual_seed(0)
 features = torch.randn(4096, 20, generator=rng)
