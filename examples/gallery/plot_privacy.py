@@ -60,7 +60,7 @@ styles = (("#D55E00", ":", "o"), ("#0072B2", "--", "s"), ("#000000", "-", "^"))
 for n, values, (color, line, marker) in zip(sizes, accuracy, styles, strict=True):
     axes.plot(epsilons, 100 * values, color=color, linestyle=line, marker=marker, label=f"{n} clients")
 axes.axhline(100 * without.max(), color="#888888", linewidth=1)
-axes.text(epsilons[0], 100 * without.max() + 0.4, "without noise", color="#666666", fontsize=9)
+axes.text(epsilons[0], 100 * without.max() - 0.05, "without noise", color="#666666", fontsize=9, va="top")
 axes.set(xscale="log", xlabel="epsilon of the whole run (delta = 1e-4)", ylabel="test accuracy (%)")
 axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
 axes.minorticks_off()
