@@ -188,7 +188,7 @@ def _answer(
         received = _followed(plan.algorithm, content["news"], order, store, down, message)
     else:
         received = wire.unpack(content["down"], down)
-    g = local.oracle(algorithm, int(order["client"]), int(order["t"]))
+    g = local.oracle_for(algorithm, int(order["client"]), int(order["t"]))
     before = store.current(order["counted"], initial)
     up, state = algorithm.local(received, before, g)
     if quantised is not None:

@@ -51,11 +51,20 @@ class LocalProblem:
     def exact_gradients(self) -> bool:
         return self.problem.exact_gradients
 
-    def oracle(self, algorithm: Algorithm, client: int, t: int) -> Oracle:
+    def oracle(self, client: int, t: int) -> Oracle:
         """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
         self.problem.first = client
-        g = oracle_of(algorithm, self.problem, torch.tensor(0), t)
+        g = self.problem.oracle(torch.tensor(0), t)
         return g if self.weight == 1 else _scaled(g, self.weight)
+
+    def oracle_for(self, algorithm: Algorithm, client: int, t: int) -> Oracle:
+        """The oracle that the method needs: of gradients, or also of Hessians."""
+        g = self.oracle(client, t)
+        if not algorithm.traits.hessians:
+            return g
+        curved = oracle_of(algorithm, self.problem, torch.tensor(0), t)
+        assert isinstance(curved, SecondOrder)
+        return SecondOrder(g, lambda x: self.weight * curved.hessian(x))
 
     def loss(self, x: Tensor) -> float:
         return self.weight * float(self.problem.loss(x))
@@ -73,8 +82,4 @@ class LocalProblem:
 
 def _scaled(g: Oracle, weight: float) -> Oracle:
     """The oracle of `weight` times the loss."""
-
-    def gradient(x: Tensor, q: int) -> Tensor:
-        return weight * g(x, q)
-
-    return SecondOrder(gradient, lambda x: weight * g.hessian(x)) if isinstance(g, SecondOrder) else gradient
+    return lambda x, q: weight * g(x, q)
