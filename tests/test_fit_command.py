@@ -80,6 +80,9 @@ def test_cox_with_errors(command, hospitals):
     assert age["low"] < 0.05 < age["high"]
     code, out, _ = command("predict", "run", hospitals / "bern.csv")
     assert out.startswith("hazard ratio\n")
+    ratios = [command("predict", "run", path)[1].split()[2:] for path in sorted(hospitals.iterdir())]
+    logarithms = np.log(np.concatenate(ratios).astype(float))
+    assert logarithms.mean() == pytest.approx(0, abs=1e-9)  # relative to the mean row, as the estimator has it
 
 
 def test_columns_that_cannot_be_told_apart_are_named_and_the_rest_is_written(command, hospitals):

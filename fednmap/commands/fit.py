@@ -219,7 +219,8 @@ def _write(place: Path, made: dict[str, Any]) -> None:
     """The model, the tables, the pictures and the page of a fit; what a person sees of it."""
     estimator, family, found, errors = (made[name] for name in ("estimator", "family", "found", "errors"))
     coef = np.atleast_2d(estimator.coef_)
-    intercept = np.atleast_1d(np.asarray(estimator.intercept_, float))
+    level = -estimator.centre_ if family == "cox" else estimator.intercept_  # hazards are relative to the mean row
+    intercept = np.atleast_1d(np.asarray(level, float))
     classes = tuple(map(str, estimator.classes_)) if family == "logistic" else ()
     lam = estimator.lam_ if made["choice"] else made["lam"]
     target = " and ".join(made["goals"])
