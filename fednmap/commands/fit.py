@@ -15,6 +15,7 @@ from rich.table import Table as Shown
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet
 from fednmap.estimators import folder as kept
+from fednmap.estimators.choice import SELECT
 from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.families import FAMILIES
@@ -170,7 +171,11 @@ def _targets(
 
 def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
     """The options of an estimator that chooses lam; empty where lam is given."""
-    if cv is None and select not in ("bic", "ebic"):
+    if select not in SELECT:
+        raise InputError(f"select is {select!r}; choose from {', '.join(SELECT)}")
+    if cv is None and select == "1se":
+        raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
+    if cv is None and select == "min":
         return {}
     if lam is not None:
         raise InputError("--cv and --select choose lam; leave --lam out")
