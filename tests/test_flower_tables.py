@@ -17,7 +17,8 @@ from public_data import needs
 from fednmap import InputError
 from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
 from fednmap.estimators import folder as kept
-from fednmap.flower import tables
+from fednmap.flower import roster, tables
+from fednmap.flower.keys import make
 from fednmap.flower.launch import Launcher
 from fednmap.flower.new import write
 from fednmap.tables import FederatedPreprocessor, read, read_sites
@@ -30,13 +31,14 @@ def hospitals(tmp_path):
     return write_hospitals(tmp_path / "hospitals")
 
 
-def fit(hospitals, load=None, fault=None, **settings):
+def fit(hospitals, load=None, fault=None, about=None, **settings):
     """The app in one process: its closing numbers and its run folder."""
     folder = hospitals.parent
     given = {"names": ",".join(NAMES), "run-folder": str(folder / "run"), "deadline": 5.0}
     given |= {key.replace("_", "-"): v for key, v in settings.items()}
     app = tables.client_app(load or (lambda context: read(hospitals / f"{context.node_config['client']}.csv")))
     grid = FakeGrid({101 + i: name for i, name in enumerate(NAMES)}, app, given, folder / "states", fault)
+    grid.about = about or {}
     return tables.fit(grid, *tables.read(given)), folder / "run"
 
 
@@ -123,6 +125,26 @@ def test_only_sums_leave_a_site(hospitals):
 
     fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
     assert max(text.count(",") for text in said) < 40
+
+
+def test_no_node_answers_a_question_under_a_name_that_it_cannot_prove(hospitals, monkeypatch):
+    """Names are bound to keys before the first question, not only before the first round."""
+    monkeypatch.setattr(roster, "STUCK", 0.1)
+    folder, asked = hospitals.parent / "keys", []
+    make(folder, list(NAMES), "127.0.0.1")
+    about = {101 + i: {"key": str(folder / name)} for i, name in enumerate(NAMES)}
+    about[104] = {"key": str(folder / "basel")}  # it calls itself zug
+
+    def listen(name, message, answer):
+        asked.append((name, message.metadata.message_type))
+        return [answer()]
+
+    given = {"target": "outcome", "drop_columns": "time,event", "clients_file": str(folder / "clients.toml")}
+    with pytest.raises(TimeoutError, match="3 clients connected, at least 4 are needed; missing: zug"):
+        fit(hospitals, fault=listen, about=about, deadline=0.2, **given)
+    assert {kind for _, kind in asked} == {"query"}
+    about[104] = {"key": str(folder / "zug")}
+    assert str(fit(hospitals, about=about, **given)[0]["ended"]).startswith("converged")
 
 
 REFUSED = [

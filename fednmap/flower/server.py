@@ -99,6 +99,12 @@ def _end_with_the_superlink() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def identities(federation: Federation) -> Identities | None:
+    """Whose key is whose; None where names are believed."""
+    file = federation.clients_file
+    return None if file is None else Identities(file, federation.pin_on_first_use)
+
+
 class News(NamedTuple):
     """The last round that was counted, for those who were in it: its mean uplink tells them what is broadcast now."""
 
@@ -122,9 +128,7 @@ class Coordinator:
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        file = federation.clients_file
-        identities = None if file is None else Identities(file, federation.pin_on_first_use)
-        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities)
+        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities(federation))
         self.sites = Sites(grid, federation.deadline)
         self.make_plan = make_plan
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)

@@ -29,7 +29,7 @@ from fednmap.flower import client as plain
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster, exchange
-from fednmap.flower.server import HELLO, Coordinator
+from fednmap.flower.server import HELLO, Coordinator, identities
 from fednmap.flower.settings import Federation, client_name
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config
@@ -130,7 +130,7 @@ def agree(grid: Grid, task: Task, federation: Federation) -> Agreement:
     path = federation.run_folder
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
-    roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
+    roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities(federation))
     roster.wait(len(federation.names), federation.deadline)
 
     def ask(question: Question) -> Answers:
