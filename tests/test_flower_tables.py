@@ -18,6 +18,7 @@ from fednmap import InputError
 from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
 from fednmap.estimators import folder as kept
 from fednmap.flower import roster, tables
+from fednmap.flower.audit import logs, rows
 from fednmap.flower.keys import make
 from fednmap.flower.launch import Launcher
 from fednmap.flower.new import write
@@ -125,6 +126,25 @@ def test_only_sums_leave_a_site(hospitals):
 
     fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
     assert max(text.count(",") for text in said) < 40
+
+
+def test_answers_are_in_the_log_of_what_was_sent(hospitals):
+    sent = []
+
+    def listen(name, message, answer):
+        sent.append((name, message.metadata.message_type))
+        return [answer()]
+
+    fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
+    entered = logs(hospitals.parent / "states")
+    for name in NAMES:
+        assert [line["kind"] for line in entered[name]] == [kind for who, kind in sent if who == name]
+        assert "answer about its columns" in {row.kind for row in rows(name, entered[name])}
+
+
+def test_who_requires_masks_answers_no_question(hospitals):
+    with pytest.raises(InputError, match="chur: this client takes part with secure aggregation alone"):
+        fit(hospitals, about={103: {"require-secagg": True}}, target="outcome", drop_columns="time,event")
 
 
 def test_no_node_answers_a_question_under_a_name_that_it_cannot_prove(hospitals, monkeypatch):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.penalties import settled_lam
 from fednmap.estimators.task import Task
 from fednmap.flower import client as plain
+from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster, exchange
@@ -83,10 +85,13 @@ def client_app(load: LoadTable) -> ClientApp:
     )
 
     @app.query("tables")
+    @partial(audited, file=plain._log_file, note=lambda _: {})
     def asked(message: Message, context: Context) -> Message:
         """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
         question = json.loads(str(message.content["question"]["json"]))
         try:
+            if context.node_config.get("require-secagg"):
+                raise InputError("this client takes part with secure aggregation alone, which a fit of tables has not")
             said = _keep(context, question) if question["ask"] == "agree" else _told(question, rows(context), context)
             content = RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
         except InputError as error:
