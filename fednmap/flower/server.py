@@ -79,14 +79,14 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
-        _end_with_the_superlink()
+        end_with_the_superlink()
         config, federation = read(context.run_config)
         Coordinator(grid, config, federation, plan).run()
 
     return app
 
 
-def _end_with_the_superlink() -> None:
+def end_with_the_superlink() -> None:
     """A server whose SuperLink was killed would try to reach it for ever, and hold its run folder meanwhile."""
     parent = os.getppid()
 

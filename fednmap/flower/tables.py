@@ -31,7 +31,7 @@ from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster, exchange
-from fednmap.flower.server import HELLO, Coordinator, identities
+from fednmap.flower.server import HELLO, Coordinator, end_with_the_superlink, identities
 from fednmap.flower.settings import Federation, client_name
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config
@@ -108,6 +108,7 @@ def server_app() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
+        end_with_the_superlink()
         fit(grid, *read(context.run_config))
 
     return app
