@@ -174,6 +174,9 @@ REFUSED = [
     ({"target": "outcome", "penalty": "l3"}, "unknown penalty 'l3'"),
     ({"target": "outcome", "reg": "l1:0.1"}, "unknown setting 'reg'"),
     ({}, "say what to predict"),
+    ({"target": "outcome", "drop_columns": "tiem"}, "'tiem' is to be dropped, and no site has such a column"),
+    ({"target": "outcome", "secagg_threshold": 3}, "a fit of tables has no secure aggregation; leave it out"),
+    ({"target": "outcome", "pin_on_first_use": True}, "pin-on-first-use writes keys into clients-file"),
     ({"target": "outcome", "lam": -1.0}, "lam: Input should be greater than or equal to 0, given -1.0"),
 ]
 

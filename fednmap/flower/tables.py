@@ -32,7 +32,7 @@ from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster, exchange
 from fednmap.flower.server import HELLO, Coordinator, end_with_the_superlink, identities
-from fednmap.flower.settings import Federation, client_name
+from fednmap.flower.settings import Federation, check_keys, client_name
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import from_json, to_json, write_atomically
@@ -56,6 +56,9 @@ def read(run_config: Mapping[str, Any]) -> tuple[Task, Federation]:
         if key not in Task.model_fields:
             raise unknown("setting", key, [*Task.model_fields, *Federation.model_fields])
     federation = Federation.make(**own | {"measure_stationarity": True})
+    check_keys(federation)
+    if federation.secagg_threshold is not None:
+        raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     return Task.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
 
 
