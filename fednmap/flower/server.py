@@ -360,7 +360,7 @@ class Coordinator:
         plan, began = self.plan, time.monotonic()
         x = plan.algorithm.model(server)
         message = RecordDict({"model": wire.pack(Point(x))})
-        nodes = self.roster.refresh()
+        nodes = self.sites.fitting(self.roster.refresh())
         told, count, loss, gradient = (self._told if self.quantised is None else self._summed)(done, nodes, x, message)
         if gradient is None and self.federation.measure_stationarity:
             gradient = torch.full_like(x, math.nan)
