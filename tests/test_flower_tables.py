@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 pytest.importorskip("flwr")
@@ -103,6 +104,20 @@ def test_cox_is_the_estimators(hospitals):
     X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
     alone = FederatedCoxRegression("l1", tol=1e-11).fit(X, y.astype(float), where)
     assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+
+
+def test_cox_with_a_site_where_nothing_happened(hospitals):
+    path = hospitals / "zug.csv"
+    pl.read_csv(path).with_columns(event=pl.lit(0)).write_csv(path)
+    goals = {"family": "cox", "time": "time", "event": "event"}
+    closing, run = fit(hospitals, **goals, penalty="l1", drop_columns="outcome", tol=1e-10)
+    assert str(closing["ended"]).startswith("converged")
+    X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
+    alone = FederatedCoxRegression("l1", tol=1e-10).fit(X, y.astype(float), where)
+    model = kept.load(run)
+    assert np.abs(model.coef - alone.coef_).max() <= 1e-7
+    said = model.predict(read(path))["hazard ratio"]
+    assert said == pytest.approx(alone.predict_hazard(X[where == "zug"]), rel=1e-6)
 
 
 def test_codes_as_categories_and_groups(hospitals):
