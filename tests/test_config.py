@@ -370,3 +370,9 @@ def test_clients_that_the_data_bring_and_others_that_were_asked_for(command, tmp
     assert command("train", *words, "--clients", "5", "--partition", "iid")[2] == ""
     sweep = ["--over", "q", "--values", "1,2", "--trials", "2", "--eval-last", "1", "--out", "sweep"]
     assert command("speedup", *words, *sweep)[2] == ""
+
+
+def test_the_support_of_a_regression_is_that_of_its_coefficients():
+    experiment = prepare(Config.make(data="sparse-regression", model="least-squares", intercept=True))
+    x = torch.cat([experiment.dataset.truth, torch.ones(1)])  # the intercept last
+    assert [f(x) for f in experiment.metrics().values()] == [1.0, 1.0]

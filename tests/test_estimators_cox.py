@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from fednmap.estimators import FederatedCoxRegression
+from fednmap.estimators import FederatedCoxRegression, FederatedCoxRegressionCV
 from fednmap.problems import Cox
 
 TIGHT = {"tol": 1e-10, "max_rounds": 3000}
@@ -135,3 +135,15 @@ def test_columns_like_years_do_not_overflow():
     assert curves == pytest.approx(mine.predict_survival(5 * X, [1.0, 3.0], site="b"), abs=1e-4)
     assert (curves > 0).any()
     assert (curves < 1).all()
+
+
+def test_the_loss_of_a_site_left_out_is_its_own_also_where_rows_weigh_more_there():
+    rng = np.random.default_rng(0)
+    X, where = rng.normal(size=(90, 3)), np.repeat([0, 1, 2], 30)
+    y = np.column_stack([rng.exponential(np.exp(-X[:, 0])), rng.random(90) < 0.8]).astype(float)
+    weight = np.where(where == 0, 5.0, 1.0)
+    chosen = FederatedCoxRegressionCV(cv="leave-one-site-out", lambdas=[0.1], tol=1e-9).fit(X, y, where, weight)
+    out = where == 0
+    model = FederatedCoxRegression("l1", 0.1, tol=1e-9).fit(X[~out], y[~out], where[~out], weight[~out])
+    alone = Cox([(torch.tensor(X[out]), torch.tensor(y[out]))], sample_weights=torch.tensor(weight[out]))
+    assert chosen.cv_losses_[0, 0] == pytest.approx(float(alone.loss(torch.tensor(model.coef_))))

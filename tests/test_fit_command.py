@@ -60,6 +60,11 @@ def test_the_command_is_the_estimator(command, hospitals):
     assert said["P(sick)"].to_numpy() == pytest.approx(alone.predict_proba(X)[where == "bern", 1])
 
 
+def test_a_weight_by_default_is_told(command, hospitals):
+    words = ("--target", "outcome", "--drop-columns", "time,event", "--json", "--quiet", "--out", "run")
+    assert json.loads(command("fit", "--data", f"csv:{hospitals}", *words)[1])["lam"] == 0.01
+
+
 def test_cox_with_errors(command, hospitals):
     words = (
         "--time",
@@ -80,6 +85,21 @@ def test_cox_with_errors(command, hospitals):
     assert age["low"] < 0.05 < age["high"]
     code, out, _ = command("predict", "run", hospitals / "bern.csv")
     assert out.startswith("hazard ratio\n")
+    ratios = [command("predict", "run", path)[1].split()[2:] for path in sorted(hospitals.iterdir())]
+    logarithms = np.log(np.concatenate(ratios).astype(float))
+    assert logarithms.mean() == pytest.approx(0, abs=1e-9)  # relative to the mean row, as the estimator has it
+
+
+@pytest.mark.parametrize(("target", "family"), [("ecg", "logistic"), ("time", "huber")])
+def test_errors_of_several_classes_and_of_huber(command, hospitals, target, family):
+    drop = ",".join({"time", "event", "outcome"} - {target})
+    words = ("--target", target, "--family", family, "--penalty", "none", "--drop-columns", drop, "--json", "--quiet")
+    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--tol", 1e-9, "--out", "run")
+    said = json.loads(out)
+    assert (code, said["lam"]) == (0, None)
+    for row in said["coefficients"]:  # each with its own interval
+        assert (row["low"] + row["high"]) / 2 == pytest.approx(row["coefficient"], abs=1e-6)
+        assert row["standard error"] > 0
 
 
 def test_columns_that_cannot_be_told_apart_are_named_and_the_rest_is_written(command, hospitals):
@@ -104,6 +124,8 @@ MISTAKES = [
     (["--target", "age", "--family", "gausian"], "unknown family 'gausian'; did you mean 'gaussian'?"),
     (["--target", "age", "--drop-columns", "weight"], "'weight' is to be dropped, and no site has such a column"),
     (["--target", "age", "--cv", "5", "--lam", "1"], "--cv and --select choose lam; leave --lam out"),
+    (["--target", "age", "--select", "1se"], "--select 1se compares held-out losses; add --cv 5"),
+    (["--target", "age", "--select", "bci"], "select is 'bci'; choose from min, 1se, bic, ebic"),
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
     (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),
     (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),

@@ -154,6 +154,21 @@ def test_who_joins_later_and_does_not_fit_is_left_out_and_named(tmp_path, caplog
     assert closing["took_part"] == {"anna": 6, "bert": 6, "cleo": 6, "dora": 0}
 
 
+def test_who_does_not_fit_is_not_measured_either(tmp_path):
+    """Columns in another order: the model can be applied there, and its loss means nothing."""
+    federation = Described(tmp_path, min_clients=1, deadline=0.5)
+    federation.wrong = {"dora": lambda local: LocalProblem(local.problem, columns=COLUMNS[::-1])}
+
+    def fault(name, message, answer):
+        if "round" in message.content and message.content["round"]["t"] == 2:
+            federation.grid.nodes[104] = "dora"
+        return [answer()]
+
+    federation.start(fault=fault, nodes={101: "anna", 102: "bert", 103: "cleo"})
+    records = federation.coordinator.folder.records(*federation.coordinator.job)
+    assert [record["clients_measured"] for record in records] == [3, 3, 3]
+
+
 def test_a_wrong_node_that_is_replaced_by_a_right_one_takes_part(tmp_path):
     federation = Described(tmp_path, min_clients=1, deadline=0.5)
     federation.wrong = {"dora": narrow}

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 pytest.importorskip("flwr")
@@ -17,7 +18,9 @@ from public_data import needs
 from fednmap import InputError
 from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
 from fednmap.estimators import folder as kept
-from fednmap.flower import tables
+from fednmap.flower import roster, tables
+from fednmap.flower.audit import logs, rows
+from fednmap.flower.keys import make
 from fednmap.flower.launch import Launcher
 from fednmap.flower.new import write
 from fednmap.tables import FederatedPreprocessor, read, read_sites
@@ -30,13 +33,14 @@ def hospitals(tmp_path):
     return write_hospitals(tmp_path / "hospitals")
 
 
-def fit(hospitals, load=None, fault=None, **settings):
+def fit(hospitals, load=None, fault=None, about=None, **settings):
     """The app in one process: its closing numbers and its run folder."""
     folder = hospitals.parent
     given = {"names": ",".join(NAMES), "run-folder": str(folder / "run"), "deadline": 5.0}
     given |= {key.replace("_", "-"): v for key, v in settings.items()}
     app = tables.client_app(load or (lambda context: read(hospitals / f"{context.node_config['client']}.csv")))
     grid = FakeGrid({101 + i: name for i, name in enumerate(NAMES)}, app, given, folder / "states", fault)
+    grid.about = about or {}
     return tables.fit(grid, *tables.read(given)), folder / "run"
 
 
@@ -102,6 +106,20 @@ def test_cox_is_the_estimators(hospitals):
     assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
 
 
+def test_cox_with_a_site_where_nothing_happened(hospitals):
+    path = hospitals / "zug.csv"
+    pl.read_csv(path).with_columns(event=pl.lit(0)).write_csv(path)
+    goals = {"family": "cox", "time": "time", "event": "event"}
+    closing, run = fit(hospitals, **goals, penalty="l1", drop_columns="outcome", tol=1e-10)
+    assert str(closing["ended"]).startswith("converged")
+    X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
+    alone = FederatedCoxRegression("l1", tol=1e-10).fit(X, y.astype(float), where)
+    model = kept.load(run)
+    assert np.abs(model.coef - alone.coef_).max() <= 1e-7
+    said = model.predict(read(path))["hazard ratio"]
+    assert said == pytest.approx(alone.predict_hazard(X[where == "zug"]), rel=1e-6)
+
+
 def test_codes_as_categories_and_groups(hospitals):
     _, run = fit(
         hospitals,
@@ -125,6 +143,45 @@ def test_only_sums_leave_a_site(hospitals):
     assert max(text.count(",") for text in said) < 40
 
 
+def test_answers_are_in_the_log_of_what_was_sent(hospitals):
+    sent = []
+
+    def listen(name, message, answer):
+        sent.append((name, message.metadata.message_type))
+        return [answer()]
+
+    fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
+    entered = logs(hospitals.parent / "states")
+    for name in NAMES:
+        assert [line["kind"] for line in entered[name]] == [kind for who, kind in sent if who == name]
+        assert "answer about its columns" in {row.kind for row in rows(name, entered[name])}
+
+
+def test_who_requires_masks_answers_no_question(hospitals):
+    with pytest.raises(InputError, match="chur: this client takes part with secure aggregation alone"):
+        fit(hospitals, about={103: {"require-secagg": True}}, target="outcome", drop_columns="time,event")
+
+
+def test_no_node_answers_a_question_under_a_name_that_it_cannot_prove(hospitals, monkeypatch):
+    """Names are bound to keys before the first question, not only before the first round."""
+    monkeypatch.setattr(roster, "STUCK", 0.1)
+    folder, asked = hospitals.parent / "keys", []
+    make(folder, list(NAMES), "127.0.0.1")
+    about = {101 + i: {"key": str(folder / name)} for i, name in enumerate(NAMES)}
+    about[104] = {"key": str(folder / "basel")}  # it calls itself zug
+
+    def listen(name, message, answer):
+        asked.append((name, message.metadata.message_type))
+        return [answer()]
+
+    given = {"target": "outcome", "drop_columns": "time,event", "clients_file": str(folder / "clients.toml")}
+    with pytest.raises(TimeoutError, match="3 clients connected, at least 4 are needed; missing: zug"):
+        fit(hospitals, fault=listen, about=about, deadline=0.2, **given)
+    assert {kind for _, kind in asked} == {"query"}
+    about[104] = {"key": str(folder / "zug")}
+    assert str(fit(hospitals, about=about, **given)[0]["ended"]).startswith("converged")
+
+
 REFUSED = [
     ({"target": "result"}, "basel: there is no column 'result'"),
     ({"target": "pressure", "family": "gaussian"}, "the target 'pressure' has no value in row"),
@@ -132,6 +189,9 @@ REFUSED = [
     ({"target": "outcome", "penalty": "l3"}, "unknown penalty 'l3'"),
     ({"target": "outcome", "reg": "l1:0.1"}, "unknown setting 'reg'"),
     ({}, "say what to predict"),
+    ({"target": "outcome", "drop_columns": "tiem"}, "'tiem' is to be dropped, and no site has such a column"),
+    ({"target": "outcome", "secagg_threshold": 3}, "a fit of tables has no secure aggregation; leave it out"),
+    ({"target": "outcome", "pin_on_first_use": True}, "pin-on-first-use writes keys into clients-file"),
     ({"target": "outcome", "lam": -1.0}, "lam: Input should be greater than or equal to 0, given -1.0"),
 ]
 

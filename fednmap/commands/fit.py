@@ -15,12 +15,13 @@ from rich.table import Table as Shown
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet
 from fednmap.estimators import folder as kept
+from fednmap.estimators.choice import SELECT
 from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.path import path as walk_path
-from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name
+from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, settled_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
 from fednmap.estimators.task import check_goals, complete, labels, listed, numbers
@@ -110,7 +111,7 @@ def fit(
     errors = None
     twins = [f"{a} and {b}" for a, b in _same(frame)]
     notes = [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
-    if penalty == "none" and _has_errors(estimator, family):
+    if penalty == "none":
         try:
             errors = estimator.inference(frame, y, where)
         except InputError as error:
@@ -170,7 +171,11 @@ def _targets(
 
 def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
     """The options of an estimator that chooses lam; empty where lam is given."""
-    if cv is None and select not in ("bic", "ebic"):
+    if select not in SELECT:
+        raise InputError(f"select is {select!r}; choose from {', '.join(SELECT)}")
+    if cv is None and select == "1se":
+        raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
+    if cv is None and select == "min":
         return {}
     if lam is not None:
         raise InputError("--cv and --select choose lam; leave --lam out")
@@ -179,8 +184,9 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
     return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
 
 
-def _has_errors(estimator: Any, family: str) -> bool:
-    return family in ("gaussian", "logistic", "poisson", "cox") and np.atleast_2d(estimator.coef_).shape[0] == 1
+def _lam(penalty: str, lam: float | None) -> float | None:
+    """The weight that the fit had; None where the penalty has none."""
+    return None if penalty_name(penalty) in WITHOUT_WEIGHT else settled_lam(penalty, lam)
 
 
 def _frame(X: Any, columns: list[str]) -> Any:
@@ -219,9 +225,10 @@ def _write(place: Path, made: dict[str, Any]) -> None:
     """The model, the tables, the pictures and the page of a fit; what a person sees of it."""
     estimator, family, found, errors = (made[name] for name in ("estimator", "family", "found", "errors"))
     coef = np.atleast_2d(estimator.coef_)
-    intercept = np.atleast_1d(np.asarray(estimator.intercept_, float))
+    level = -estimator.centre_ if family == "cox" else estimator.intercept_  # hazards are relative to the mean row
+    intercept = np.atleast_1d(np.asarray(level, float))
     classes = tuple(map(str, estimator.classes_)) if family == "logistic" else ()
-    lam = estimator.lam_ if made["choice"] else made["lam"]
+    lam = estimator.lam_ if made["choice"] else _lam(made["penalty"], made["lam"])
     target = " and ".join(made["goals"])
     model = kept.FittedModel(family, target, tuple(made["columns"]), coef, intercept, classes, made["preprocessor"])
     about = {

@@ -24,7 +24,7 @@ from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, r
 from fednmap.estimators.prepare import LEAST, Parameters, dense
 from fednmap.estimators.sites import Floats, Sites, no_site_of_one
 from fednmap.estimators.standardise import Scaling, from_moments
-from fednmap.estimators.task import Task
+from fednmap.estimators.task import Task, listed
 from fednmap.names import InputError
 from fednmap.regularizers import Box, Separable
 from fednmap.tables import FederatedPreprocessor, Table
@@ -171,6 +171,9 @@ def converse(task: Task) -> Generator[Question, Answers, Agreement]:
     """All questions of a fit, from the columns to the curvature."""
     statistics = yield from task.preprocessor().conversation()
     about = yield {"ask": "target"}
+    for name in listed(task.drop_columns):
+        if all(name in part["lacking"] for part in about.values()):
+            raise InputError(f"{name!r} is to be dropped, and no site has such a column")
     rows = {site: int(part["rows"]) for site, part in about.items()}
     classes: tuple[str, ...] = ()
     if task.family == "logistic":
@@ -215,7 +218,8 @@ def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
 
 def _about_target(task: Task, table: Table) -> dict[str, Any]:
     y = task.y(table)
-    said: dict[str, Any] = {"rows": table.rows}
+    lacking = [name for name in listed(task.drop_columns) if name not in table.columns]
+    said: dict[str, Any] = {"rows": table.rows, "lacking": lacking}
     if task.family == "logistic":
         return said | {"classes": sorted(set(y.tolist()))}
     if task.family == "cox":

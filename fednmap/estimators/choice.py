@@ -94,8 +94,8 @@ class CrossValidated(Federated):
         found = walk(self, prepared, self.lambdas_)
         if self._family().level:
             return losses(self, prepared, found, rows.some(test))
-        whole, part = (len(r.y) * losses(self, prepared, found, r) for r in (rows, train))
-        added: Floats = (whole - part) / test.sum()
+        whole, part = (float(r.weight.sum()) * losses(self, prepared, found, r) for r in (rows, train))
+        added: Floats = (whole - part) / float(rows.weight[test].sum())
         return added  # the partial likelihood of a fold is what it adds to that of the others
 
     def _by_criterion(self, rows: Rows) -> int:

@@ -25,9 +25,15 @@ def coefficient_rows(model: FittedModel, path: Any, errors: Any) -> tuple[list[s
             row: list[Any] = [*([model.classes[k]] if len(model.coef) > 1 else []), name, value]
             row += [float(np.exp(value))] if model.family in RATIOS else []
             if errors is not None:
-                row += [float(v[j]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
+                at = _place(k, j, *model.coef.shape)
+                row += [float(v[at]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
             if path is not None:
                 enters = path.enters[j] if j < len(model.columns) else np.nan
                 row.append(None if np.isnan(enters) else float(enters))
             rows.append(row)
     return head, rows
+
+
+def _place(k: int, j: int, classes: int, columns: int) -> int:
+    """Where coefficient j of class k, or its intercept, is among the errors: class by class, then the intercepts."""
+    return k * columns + j if j < columns else classes * columns + k

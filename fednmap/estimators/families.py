@@ -181,7 +181,8 @@ class Cox(Family):
             raise InputError("there is no event at any site; a Cox model needs some")
 
     def problem(self, data: Any, outputs: int, **options: Any) -> Linear:
-        return CoxProblem(data, ties=self.ties, weights=options["weights"], sample_weights=options["sample_weights"])
+        weights = {name: options[name] for name in ("weights", "sample_weights")}
+        return CoxProblem(data, ties=self.ties, events_elsewhere=True, **weights)  # `check` knows of all sites
 
     def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
         return np.zeros(0)

@@ -18,6 +18,7 @@ LOG = "sent.jsonl"
 WORDS = {
     "query": "name",
     "query.site": "what it has",
+    "query.tables": "answer about its columns",
     "train": "uplink",
     "evaluate": "measurement",
     "train.keys": "secagg: public keys",

@@ -34,8 +34,8 @@ ELSEWHERE = (
 
 
 FIRST_TABLE = {"names": FIRST["names"], "target": "outcome", "lam": 0.01, "deadline": 600.0}
-ALWAYS = ("min_clients", "measure_stationarity")
-"""What a fit of tables does not leave open: every site, in every round, with its gradient."""
+ALWAYS = ("min_clients", "measure_stationarity", "secagg_threshold")
+"""What a fit of tables does not leave open: every site, in every round, with its gradient, without masks."""
 REAL = "## Real machines"
 NODE = "--node-config \"client='client-0' "
 FILE = "file='$PWD/client-0.csv' "

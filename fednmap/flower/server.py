@@ -79,14 +79,14 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
-        _end_with_the_superlink()
+        end_with_the_superlink()
         config, federation = read(context.run_config)
         Coordinator(grid, config, federation, plan).run()
 
     return app
 
 
-def _end_with_the_superlink() -> None:
+def end_with_the_superlink() -> None:
     """A server whose SuperLink was killed would try to reach it for ever, and hold its run folder meanwhile."""
     parent = os.getppid()
 
@@ -97,6 +97,12 @@ def _end_with_the_superlink() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def identities(federation: Federation) -> Identities | None:
+    """Whose key is whose; None where names are believed."""
+    file = federation.clients_file
+    return None if file is None else Identities(file, federation.pin_on_first_use)
 
 
 class News(NamedTuple):
@@ -122,9 +128,7 @@ class Coordinator:
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        file = federation.clients_file
-        identities = None if file is None else Identities(file, federation.pin_on_first_use)
-        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities)
+        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities(federation))
         self.sites = Sites(grid, federation.deadline)
         self.make_plan = make_plan
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
@@ -356,7 +360,7 @@ class Coordinator:
         plan, began = self.plan, time.monotonic()
         x = plan.algorithm.model(server)
         message = RecordDict({"model": wire.pack(Point(x))})
-        nodes = self.roster.refresh()
+        nodes = self.sites.fitting(self.roster.refresh())
         told, count, loss, gradient = (self._told if self.quantised is None else self._summed)(done, nodes, x, message)
         if gradient is None and self.federation.measure_stationarity:
             gradient = torch.full_like(x, math.nan)

@@ -103,6 +103,12 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     return config, federation
 
 
+def check_keys(federation: Federation) -> None:
+    """Refuse settings of keys that do not go together."""
+    if federation.pin_on_first_use and federation.clients_file is None:
+        raise InputError("pin-on-first-use writes keys into clients-file; say which file that is")
+
+
 def threshold(config: Config, federation: Federation) -> int:
     """Clients whose shares unmask a sum: those who must stay to its end, and one more than may collude."""
     drawn = max(1, round(config.participation * len(federation.names)))
@@ -128,8 +134,7 @@ def _agree(config: Config, federation: Federation) -> None:
     drawn = max(1, round(config.participation * n))
     if federation.min_clients is not None and federation.min_clients > drawn:
         raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
-    if federation.pin_on_first_use and federation.clients_file is None:
-        raise InputError("pin-on-first-use writes keys into clients-file; say which file that is")
+    check_keys(federation)
     if config.secagg:
         _masked(config, federation, drawn)
     elif federation.secagg_threshold is not None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.penalties import settled_lam
 from fednmap.estimators.task import Task
 from fednmap.flower import client as plain
+from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster, exchange
-from fednmap.flower.server import HELLO, Coordinator
-from fednmap.flower.settings import Federation, client_name
+from fednmap.flower.server import HELLO, Coordinator, end_with_the_superlink, identities
+from fednmap.flower.settings import Federation, check_keys, client_name
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import from_json, to_json, write_atomically
@@ -54,6 +56,9 @@ def read(run_config: Mapping[str, Any]) -> tuple[Task, Federation]:
         if key not in Task.model_fields:
             raise unknown("setting", key, [*Task.model_fields, *Federation.model_fields])
     federation = Federation.make(**own | {"measure_stationarity": True})
+    check_keys(federation)
+    if federation.secagg_threshold is not None:
+        raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     return Task.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
 
 
@@ -83,10 +88,13 @@ def client_app(load: LoadTable) -> ClientApp:
     )
 
     @app.query("tables")
+    @partial(audited, file=plain._log_file, note=lambda _: {})
     def asked(message: Message, context: Context) -> Message:
         """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
         question = json.loads(str(message.content["question"]["json"]))
         try:
+            if context.node_config.get("require-secagg"):
+                raise InputError("this client takes part with secure aggregation alone, which a fit of tables has not")
             said = _keep(context, question) if question["ask"] == "agree" else _told(question, rows(context), context)
             content = RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
         except InputError as error:
@@ -103,6 +111,7 @@ def server_app() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
+        end_with_the_superlink()
         fit(grid, *read(context.run_config))
 
     return app
@@ -130,7 +139,7 @@ def agree(grid: Grid, task: Task, federation: Federation) -> Agreement:
     path = federation.run_folder
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
-    roster = Roster(grid, federation.names, min(HELLO, federation.deadline))
+    roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities(federation))
     roster.wait(len(federation.names), federation.deadline)
 
     def ask(question: Question) -> Answers:

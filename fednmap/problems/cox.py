@@ -33,6 +33,8 @@ class Cox:
     sample_weights: what each row counts, in its own term and in the sums over risk sets: by Breslow's rule 2 is two
              equal rows; by Efron's the terms of tied events weigh what these weigh on average, as in R's survival.
 
+    events_elsewhere: these are some of the clients of a federation; they may all lack events, and f is then 0.
+
     The risk sets stay within a client, so that f is a sum over clients, and a joint fit is exact: it is the stratified
     model on pooled data. A row's term depends on other rows: there are no minibatches. Sums are taken in float64, by
     logarithms, so that large scores do not overflow.
@@ -49,7 +51,13 @@ class Cox:
     exact_gradients = True
 
     def __init__(
-        self, data: Pairs, *, ties: str = "efron", weights: Weights = "samples", sample_weights: RowWeights = None
+        self,
+        data: Pairs,
+        *,
+        ties: str = "efron",
+        weights: Weights = "samples",
+        sample_weights: RowWeights = None,
+        events_elsewhere: bool = False,
     ) -> None:
         if ties not in TIES:
             raise InputError(f"ties is {ties!r}; choose from {', '.join(TIES)}")
@@ -57,7 +65,7 @@ class Cox:
         counts = row_weights(sample_weights, given)
         if counts is not None and not bool((counts > 0).all()):
             raise InputError("sample_weights holds a 0; leave such rows out of a Cox model, in which rows are compared")
-        self.data, order = _by_time(given)
+        self.data, order = _by_time(given, events_elsewhere)
         self._counts, self.ties = None if counts is None else counts[order.cpu()], ties
         self.n, self.dim = len(self.data), self.data.x.shape[1]
         self.start = numbers(self.data.x).new_zeros(self.dim)
@@ -294,7 +302,7 @@ def _dense(x: Tensor) -> Tensor:
     return x.to_dense() if is_sparse(x) else x
 
 
-def _by_time(data: ClientData) -> tuple[ClientData, Tensor]:
+def _by_time(data: ClientData, events_elsewhere: bool) -> tuple[ClientData, Tensor]:
     """The rows of each client from the last time to the first, and where they were; other tables are refused."""
     x, y = data.x, data.y
     if x.ndim != 2:
@@ -305,7 +313,7 @@ def _by_time(data: ClientData) -> tuple[ClientData, Tensor]:
     if len(wrong):
         row = int(wrong[0])
         raise InputError(f"the event in row {row} is {float(y[row, 1]):g}; give 1 where it happened, 0 where censored")
-    if not bool((y[:, 1] == 1).any()):
+    if not events_elsewhere and not bool((y[:, 1] == 1).any()):
         raise InputError("no event happened: every row is censored, and nothing can be learnt; give data with events")
     x = x if is_sparse(x) or x.is_floating_point() else x.to(torch.get_default_dtype())
     order = [

@@ -170,8 +170,9 @@ class Experiment:
             found["test_accuracy"] = self.test_accuracy
         truth = self.dataset.truth
         if truth is not None and isinstance(self.problem, LeastSquares):
-            found["support_precision"] = lambda x: support(x, truth)[0]
-            found["support_recall"] = lambda x: support(x, truth)[1]
+            mine = self.problem.coefficients
+            found["support_precision"] = lambda x: support(x[mine], truth)[0]
+            found["support_recall"] = lambda x: support(x[mine], truth)[1]
         return found
 
     def with_setting(self, **settings: Any) -> Experiment:
