@@ -15,12 +15,24 @@ from methods import MAKE
 
 from fednmap import InputError, run, simulate
 from fednmap import algorithms as A
-from fednmap.privacy import Chain, Counted, Privacy, PrivateRows, epsilon, noise_for, share_of_noise
+from fednmap.privacy import (
+    Chain,
+    Counted,
+    Median,
+    Monitor,
+    NormClip,
+    Privacy,
+    PrivateRows,
+    epsilon,
+    noise_for,
+    share_of_noise,
+)
 from fednmap.privacy.client_level import clipped
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation.loop import federation_of
 from fednmap.simulation.participation import Poisson
+from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.uplink import Received, Uplink
 from fednmap.testing import heterogeneous
 
@@ -265,6 +277,23 @@ def test_a_client_keeps_the_state_without_its_noise():
     everybody = torch.arange(PROBLEM.n)
     assert torch.equal(central.clients[everybody].h, own.clients[everybody].h)
     assert not torch.equal(central.server.z, own.server.z)
+
+
+@pytest.mark.parametrize("weights", [None, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]])
+def test_rounding_for_secure_aggregation_leaves_the_noise_out_of_the_state_too(weights):
+    problem, everybody = LeastSquares(list(PROBLEM.data), weights=weights), torch.arange(PROBLEM.n)
+    grid, privacy = Quantised(problem.n, bound=64.0, bits=32), Privacy(1.0, 0.5, among=6)
+    options = {"rounds": 1, "start": PROBLEM.start, "uplink": privacy}
+    plain, masked = (next(simulate(NMAP, problem, secagg=s, **options)) for s in (None, grid))
+    apart = (plain.clients[everybody].h - masked.clients[everybody].h).abs().max()
+    assert 0 < float(apart) < 10 * grid.step
+
+
+@pytest.mark.parametrize("uplink", [Median(), NormClip(1.0), Monitor(Privacy(1.0))])
+def test_secure_aggregation_shows_nobody_single_uplinks(uplink):
+    with pytest.raises(InputError, match="the sum of the uplinks alone"):
+        simulate(NMAP, PROBLEM, rounds=1, uplink=uplink, secagg=Quantised(PROBLEM.n))
+    next(simulate(NMAP, PROBLEM, rounds=1, uplink=Monitor(norms_only=True), secagg=Quantised(PROBLEM.n)))
 
 
 def test_a_round_with_too_little_noise_is_not_opened():
