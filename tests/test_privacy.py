@@ -298,10 +298,12 @@ def test_secure_aggregation_shows_nobody_single_uplinks(uplink):
 
 def test_a_round_with_too_little_noise_is_not_opened():
     rounds = list(simulate(NMAP, PROBLEM, rounds=40, sampler=Poisson(0.5), uplink=Privacy(1.0, 0.5, among=4)))
-    before = NMAP.init(PROBLEM.start)[0]
+    everybody, before = torch.arange(PROBLEM.n), NMAP.init(PROBLEM.start)[0]
+    states = torch.zeros(PROBLEM.n, PROBLEM.dim, dtype=torch.float64)
     for r in rounds:
         assert torch.equal(r.server.z, before.z) == (len(r.counted) < 4)
-        before = r.server
+        assert torch.equal(r.clients[everybody].h, states) == (len(r.counted) < 4)  # what is not summed is not believed
+        before, states = r.server, r.clients[everybody].h
     assert {len(r.counted) < 4 for r in rounds} == {True, False}
 
 
@@ -415,6 +417,7 @@ REFUSED = [
     ("--dp-clip 1 --dp-noise 1 --aggregate median", "the noise is for a mean"),
     ("--dp-clip 0 --dp-noise 1", "dp_clip is 0"),
     ("--dp-clip 1 --dp-among 5", "there is none"),
+    ("--secagg --aggregate median", "sums alone"),
     ("--dp-clip 1 --dp-noise 1 --dp-among 21", "of 20 clients"),
     ("--dp-clip 1 --memory 5 --batch-size 0", "memory = 0"),
     ("--dp-clip 1 --dp-forget 2", "dp_forget is 2"),

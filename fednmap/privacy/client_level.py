@@ -89,15 +89,18 @@ class Privacy(Uplink):
         # the state stays that of the clipped vector: one that knew its noise would take it back in the next round
         return type(sent)(*(v + self._shares(v, k, federation, exchange) for k, v in enumerate(sent))), new
 
-    def hear(self, federation: Federation, received: Received) -> Heard | None:
+    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+        if not self.noise_multiplier:
+            return super().opens(federation, ids, weight)
+        return self.among is None or len(ids) >= self.among  # a round with nobody is noise too
+
+    def hear(self, federation: Federation, received: Received) -> Heard:
         if not self.noise_multiplier:
             return super().hear(federation, received)
         parts, share = received.parts, coin(federation) * (1 - federation.drop)
         if self.among is None:
             deviation = self.noise_multiplier * self.clip * largest_weight(federation)
             parts = [v + gaussian(v, deviation, federation.seed, SERVER, received.t, k) for k, v in enumerate(parts)]
-        elif len(received.ids) < self.among:
-            return None
         return Heard([v / (share * federation.everybody) for v in parts], share)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:

@@ -174,7 +174,7 @@ def simulate(
     def last_counted() -> Tensor:
         """Who was counted in the last round that moved the server, before the first of this call."""
         earlier = (who_in(t).counted for t in reversed(range(first if traffic.follows else 0)))
-        return next((ids for ids in earlier if step.weight(ids) > 0), torch.arange(0, device="cpu"))
+        return next((ids for ids in earlier if step.opens(ids)), torch.arange(0, device="cpu"))
 
     def loop() -> Iterator[Round]:
         nonlocal server
@@ -184,7 +184,7 @@ def simulate(
                 participants, counted = who_in(t)
                 server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
                 up, down = len(participants) * traffic.up, traffic.received(participants, holders)
-                holders = counted if step.weight(counted) > 0 else holders
+                holders = counted if step.opens(counted) else holders
                 yield Round(t, server, clients.snapshot(), participants, counted, up, down)
         finally:
             end()
@@ -336,8 +336,8 @@ class _Step:
         self.everybody = federation.everybody
 
     def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
-        received = self.weight(counted)
-        if received == 0 and self.uplink is None:  # nobody replied, or only clients that weigh nothing: no news
+        received = self._weight(counted)
+        if not self.opens(counted):
             return server
         down = algorithm.broadcast(server)
         tally, groups = Tally(self.groups.sections, self.message), self.groups(counted)
@@ -378,20 +378,23 @@ class _Step:
         parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
         with one_thread():  # a method, or its prox, may take sums
             heard = self._heard(t, counted, parts, received)
-            if heard is None:
-                return server
             server = algorithm.aggregate(server, type(self.message)(*heard.up), heard.share)
         if not all(isfinite(float(v.sum())) for v in server):
             raise Diverged(t)
         return server
 
-    def _heard(self, t: int, counted: Tensor, parts: list[Tensor], received: float) -> Heard | None:
+    def _heard(self, t: int, counted: Tensor, parts: list[Tensor], received: float) -> Heard:
         """What the server makes of what it received: the mean, unless the uplink says otherwise."""
         if self.uplink is None:
             return Heard([total / received for total in parts], received / self.everybody)
         return self.uplink.hear(self.federation, Received(t, counted, parts, received))
 
-    def weight(self, ids: Tensor) -> float:
+    def opens(self, ids: Tensor) -> bool:
+        """Whether the replies of these clients are news: not if there are none, or all of clients that weigh nothing."""
+        weight = self._weight(ids)
+        return weight > 0 if self.uplink is None else self.uplink.opens(self.federation, ids, weight)
+
+    def _weight(self, ids: Tensor) -> float:
         """Of these clients together; without weights, how many they are."""
         return float(len(ids)) if self.weights is None else float(self._weights(ids).sum())
 
