@@ -390,7 +390,7 @@ class _Step:
         return self.uplink.hear(self.federation, Received(t, counted, parts, received))
 
     def opens(self, ids: Tensor) -> bool:
-        """Whether the replies of these clients are news: not if there are none, or all of clients that weigh nothing."""
+        """Whether the replies of these clients are news: not where there are none, or they weigh nothing."""
         weight = self._weight(ids)
         return weight > 0 if self.uplink is None else self.uplink.opens(self.federation, ids, weight)
 
