@@ -69,7 +69,7 @@ COMMANDS = {
     "audit": (
         "fednmap.commands.audit",
         "audit",
-        "List everything that left the clients in a run between machines, from their own logs.",
+        "List everything that left the clients in a run: names, shapes, bytes, rounds; from the clients' own logs.",
     ),
     "flower": ("fednmap.commands.flower", "app", "Federations between real machines, on Flower."),
 }

@@ -131,7 +131,7 @@ def test_every_method(name, dtype, elsewhere):
     options = {} if algorithm.traits.full_participation else {"participation": 0.5, "drop": 0.3}
 
     def run():
-        problem = PROBLEMS["least squares"](dtype, batch_size=2)
+        problem = PROBLEMS["least squares"](dtype, batch_size=None if algorithm.traits.hessians else 2)
         return trajectory(algorithm, Pooled(problem) if algorithm.traits.central else problem, **options)
 
     for x, expected in zip(run(), plain(run), strict=True):

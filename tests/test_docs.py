@@ -42,7 +42,7 @@ FEW = {
     "fit": ["--quiet"],
 }
 """Appended to a command: the last word counts."""
-PARSED = {"reproduce": "minutes", "flower": "starts processes"}
+PARSED = {"reproduce": "minutes", "flower": "starts processes", "audit": "reads what such processes logged"}
 """Commands that have tests of their own and are only parsed here."""
 LONG = ("README.md", "docs/estimators.md", "docs/tutorials/hospitals.md", "docs/tutorials/compare.md")
 """Pages whose blocks take more than some seconds."""

@@ -15,12 +15,25 @@ from methods import MAKE
 
 from fednmap import InputError, run, simulate
 from fednmap import algorithms as A
-from fednmap.privacy import Chain, Counted, Privacy, PrivateRows, epsilon, noise_for, share_of_noise
+from fednmap.privacy import (
+    Chain,
+    Counted,
+    Median,
+    Monitor,
+    NormClip,
+    Privacy,
+    PrivateRows,
+    epsilon,
+    noise_for,
+    share_of_noise,
+)
 from fednmap.privacy.client_level import clipped
+from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import LeastSquares, Logistic
-from fednmap.regularizers import L1, Zero
+from fednmap.regularizers import L1, GroupLasso, Separable, Zero
 from fednmap.simulation.loop import federation_of
 from fednmap.simulation.participation import Poisson
+from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.uplink import Received, Uplink
 from fednmap.testing import heterogeneous
 
@@ -267,12 +280,37 @@ def test_a_client_keeps_the_state_without_its_noise():
     assert not torch.equal(central.server.z, own.server.z)
 
 
+@pytest.mark.parametrize("weights", [None, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]])
+def test_rounding_for_secure_aggregation_leaves_the_noise_out_of_the_state_too(weights):
+    problem, everybody = LeastSquares(list(PROBLEM.data), weights=weights), torch.arange(PROBLEM.n)
+    grid, privacy = Quantised(problem.n, bound=64.0, bits=32), Privacy(1.0, 0.5, among=6)
+    options = {"rounds": 1, "start": PROBLEM.start, "uplink": privacy}
+    plain, masked = (next(simulate(NMAP, problem, secagg=s, **options)) for s in (None, grid))
+    apart = (plain.clients[everybody].h - masked.clients[everybody].h).abs().max()
+    assert 0 < float(apart) < 10 * grid.step
+
+
+@pytest.mark.parametrize("uplink", [Median(), NormClip(1.0), Monitor(Privacy(1.0))])
+def test_secure_aggregation_shows_nobody_single_uplinks(uplink):
+    with pytest.raises(InputError, match="the sum of the uplinks alone"):
+        simulate(NMAP, PROBLEM, rounds=1, uplink=uplink, secagg=Quantised(PROBLEM.n))
+    next(simulate(NMAP, PROBLEM, rounds=1, uplink=Monitor(norms_only=True), secagg=Quantised(PROBLEM.n)))
+
+
+def test_a_client_that_weighs_nothing_adds_no_noise():
+    light = LeastSquares(list(PROBLEM.data), weights=[0.5, 0.5, 0, 0, 0, 0])
+    with pytest.raises(InputError, match="some weigh 0"):
+        simulate(NMAP, light, rounds=1, start=PROBLEM.start, uplink=Privacy(1.0, 0.5, among=3))
+
+
 def test_a_round_with_too_little_noise_is_not_opened():
     rounds = list(simulate(NMAP, PROBLEM, rounds=40, sampler=Poisson(0.5), uplink=Privacy(1.0, 0.5, among=4)))
-    before = NMAP.init(PROBLEM.start)[0]
+    everybody, before = torch.arange(PROBLEM.n), NMAP.init(PROBLEM.start)[0]
+    states = torch.zeros(PROBLEM.n, PROBLEM.dim, dtype=torch.float64)
     for r in rounds:
         assert torch.equal(r.server.z, before.z) == (len(r.counted) < 4)
-        before = r.server
+        assert torch.equal(r.clients[everybody].h, states) == (len(r.counted) < 4)  # what is not summed is not believed
+        before, states = r.server, r.clients[everybody].h
     assert {len(r.counted) < 4 for r in rounds} == {True, False}
 
 
@@ -320,6 +358,24 @@ def test_coins_and_noise_leave_the_gradient_right_on_average():
     assert torch.allclose(drawn.mean(0), ROWS.alone(1).gradient(x), atol=4 * float(drawn.std(0).max()) / 3000**0.5)
 
 
+def test_steps_of_a_random_number_are_not_counted():
+    private = PrivateRows(ROWS, 1.0, 4.0)
+    with pytest.raises(InputError, match="gradients in a round, at random"):
+        run(A.Scaffnew(eta_a=0.1, Q=5), private, rounds=2, uplink=Counted(private, 5))
+    assert gradients_per_round(A.Scaffnew(eta_a=0.1, Q=1)) == 1
+    assert gradients_per_round(A.FedNMap(L1(0.1), Q=3, memory=5)) == 3
+
+
+@pytest.mark.parametrize(
+    "phi", [Separable([(slice(0, 3), L1(0.1))]), GroupLasso(0.1, groups=torch.tensor([0, 0, 1, 1]))]
+)
+def test_phi_may_know_how_long_its_vector_is(phi):
+    algorithm, private = A.FedNMap(phi, eta_a=0.1, Q=2), PrivateRows(ROWS, 1.0, 4.0)
+    next(simulate(algorithm, ROWS, rounds=1, uplink=Privacy(1.0)))
+    next(simulate(algorithm, ROWS, rounds=1, uplink=NormClip(1.0)))
+    next(simulate(algorithm, private, rounds=1, uplink=Counted(private, 2)))
+
+
 def test_rows_are_counted_by_gradients():
     private = PrivateRows(ROWS, 1.0, 4.0)
     algorithm = A.FedNMap(L1(0.01), eta_a=0.1, Q=3)
@@ -345,6 +401,16 @@ def test_train_tells_epsilon_in_json_table_and_report(command, tmp_path):
     assert "epsilon" in command("show", "a")[1]
     assert command("report", "a")[0] == 0
     assert "epsilon" in (tmp_path / "report.html").read_text()
+
+
+def test_a_central_method_hides_rows_too(command):
+    """It takes the mean of what the sites have made private, as many gradients as it makes steps."""
+    options = ("--algorithm", "prox-sgd", "--local-steps", 2, "--batch-size", 0)
+    code, out, err = command(
+        *DP, *options, "--dp-clip", 1, "--dp-noise", 8, "--dp-unit", "example", "--rounds", 6, "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["epsilon"] == pytest.approx(epsilon(8.0, 1.0, 12, 1e-5).pld)
 
 
 def test_a_private_run_is_resumed_to_the_same_bits(command, tmp_path):
@@ -386,6 +452,7 @@ REFUSED = [
     ("--dp-clip 1 --dp-noise 1 --aggregate median", "the noise is for a mean"),
     ("--dp-clip 0 --dp-noise 1", "dp_clip is 0"),
     ("--dp-clip 1 --dp-among 5", "there is none"),
+    ("--secagg --aggregate median", "sums alone"),
     ("--dp-clip 1 --dp-noise 1 --dp-among 21", "of 20 clients"),
     ("--dp-clip 1 --memory 5 --batch-size 0", "memory = 0"),
     ("--dp-clip 1 --dp-forget 2", "dp_forget is 2"),

@@ -288,3 +288,13 @@ def test_measurements_go_through_the_data_once(monkeypatch):
         monkeypatch.setattr(Network, twice, None)
     for one in (problem, pieces):
         assert evaluate(one, phi, x, 0.5) == pytest.approx(expected, rel=1e-12)
+
+
+def test_small_minibatches_are_as_precise_as_the_data(monkeypatch):
+    rng = torch.Generator().manual_seed(0)
+    data = [tuple(torch.randn(9, k, generator=rng, dtype=torch.float64) for k in (4, 2)) for _ in range(3)]
+    problem = Network(nn.Linear(4, 2), mse_loss, data, batch_size=5)  # whose start is in float32
+    x = point(problem).expand(3, -1)
+    small = problem.oracle(torch.arange(3), 0)(x, 0)
+    monkeypatch.setattr(finite_sum, "AT_ONCE_BYTES", 0)
+    torch.testing.assert_close(small, problem.oracle(torch.arange(3), 0)(x, 0), rtol=1e-12, atol=1e-14)

@@ -13,7 +13,7 @@ from fednmap.algorithms import FedNMap
 from fednmap.data import ClientData, load, partition
 from fednmap.data.sparse import deviations, is_sparse, joined, take, to_scipy
 from fednmap.models import mlp
-from fednmap.problems import GLM, Cox, Logistic, Network, glm
+from fednmap.problems import GLM, Logistic, Network, glm
 from fednmap.problems.families import FAMILIES
 from fednmap.regularizers import L1
 
@@ -164,8 +164,6 @@ def test_what_needs_a_dense_table_says_so():
     a, y = tables()[1], targets("logistic")[1]
     with pytest.raises(ValueError, match="networks compute on dense tables"):
         Network(mlp(20, 2), cross_entropy, [(a, y)])
-    with pytest.raises(ValueError, match="Cox computes on dense tables"):
-        Cox([(a, np.stack([y + 1.0, y], 1))])
     with pytest.raises(ValueError, match="some clients' x are sparse and some dense"):
         Logistic([(a, y), (a.toarray(), y)])
     with pytest.raises(ValueError, match="one pair"):

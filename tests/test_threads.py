@@ -36,9 +36,9 @@ def pictures(shape, n=11):
     return [(torch.randn(9 + i, *shape, generator=rng), torch.arange(9 + i) % 3) for i in range(n)]
 
 
-def regression(weights=None):
+def regression(weights=None, batch_size=5):
     pairs = [(a, a.sum(1) + y) for a, y in pictures((30,))]
-    return LeastSquares(pairs, batch_size=5, weights=weights)
+    return LeastSquares(pairs, batch_size=batch_size, weights=weights)
 
 
 def network(module=None, shape=(30,), weights=None):
@@ -74,9 +74,11 @@ def same(a, b):
 @pytest.mark.parametrize("history", HISTORIES, ids=["everybody", "sampled and lossy"])
 @pytest.mark.parametrize("name", MAKE)
 def test_every_method_has_the_same_bits_on_any_number_of_threads(name, history, weights):
-    composite = name not in ("FedAvg", "FedProx", "FedPD", "SCAFFOLD", "Scaffnew")
+    composite = MAKE[name](Zero(), 1.0, 1).traits.composite
     Q = 1 if name == "EControlDA" else 3
     method, problem = MAKE[name](L1(0.01) if composite else Zero(), 40.0, Q), regression(weights)
+    if method.traits.hessians:
+        problem = regression(weights, batch_size=None)
     if method.traits.central:
         problem = Pooled(problem)
     if method.traits.full_participation:

@@ -49,8 +49,9 @@ def method(name: str) -> type[Algorithm] | type[DecentralizedAlgorithm]:
     if not is_code(name, known):
         choose("algorithm", name, known)
         return server_method(name)
-    found = imported("algorithm", name, known)
-    if not (isinstance(found, type) and issubclass(found, DecentralizedAlgorithm)):
+    try:
+        found = imported("algorithm", name, known, DecentralizedAlgorithm)
+    except InputError:
         return server_method(name)
     if not is_dataclass(found) or "traits" not in dir(found):
         raise InputError(f"algorithm {name!r} must be a dataclass that declares `traits`, see DecentralizedAlgorithm")

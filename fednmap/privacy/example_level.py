@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,14 @@ from fednmap.core import Algorithm, Oracle, declared
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.privacy import accounting
+from fednmap.privacy.client_level import without_phi
 from fednmap.privacy.noise import SITE, gaussian
 from fednmap.problems import FiniteSum, Network, batch_norm
 from fednmap.regularizers.parameters import nonnegative, plain, positive, wrong
 from fednmap.simulation.uplink import Federation, Uplink
 
 AT_ONCE_BYTES = 8 << 20  # of gradients, a vector for each row
+TRIED = 20  # rounds in which a method's gradients are counted
 
 
 class PrivateRows:
@@ -156,15 +157,26 @@ class Counted(Uplink):
 
 
 def gradients_per_round(algorithm: Algorithm) -> int:
-    """How often a client asks for a gradient in a round."""
-    calls = []
+    """How often a client asks for a gradient in a round; refused where that changes from round to round."""
+    calls = 0
 
     def g(x: Tensor, q: int) -> Tensor:
-        calls.append(q)
+        nonlocal calls
+        calls += 1
         return torch.zeros_like(x)
 
     if algorithm.traits.hessians:
         raise InputError(f"{type(algorithm).__name__} takes Hessians, which are not made private; use FedNMap")
+    algorithm, counts = without_phi(algorithm), set[int]()
     server, client = algorithm.init(torch.zeros(1, device="cpu"))
-    algorithm.local(algorithm.broadcast(server), copy.copy(client), g)
-    return len(calls)
+    for _ in range(TRIED):
+        calls = 0
+        up, client = algorithm.local(algorithm.broadcast(server), client, g)
+        server = algorithm.aggregate(server, up, 1.0)
+        counts.add(calls)
+    if len(counts) > 1:
+        raise InputError(
+            f"{type(algorithm).__name__} takes {min(counts)} to {max(counts)} gradients in a round, at random, and "
+            "what it spends is counted for as many in each; use FedNMap, or Q = 1"
+        )
+    return counts.pop()

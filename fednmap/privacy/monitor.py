@@ -64,7 +64,10 @@ class Monitor(Uplink):
             self._note(self._norms, exchange.t, exchange.ids, together.norm(dim=-1))
         return up, new
 
-    def hear(self, federation: Federation, received: Received) -> Heard | None:
+    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+        return self.inner.opens(federation, ids, weight)
+
+    def hear(self, federation: Federation, received: Received) -> Heard:
         if not self.norms_only and len(received.ids):
             together = torch.cat(received.parts, -1)
             self._note(self._norms, received.t, received.ids, together.norm(dim=-1))

@@ -44,9 +44,7 @@ class Centre(Uplink):
                 f"{federation.weights.max():.3g}; use a problem whose clients weigh equally, or the mean"
             )
 
-    def hear(self, federation: Federation, received: Received) -> Heard | None:
-        if not len(received.ids):
-            return None
+    def hear(self, federation: Federation, received: Received) -> Heard:
         sizes = [v.shape[-1] for v in received.parts]
         found = self.centre(torch.cat(received.parts, -1)).split(sizes)
         return Heard(list(found), len(received.ids) / federation.n)

@@ -249,8 +249,9 @@ class FiniteSum(ABC):
         return space(name, (*rows.shape, *rest), values)
 
     def _apart(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The samples in rows (steps, ...), step by step."""
-        a, b = self._gather(rows, self.start)
+        """The samples in rows (steps, ...), step by step, as precise as they are: x may be more so than the start."""
+        real = [v for v in (self.start, self.data.x, self.data.y) if v.is_floating_point()]
+        a, b = self._gather(rows, max(real, key=lambda v: v.element_size()))
         return list(zip(a.unbind(), b.unbind(), strict=True))
 
     def _rows_at_once(self) -> int:

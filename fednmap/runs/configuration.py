@@ -276,6 +276,8 @@ class Config(BaseModel):
             raise InputError(f"secagg_bits is {self.secagg_bits}; use 32 or 64")
         if self.secagg_bits == 32 and self.secagg_bound is None:
             raise InputError("secagg_bits = 32 rounds to steps of bound x clients / 2^31; set secagg_bound")
+        if self.secagg and self.aggregate != "mean":
+            raise InputError(f"aggregate is {self.aggregate} with secagg, which shows the server sums alone; use one")
         return self
 
     @model_validator(mode="after")

@@ -159,9 +159,8 @@ class Experiment:
         return self.methods.start(algorithm, self.problem.start)
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled | PrivateRows:
-        if algorithm.traits.central:
-            return Pooled(self.problem)
-        return trust.private_rows(self.config, self.problem) or self.problem
+        problem = trust.private_rows(self.config, self.problem) or self.problem
+        return Pooled(problem) if algorithm.traits.central else problem
 
     def metrics(self) -> dict[str, Callable[[Tensor], float]]:
         """What is measured besides the objective: accuracy for labels, support recovery where the truth is known."""

@@ -10,7 +10,7 @@ from fednmap.privacy import Chain, Counted, Privacy, PrivateRows, accounting, ce
 from fednmap.privacy.attacks import attack_of
 from fednmap.privacy.client_level import check_belief
 from fednmap.privacy.example_level import gradients_per_round
-from fednmap.problems import FiniteSum
+from fednmap.problems import FiniteSum, Pooled
 from fednmap.runs.configuration import Config
 from fednmap.simulation.uplink import Uplink
 
@@ -18,6 +18,8 @@ from fednmap.simulation.uplink import Uplink
 def uplink_of(config: Config, algorithm: Algorithm, problem: object) -> Uplink | None:
     """The way of the uplinks; None where they are sent and averaged as they are."""
     ways: list[Uplink] = []
+    if isinstance(problem, Pooled):  # a central method takes the mean of what the sites made private
+        problem = problem.problem
     if isinstance(problem, PrivateRows):
         ways.append(Counted(problem, gradients_per_round(algorithm), config.dp_delta))
     elif config.dp_clip is not None:

@@ -147,6 +147,8 @@ def simulate(
     first, message = 0, dry_run(algorithm, server, initial)
     traffic = Traffic(algorithm, server, message)
     if secagg is not None:
+        if uplink is not None and uplink.rows:
+            raise InputError("secagg shows the server the sum of the uplinks alone, and it is to hear each; use one")
         quantised.check(algorithm, start)
         traffic.up = secagg.nbytes(message)
     if after is not None:
@@ -172,7 +174,7 @@ def simulate(
     def last_counted() -> Tensor:
         """Who was counted in the last round that moved the server, before the first of this call."""
         earlier = (who_in(t).counted for t in reversed(range(first if traffic.follows else 0)))
-        return next((ids for ids in earlier if step.weight(ids) > 0), torch.arange(0, device="cpu"))
+        return next((ids for ids in earlier if step.opens(ids)), torch.arange(0, device="cpu"))
 
     def loop() -> Iterator[Round]:
         nonlocal server
@@ -182,7 +184,7 @@ def simulate(
                 participants, counted = who_in(t)
                 server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
                 up, down = len(participants) * traffic.up, traffic.received(participants, holders)
-                holders = counted if step.weight(counted) > 0 else holders
+                holders = counted if step.opens(counted) else holders
                 yield Round(t, server, clients.snapshot(), participants, counted, up, down)
         finally:
             end()
@@ -334,8 +336,8 @@ class _Step:
         self.everybody = federation.everybody
 
     def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
-        received = self.weight(counted)
-        if received == 0 and self.uplink is None:  # nobody replied, or only clients that weigh nothing: no news
+        received = self._weight(counted)
+        if not self.opens(counted):
             return server
         down = algorithm.broadcast(server)
         tally, groups = Tally(self.groups.sections, self.message), self.groups(counted)
@@ -355,9 +357,7 @@ class _Step:
                 up, new = self.uplink.send(algorithm, self.federation, Exchange(t, ids, down, before, up, new))
             if self.secagg is not None:
                 sent = self.secagg.sent(up, self._times(ids, up))
-                if self.uplink is None:  # else a client's state is of what it meant, without the noise that it added
-                    new = algorithm.believed(down, before, up, sent)
-                up = sent
+                up, new = sent, self._believed(algorithm, down, before, up, sent, new)
             clients.replace(ids, new, rows)
             if self.rows:
                 return section, [v.expand(len(ids), *v.shape[-1:]) for v in up]
@@ -378,22 +378,37 @@ class _Step:
         parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
         with one_thread():  # a method, or its prox, may take sums
             heard = self._heard(t, counted, parts, received)
-            if heard is None:
-                return server
             server = algorithm.aggregate(server, type(self.message)(*heard.up), heard.share)
         if not all(isfinite(float(v.sum())) for v in server):
             raise Diverged(t)
         return server
 
-    def _heard(self, t: int, counted: Tensor, parts: list[Tensor], received: float) -> Heard | None:
+    def _heard(self, t: int, counted: Tensor, parts: list[Tensor], received: float) -> Heard:
         """What the server makes of what it received: the mean, unless the uplink says otherwise."""
         if self.uplink is None:
             return Heard([total / received for total in parts], received / self.everybody)
         return self.uplink.hear(self.federation, Received(t, counted, parts, received))
 
-    def weight(self, ids: Tensor) -> float:
+    def opens(self, ids: Tensor) -> bool:
+        """Whether the replies of these clients are news: not where there are none, or they weigh nothing."""
+        weight = self._weight(ids)
+        return weight > 0 if self.uplink is None else self.uplink.opens(self.federation, ids, weight)
+
+    def _weight(self, ids: Tensor) -> float:
         """Of these clients together; without weights, how many they are."""
         return float(len(ids)) if self.weights is None else float(self._weights(ids).sum())
+
+    def _believed(self, algorithm: Algorithm, down: State, before: State, up: State, sent: State, new: State) -> State:
+        """The clients' states when `up` is rounded to `sent`; `new` if it is not.
+
+        Behind an uplink `new` need not be what `up` tells: a client's own noise is in the one and not in the other.
+        What rounding changes is then added.
+        """
+        rounded = algorithm.believed(down, before, up, sent)
+        if self.uplink is None:
+            return rounded
+        exact = algorithm.believed(down, before, up, up)
+        return type(new)(*(v + (b - a) for v, a, b in zip(new, exact, rounded, strict=True)))
 
     def _times(self, ids: Tensor, up: State) -> Tensor | float:
         """A client multiplies its vectors by n w_i before it rounds them: their sum is then the weighted one."""

@@ -78,14 +78,19 @@ class Uplink:
         """The method as it is run this way."""
         return algorithm
 
+    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+        """Whether a round with the replies of these clients moves the server; if not, theirs are lost.
+
+        weight: of them together.
+        """
+        return weight > 0
+
     def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
         """What these clients send, and their states that follow from having sent it."""
         return exchange.up, exchange.new
 
-    def hear(self, federation: Federation, received: Received) -> Heard | None:
-        """What the server makes of it; None where it is no news, and all stays as it is."""
-        if received.weight == 0:
-            return None
+    def hear(self, federation: Federation, received: Received) -> Heard:
+        """What the server makes of a round that `opens`."""
         return Heard([v / received.weight for v in received.parts], received.weight / federation.everybody)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
@@ -127,7 +132,10 @@ class Chain(Uplink):
             exchange = exchange._replace(up=up, new=new)
         return exchange.up, exchange.new
 
-    def hear(self, federation: Federation, received: Received) -> Heard | None:
+    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+        return self._ear.opens(federation, ids, weight)
+
+    def hear(self, federation: Federation, received: Received) -> Heard:
         return self._ear.hear(federation, received)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
