@@ -51,6 +51,14 @@ def test_with_secure_aggregation_vectors_are_masked(tmp_path):
     assert {"secagg: public keys", "secagg: encrypted shares", "secagg: shares to unmask"} <= found.keys()
 
 
+def test_uplinks_and_measurements_are_rounded_to_grids_of_their_own(tmp_path):
+    federation = Federation(tmp_path, rounds=2, secagg=True, secagg_bits=32, secagg_bound=1000.0)
+    federation.start()
+    found = sent_by(federation)
+    assert found["uplink"].treated == "masked, rounded to 1.91e-06"
+    assert found["measurement"].treated == "masked, rounded to 9.09e-13"
+
+
 def test_errors_are_messages_too_and_lost_rounds_are_not_counted(tmp_path):
     def fault(name, message, answer):
         reply = answer()

@@ -125,6 +125,7 @@ MISTAKES = [
     (["--target", "age", "--drop-columns", "weight"], "'weight' is to be dropped, and no site has such a column"),
     (["--target", "age", "--cv", "5", "--lam", "1"], "--cv and --select choose lam; leave --lam out"),
     (["--target", "age", "--select", "1se"], "--select 1se compares held-out losses; add --cv 5"),
+    (["--target", "age", "--select", "bic", "--cv", "5"], "--select bic is a criterion without folds; leave --cv out"),
     (["--target", "age", "--select", "bci"], "select is 'bci'; choose from min, 1se, bic, ebic"),
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
     (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),

@@ -99,6 +99,25 @@ def test_every_family_is_the_estimators(hospitals, settings, drop):
     assert closing["objective"] == pytest.approx(alone.objective_, abs=1e-9)
 
 
+def test_large_counts(hospitals):
+    """The curvature is that where the fit begins, at the mean of the counts, not at 1."""
+    for path in hospitals.iterdir():
+        pl.read_csv(path).with_columns(event=(50 * pl.col("age")).round()).write_csv(path)
+    given = {"family": "poisson", "target": "event", "drop_columns": "time,outcome,age", "lam": 0.01}
+    closing, run = fit(hospitals, **given, tol=1e-8, max_rounds=100)
+    assert str(closing["ended"]).startswith("converged")
+    X, y, where, _ = pooled(hospitals, ["event"], ["time", "outcome", "age"])
+    alone = FederatedGLM("poisson", lam=0.01, tol=1e-8).fit(X, y.astype(float), where)
+    assert kept.load(run).coef[0] == pytest.approx(alone.coef_, abs=1e-6)
+
+
+def test_no_counts_at_all(hospitals):
+    for path in hospitals.iterdir():
+        pl.read_csv(path).with_columns(event=pl.lit(0)).write_csv(path)
+    with pytest.raises(InputError, match="all counts are 0"):
+        fit(hospitals, family="poisson", target="event", drop_columns="time,outcome")
+
+
 def test_cox_is_the_estimators(hospitals):
     _, run = fit(hospitals, family="cox", time="time", event="event", penalty="l1", drop_columns="outcome", tol=1e-11)
     X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])

@@ -175,6 +175,8 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
         raise InputError(f"select is {select!r}; choose from {', '.join(SELECT)}")
     if cv is None and select == "1se":
         raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
+    if cv is not None and select not in ("min", "1se"):
+        raise InputError(f"--select {select} is a criterion without folds; leave --cv out")
     if cv is None and select == "min":
         return {}
     if lam is not None:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms import FedNMap
-from fednmap.core import Regularizer, declared
+from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
-from fednmap.estimators.engine import MEMORY, smoothness
+from fednmap.estimators.engine import MEMORY
 from fednmap.estimators.families import Family
 from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
 from fednmap.estimators.prepare import LEAST, Parameters, dense
@@ -185,6 +185,8 @@ def converse(task: Task) -> Generator[Question, Answers, Agreement]:
     nothing = np.zeros(0)
     known = Agreement(task, statistics, rows, classes, nothing, nothing, (nothing, nothing), 1.0)
     sums = _summed((yield {"ask": "sums", "agreement": known.said()}))
+    if task.family == "poisson" and not sums["y"][0] > 0:
+        raise InputError("all counts are 0, so that the logarithm of their mean is not finite; give some above 0")
     squares = _summed((yield {"ask": "squares", "agreement": known.said(), "mean": sums["x"], "y": sums["y"]}))
     mean, deviation = np.array(sums["x"]), np.sqrt(squares["x"])
     y = _stand_in(task, sums, squares)
@@ -204,9 +206,7 @@ def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
         return columns.answer(question, task.features(table))
     known = Agreement.heard(question["agreement"])
     if ask == "curvature":
-        problem = known.local(table)
-        own = declared(problem).smoothness
-        return {"L": float(own() if own is not None else smoothness(problem, known.start))}
+        return {"L": float(known.local(table).smoothness(known.start))}  # which changes with x for counts
     X = known.preprocessor.transform(task.features(table))
     y = _targets(task, table, known.classes)
     weight = np.full(len(X), known.row_weight(table.name))

@@ -30,7 +30,10 @@ WORDS = {
 Handler = Callable[[Message, Context], Message]
 
 
-def audited(handler: Handler, file: Callable[[Context], Path], note: Callable[[Context], dict[str, Any]]) -> Handler:
+Note = Callable[[Message, Context], dict[str, Any]]
+
+
+def audited(handler: Handler, file: Callable[[Context], Path], note: Note) -> Handler:
     """The handler, whose replies are entered in the client's log before they leave; also what an error says.
 
     note: what was done to vectors on their way, by the settings that the client has.
@@ -46,7 +49,7 @@ def audited(handler: Handler, file: Callable[[Context], Path], note: Callable[[C
             _append(file(context), line | {"error": f"{type(error).__name__}: {error}"[:300]})
             raise
         masked = "masked" in reply.content
-        done = {"masked": masked, "clipped": False, "noised": False} | (note(context) if masked else {})
+        done = {"masked": masked, "clipped": False, "noised": False} | (note(message, context) if masked else {})
         _append(file(context), line | done | {"items": list(_items(reply))})
         return reply
 

@@ -51,7 +51,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     make_plan = plan or _plan
 
     def logged(handler: Handler) -> Handler:
-        return audited(handler, _log_file, lambda context: _rounding(*settings(context.run_config)))
+        return audited(handler, _log_file, lambda message, context: _rounding(*settings(context.run_config), message))
 
     @app.query()
     @logged
@@ -169,9 +169,7 @@ def _masks(config: Config, federation: Federation, context: Context, message: Me
         return None
     if secure.STATE not in message.content:
         raise InputError("secagg: the server asks for a vector in the clear; refused")
-    measuring = message.metadata.message_type == MessageType.EVALUATE
-    n = len(federation.names)
-    quantised = Quantised(n) if measuring else grid_of(config, n)
+    quantised = _grid(config, federation, message)
     assert quantised is not None
     return _Masks(context, message.content[secure.STATE], quantised, threshold(config, federation))
 
@@ -219,8 +217,14 @@ def _log_file(context: Context) -> Path:
     return _state_dir(context) / _name(context) / LOG
 
 
-def _rounding(config: Config, federation: Federation) -> dict[str, Any]:
-    grid = grid_of(config, len(federation.names))
+def _grid(config: Config, federation: Federation, message: Message) -> Quantised | None:
+    """What is rounded to in the answer; measurements have a grid of their own."""
+    n = len(federation.names)
+    return Quantised(n) if message.metadata.message_type == MessageType.EVALUATE else grid_of(config, n)
+
+
+def _rounding(config: Config, federation: Federation, message: Message) -> dict[str, Any]:
+    grid = _grid(config, federation, message)
     return {} if grid is None else {"step": grid.step}
 
 

@@ -88,7 +88,7 @@ def client_app(load: LoadTable) -> ClientApp:
     )
 
     @app.query("tables")
-    @partial(audited, file=plain._log_file, note=lambda _: {})
+    @partial(audited, file=plain._log_file, note=lambda *_: {})
     def asked(message: Message, context: Context) -> Message:
         """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
         question = json.loads(str(message.content["question"]["json"]))
