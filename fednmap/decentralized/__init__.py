@@ -49,6 +49,7 @@ def method(name: str) -> type[Algorithm] | type[DecentralizedAlgorithm]:
     if not is_code(name, known):
         choose("algorithm", name, known)
         return server_method(name)
+    found: type[DecentralizedAlgorithm]
     try:
         found = imported("algorithm", name, known, DecentralizedAlgorithm)
     except InputError:
