@@ -160,7 +160,7 @@ def check_belief(algorithm: Algorithm) -> None:
 def without_phi(algorithm: Algorithm) -> Algorithm:
     """The method with phi = 0, to be tried on a short vector: groups, parts and matrices know how long theirs is."""
     if is_dataclass(algorithm) and any(field.name == "phi" and field.init for field in fields(algorithm)):
-        return replace(algorithm, phi=Zero())  # type: ignore[type-var]
+        return replace(algorithm, phi=Zero())
     return algorithm
 
 
