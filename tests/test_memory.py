@@ -6,7 +6,7 @@ import pytest
 import torch
 from lasso import PHI, PROBLEM, L, best, distance
 
-from fednmap import simulate
+from fednmap import run, simulate
 from fednmap.algorithms import FedNMap, memory
 from fednmap.measure import residual
 from fednmap.names import InputError
@@ -190,3 +190,15 @@ def test_bad_memory(memory):
 def test_memory_needs_a_weakly_convex_phi():
     with pytest.raises(InputError, match="memory needs a weakly convex phi, L0 has rho = inf"):
         FedNMap(L0(0.1, allow_nonconvex=True), memory=3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_clients_in_the_first_round_do_not_stop_it(seed):
+    """At x = 0, h of a tenth of the clients is within phi's subgradients: a residual of 0, that nothing is below."""
+    rng = torch.Generator().manual_seed(0)
+    rows = [torch.randn(30, 6, generator=rng, dtype=torch.float64) for _ in range(20)]
+    data = [(a, 0.3 * a[:, :2].sum(1) + 0.1 * torch.randn(30, generator=rng, dtype=torch.float64)) for a in rows]
+    problem, phi = LeastSquares(data), L1(0.05)
+    found = run(FedNMap(phi, eta_a=0.1, Q=1, memory=8), problem, rounds=300, every=300, participation=0.1, seed=seed)
+    assert found.final["stationarity"] < 0.2 * found.records[0]["stationarity"]
+    assert found.last.server.counts[3] >= 0.25  # pace

@@ -136,7 +136,8 @@ def _plain(
 ) -> tuple[Tensor, Past]:
     """A plain round. If the residual explodes, once the clients' gradients are new again, eta_hat was too large."""
     if known.alarms and exploded and known.plain <= _stage(known.alarms) - PLAIN // 2:
-        return _return(known._replace(pace=known.pace / 2), past)
+        # smallest may have been told by few clients, before the others were ever heard: size is the new measure
+        return _return(known._replace(pace=known.pace / 2, smallest=size), past)
     known = known._replace(plain=known.plain - 1)
     if known.plain == 0:
         known, past = known._replace(smallest=size), past._replace(best=z)
