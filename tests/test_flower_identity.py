@@ -92,6 +92,18 @@ def test_the_first_key_is_pinned_and_another_one_refused_later(tmp_path, keys, c
     assert "node 102 refused: it calls itself bert, whose key is" in caplog.text
 
 
+def test_a_name_that_was_revoked_is_not_pinned_for_whoever_comes_next(tmp_path, keys):
+    identities = Identities(tmp_path / "clients.toml", pin=True)
+    for name in ("anna", "bert"):
+        identities.check(name, 1, "n", prove(keys / name, "n", name, 1))
+    identities.revoke("bert")
+    identities.check("cleo", 1, "n", prove(keys / "cleo", "n", "cleo", 1))  # what is written later keeps it
+    with pytest.raises(ValueError, match="calls itself bert, whose key was revoked; use `clients add`"):
+        identities.check("bert", 1, "n", prove(keys / "mallory", "n", "bert", 1))
+    identities.add("bert", (keys / "mallory.pub").read_bytes())
+    identities.check("bert", 1, "n", prove(keys / "mallory", "n", "bert", 1))
+
+
 def test_a_key_is_revoked_while_the_run_goes_on_and_another_one_takes_its_place(tmp_path, keys, file, caplog):
     identities = Identities(file)
 

@@ -88,6 +88,8 @@ class Identities:
         if name not in known and self.pin:
             if owner := next((other for other, key in known.items() if key == found), None):
                 raise InputError(f"it calls itself {name} and has the key of {owner}")
+            if name in self._former():  # whoever comes first may not take a name that was taken away
+                raise InputError(f"it calls itself {name}, whose key was revoked; use `clients add`")
             self.write(known | {name: found}, revoked)
             return found
         if known.get(name) != found:
@@ -137,9 +139,16 @@ class Identities:
             raise InputError(f"{self.path}: fingerprints are text, such as SHA256:...")
         return known, revoked
 
+    def _former(self) -> set[str]:
+        """Names that were in the file and are not any more."""
+        if not self.path.exists():
+            return set()
+        return set(tomllib.loads(self.path.read_text(encoding="utf-8")).get("former", []))
+
     def write(self, known: Mapping[str, str], revoked: list[str]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = tomli_w.dumps({"revoked": revoked, "clients": dict(known)})
+        former = sorted((self._former() | self.read()[0].keys()) - known.keys())
+        text = tomli_w.dumps({"revoked": revoked, "former": former, "clients": dict(known)})
         write_atomically(self.path, (HEAD + text).encode())
 
     def _enter(self, known: dict[str, str], revoked: list[str], name: str, public: bytes) -> str:
