@@ -20,7 +20,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 TESTS = [
     f"tests/test_{name}.py"
-    for name in ("algorithms", "parities", "simulation", "memory", "compression", "newton", "decentralized")
+    for name in ("algorithms", "parities", "simulation", "memory", "compression", "fednewton", "decentralized")
 ]
 
 # method (a file of fednmap/algorithms or fednmap/decentralized), what is damaged, the line before, the line after
@@ -58,7 +58,7 @@ MUTATIONS = [
     ("fednewton", "psi is not watched", "rise <= rounding and ", ""),
     ("fednewton", "never taken back", "if self._is_worse(server, up):", "if False:"),
     ("fednewton", "no damping after that", "(10 * mu).clamp(DAMPED * self._mean(H), MOST * self._mean(H))", "mu"),
-    ("fednewton", "only half of the Hessian", "full[row, column] = full[column, row] = H", "full[row, column] = H"),
+    ("fednewton", "the wrong half alone", "full[row, column] = full[column, row] = H", "full[column, row] = H"),
     ("fednewton", "gradient at z", "g(x, 0)", "g(down.z, 0)"),
     ("fedavgm", "no momentum", "self.beta * server.m + up.change", "up.change"),
     ("fedavgm", "momentum damped", "server.m + up.change", "server.m + (1 - self.beta) * up.change"),

@@ -252,3 +252,10 @@ def test_what_fednewton_cannot_do_is_refused_in_one_line(what):
 def test_everybody_is_needed(options):
     with pytest.raises(InputError, match="FedNewton needs every client"):
         simulate(FedNewton(PHI), PROBLEM, rounds=1, **options)
+
+
+def test_a_quadratic_takes_one_step():
+    """With the whole Hessian: half of it would be another quadratic."""
+    method = FedNewton(Zero(), gamma=1.0)
+    x = method.model(last(method, rounds=1).server)
+    assert float(PROBLEM.gradient(x).norm()) < 1e-9
