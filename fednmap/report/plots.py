@@ -26,10 +26,9 @@ def comparison(folder: RunFolder, path: Path) -> None:
 
     Mean line, and band from least to most over trials.
     """
-    import matplotlib
+    from matplotlib import pyplot as plt  # first: another thread may be in the middle of it, and is waited for
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt.switch_backend("Agg")
 
     series, said = collect([folder]), folder.about()
     panels = drawn(series)
