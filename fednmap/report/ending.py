@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 from statistics import mean
 from typing import Any
 
@@ -34,7 +35,8 @@ def ending(folder: RunFolder, results: Trials) -> list[str]:
     if model.exists():
         lines.append(f"model: {model}")
     path = shlex.quote(str(folder.path))
-    then = [f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune"]
+    first = [] if find_spec("plotly") else ["pip install 'fednmap[report]'"]
+    then = [*first, f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune"]
     return [*_headed("learnt: ", said), *lines, *_headed("next: ", then)]
 
 
