@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fednmap.paper.runs import training
-from fednmap.paper.trials import Trial
+from fednmap.paper.trials import Setting, Trial
 from fednmap.runs.configuration import Config
 
 GAMMA = 4.0
@@ -22,16 +22,31 @@ x_0 = prox(z_0, gamma), where z_0 is the initialisation. |F_nat(x_t)|^2 uses the
 and gamma = {GAMMA:g} for all methods, every {EVERY} rounds."""
 
 
-def job(*, method: str = "FedNMap", n: int, Q: int, eta_a: float, batch: int = BATCH, rounds: int, trial: int) -> Trial:
-    """|F_nat(x_t)|^2 and psi(x_t) along one trial."""
-    setting = {"method": method, "n": n, "Q": Q, "eta_a": round(eta_a, 6), "batch": batch, "rounds": rounds}
+def job(
+    *,
+    method: str = "FedNMap",
+    n: int,
+    Q: int,
+    eta_a: float,
+    batch: int = BATCH,
+    rounds: int,
+    trial: int,
+    hidden: int | None = None,
+    gamma: float | None = None,
+) -> Trial:
+    """|F_nat(x_t)|^2, always with the paper's gamma, and psi(x_t) along one trial.
+
+    hidden, gamma: told in the setting where they are given; all trials of a figure give them, or none.
+    """
+    setting: Setting = {"method": method, "n": n, "Q": Q, "eta_a": round(eta_a, 6), "batch": batch, "rounds": rounds}
+    setting |= {name: value for name, value in (("hidden", hidden), ("gamma", gamma)) if value is not None}
     config = Config.make(
         algorithms=(method.lower(),),
         data="mnist",
-        model=f"mlp:{HIDDEN}:sigmoid",
+        model=f"mlp:{hidden or HIDDEN}:sigmoid",
         partition="sorted",
         reg="elastic-net:0.001,0.01",
-        gamma=GAMMA,
+        gamma=gamma or GAMMA,
         measure_gamma=GAMMA,
         clients=n,
         local_steps=Q,

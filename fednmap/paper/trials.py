@@ -1,7 +1,7 @@
 """Trials: one method in one setting from one seed. A finished trial is a small file and is not run again.
 
-The file's first line says what the trial was made from: its whole configuration, the SHA-256 of its data, versions.
-A trial made from something else than what is asked for now counts as not there.
+The file's first line says what the trial was made from: its whole configuration, the SHA-256 of its data, versions,
+the code. A trial made from something else than what is asked for now counts as not there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import fednmap
 from fednmap.names import InputError
-from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.runs.files import clear_errors, digest, write_atomically
 from fednmap.runs.folder import VERSIONS, RunFolder
 from fednmap.runs.keeping import Interrupted
 from fednmap.simulation import Record, threads
@@ -82,6 +84,8 @@ class Made(NamedTuple):
     configuration: Mapping[str, Any]
     data: str | None
     """The SHA-256 of the data, where there are any."""
+    code: str | None
+    """Of the files that its numbers follow from, see `code`."""
 
     def differs(self, configuration: Mapping[str, Any]) -> str:
         """The settings that are not what they were, in words; one that only one side knows is at its default there."""
@@ -98,9 +102,23 @@ def made(path: Path) -> Made | None:
         return None
     try:
         said = json.loads(first[2:])
-        return Made(dict(said["configuration"]), said.get("data"))
+        return Made(dict(said["configuration"]), said.get("data"), said.get("code"))
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{path} was changed: its first line does not say what it was made from") from None
+
+
+ROOMS = ("algorithms", "core.py", "data", "measure.py", "models", "problems", "regularizers", "runs", "simulation")
+"""The parts of the package that a trial's numbers follow from."""
+
+
+@cache
+def code() -> str:
+    """The first digits of the SHA-256 of those parts: trials of one state of the code have it in common."""
+    package = Path(fednmap.__file__).parent
+    files = sorted(
+        file for room in ROOMS for file in (package / room, *(package / room).rglob("*.py")) if file.is_file()
+    )
+    return digest({file.relative_to(package).as_posix(): file.read_text(encoding="utf-8") for file in files})[:12]
 
 
 def finished(jobs: Sequence[Trial], folder: Path, tell: Tell) -> list[Curve]:
@@ -206,8 +224,9 @@ def _run(job: Trial, folder: Path) -> float:
     """Run the trial and write its file; the seconds it took."""
     began, path = time.monotonic(), folder.parent / "runs" / job.name
     records = job.measure(path)
-    about = RunFolder(path).environment()
-    said = {"configuration": dict(job.configuration), **{k: about[k] for k in ("data", *VERSIONS) if k in about}}
+    about, told = RunFolder(path).environment(), dict(job.configuration)
+    said = {"configuration": told, "digest": digest(told), **{k: about[k] for k in ("data", *VERSIONS) if k in about}}
+    said["code"] = code()
     with clear_errors(folder):
         write_atomically(folder / job.file, f"# {json.dumps(said)}\n{_text(job.setting, records)}".encode())
     return time.monotonic() - began
