@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fednmap.core import Adding, Oracle
+from fednmap.core import Oracle
 from fednmap.names import InputError
 
 Fused = Callable[..., Tensor]
@@ -39,7 +39,8 @@ class Steps:
 
     def __init__(self, eta: float, g: Oracle | None = None) -> None:
         self.eta, self._fused = eta, _fused.get()
-        self._g, self._add = g, g.add if isinstance(g, Adding) and not self._fused else None
+        # asked by name: an instance check against a protocol takes as long as a small problem's whole step
+        self._g, self._add = g, None if self._fused else getattr(g, "add", None)
         self._space: Tensor | None = None
 
     def __call__(self, z: Tensor, *directions: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ class Steps:
         return z
 
     def down(self, z: Tensor, x: Tensor, q: int, *directions: Tensor) -> Tensor:
-        """z - eta (g(x, q) + the sum of the directions); straight into z where the oracle is `Adding`."""
+        """z - eta (g(x, q) + the sum of the directions); straight into z where the oracle is `core.Adding`."""
         assert self._g is not None
         if self._add is None or z is not self._space:
             return self(z, self._g(x, q), *directions)

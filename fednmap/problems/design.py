@@ -53,11 +53,7 @@ class Dense(Design):
     """With products by name: torch.matmul finds the same ones, later, and for stacks a slower one for A w."""
 
     def __init__(self, a: Tensor) -> None:
-        self.a = a
-
-    @cached_property
-    def _turned(self) -> Tensor:
-        return self.a.mT
+        self.a, self._turned = a, a.mT
 
     def kept(self) -> Dense:
         """The same for many products: a stack of small tables also lies turned, in which A w is read in order."""

@@ -296,9 +296,9 @@ class GLM(FiniteSum):
 
     def _are_small(self, ids: list[int]) -> bool:
         """Whether these clients are best computed side by side: with little data each, and not of very unlike size."""
-        sizes: list[int] = self._sizes[ids].tolist()
-        total = sum(sizes)
-        return len(ids) * max(sizes) <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
+        sizes = self._sizes.numpy()[ids]
+        total = int(sizes.sum())
+        return len(ids) * int(sizes.max()) <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
 
     def _alone(self, i: int, dtype: torch.dtype) -> Prepared:
         """A large client's rows, as they lie; a copy only in another dtype."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -57,7 +59,7 @@ class Clients:
 
     def rows(self, ids: Tensor) -> Tensor | slice:
         """Where the states of these clients are, until others are admitted."""
-        return _range(self._row[ids])
+        return _range(self._row.numpy()[ids.numpy()])
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
         self.admit(ids)
@@ -69,6 +71,8 @@ class Clients:
             return
         self._version += 1
         self._save(ids)
+        if self._used > self.n:  # everybody has one
+            return
         new = ids[self._row[ids] == 0]
         if len(new):
             self._reserve(self._used + len(new))
@@ -242,10 +246,9 @@ def alike(state: State, like: State) -> bool:
     )
 
 
-def _range(rows: Tensor) -> Tensor | slice:
+def _range(numbers: npt.NDArray[np.int64]) -> Tensor | slice:
     """Neighbouring rows as a slice: a view instead of a copy."""
-    numbers = rows.numpy()  # a few numbers: numpy asks them faster
     k = len(numbers)
     if k and numbers[-1] - numbers[0] == k - 1 and bool((numbers[1:] > numbers[:-1]).all()):
         return slice(int(numbers[0]), int(numbers[0]) + k)
-    return rows
+    return torch.from_numpy(numbers)
