@@ -1,14 +1,22 @@
 """What is measured of a model."""
 
+import io
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from fednmap.measure import hoyer, residual
+from fednmap.names import InputError
 from fednmap.regularizers import L1
+from fednmap.report.progress import Warnings
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import execute
+from fednmap.runs.experiment import prepare
+from fednmap.runs.folder import RunFolder
 
 ENTRIES = st.lists(st.floats(-1, 1, width=32).map(lambda u: 0.0 if abs(u) < 1e-3 else u), min_size=1, max_size=30)
 
@@ -48,3 +56,35 @@ def test_the_residual_of_float32_is_not_lost_in_the_difference(size, gamma):
     found = residual(x, gradient, L1(0.1), gamma)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, gradient + 0.1 * x.sign(), rtol=1e-3, atol=0)
+
+
+def test_a_sample_is_measured_in_between_and_everything_at_the_end(tmp_path):
+    config = Config.make(data="digits", model="logistic", clients=5, rounds=6, eval_every=2, eval_samples=200, seed=3)
+    experiment = prepare(config)
+    assert experiment.sample is not None
+    sizes = experiment.sample.data.sizes
+    assert abs(int(sizes.sum()) - 200) <= 5
+    assert int(sizes.min()) >= 1
+    folder = RunFolder.create(tmp_path / "few", config, "train")
+    execute(config, folder, Warnings(Console(file=io.StringIO())))
+    few = folder.records("fednmap", 0)
+    whole = config.model_copy(update={"eval_samples": None})
+    other = RunFolder.create(tmp_path / "all", whole, "train")
+    execute(whole, other, Warnings(Console(file=io.StringIO())))
+    every = other.records("fednmap", 0)
+    assert [r["round"] for r in few] == [r["round"] for r in every] == [0, 2, 4, 6]
+    assert few[-1]["loss"] == every[-1]["loss"]  # the run is the same, and all samples are measured after it
+    assert few[-1]["stationarity"] == every[-1]["stationarity"]
+    assert all(a["hoyer"] == b["hoyer"] for a, b in zip(few, every, strict=True))
+    assert all(a["loss"] != b["loss"] for a, b in zip(few[1:-1], every[1:-1], strict=True))
+    x = torch.randn(experiment.problem.dim, generator=torch.Generator().manual_seed(0))
+    rows = [experiment.problem.data[i] for i in range(5)]
+    kept = [experiment.sample.data[i] for i in range(5)]
+    for (a, _), (b, _) in zip(rows, kept, strict=True):
+        assert torch.equal(a[torch.arange(len(b)) * len(a) // len(b)], b)
+    assert float(experiment.sample.loss(x)) == pytest.approx(float(experiment.problem.loss(x)), rel=0.2)
+
+
+def test_a_sample_and_a_tolerance_do_not_go_together():
+    with pytest.raises(InputError, match="eval_samples is 20, and tol is judged on all samples"):
+        Config.make(eval_samples=20, tol=1e-3)

@@ -125,7 +125,7 @@ def _public_key(file: Path) -> bytes:
 
 
 @app.command()
-@with_config(hidden=("trials", "drop", "chunk", "checkpoint_every", "eval_last"), **TRIAL)
+@with_config(hidden=("trials", "drop", "chunk", "checkpoint_every", "eval_last", "eval_samples"), **TRIAL)
 def up(
     values: dict[str, Any],
     algorithm: Annotated[

@@ -14,17 +14,19 @@ from rich.table import Table
 
 from fednmap.commands.options import Threads, take_threads
 from fednmap.commands.watch import watched
-from fednmap.names import choose
+from fednmap.names import InputError, choose
 from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
-SCALES = ("quick", "paper")
+SCALES = ("quick", "middle", "paper")
 NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "mobilenet", "table", "all")
 
 
 def reproduce(
     name: Annotated[str, typer.Argument(help=", ".join(NAMES))],
-    scale: Annotated[str, typer.Option(help="quick: minutes; paper: the paper's sizes, hours.")] = "quick",
+    scale: Annotated[
+        str, typer.Option(help="quick: minutes; middle: hours (mobilenet); paper: the paper's sizes, hours.")
+    ] = "quick",
     trials: Annotated[int | None, typer.Option(help="Repetitions; default 2 or 3, by figure.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder; each figure has its own inside. [default: runs/reproduce-SCALE]")
@@ -51,6 +53,10 @@ def reproduce(
     at_once = machine() if jobs is None else jobs
     choose("scale", scale, dict.fromkeys(SCALES))
     chosen = list(FIGURES.values()) if name == "all" else [choose("figure", name, FIGURES)]
+    for figure in chosen:
+        if name != "all" and scale not in figure.trials:
+            raise InputError(f"{name} has no scale {scale}; use {' or '.join(figure.trials)}")
+    chosen = [figure for figure in chosen if scale in figure.trials]
     console = Console()
     folder = out or Path("runs") / f"reproduce-{scale}"
     with watched(shlex.join(["fednmap", *sys.argv[1:]]), quiet=True) as reporter:

@@ -15,7 +15,7 @@ from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import json_text
 from fednmap.theory.tune import PILOTS
 
-HIDDEN = ("trials", "eval_every", "eval_last", "checkpoint_every", "chunk", *STOPPING)
+HIDDEN = ("trials", "eval_every", "eval_last", "eval_samples", "checkpoint_every", "chunk", *STOPPING)
 
 
 @with_config(hidden=HIDDEN)

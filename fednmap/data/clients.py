@@ -107,6 +107,15 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         order = torch.cat(shuffled).to(self.x.device)
         return ClientData(take(self.x, order), self.y[order], self.sizes)
 
+    def thinned(self, count: int) -> ClientData:
+        """About `count` of the rows, evenly spaced: of every client its share, and at least one."""
+        share = min(1.0, count / len(self.x))
+        kept = (share * self.sizes).round().long().clamp(min=1)
+        pairs = zip(self.offsets.tolist(), self.sizes.tolist(), kept.tolist(), strict=True)
+        rows = [first + torch.arange(few, device="cpu") * size // few for first, size, few in pairs]
+        order = torch.cat(rows).to(self.x.device)
+        return ClientData(take(self.x, order), self.y[order], kept)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all numbers and of whose they are: the same for the same data."""

@@ -28,7 +28,7 @@ class Figure:
     name: str
     title: str
     jobs: Callable[[str, int], list[Trial]]
-    """The trials, from the scale (quick or paper) and the number of trials; those wanted first come first."""
+    """The trials, from the scale (quick, paper, for some middle) and their number; those wanted first come first."""
     judge: Callable[[list[Curve]], Verdict]
     draw: Callable[[list[Curve]], Picture]
     choices: str

@@ -9,15 +9,16 @@ from matplotlib.figure import Figure as Picture
 
 from fednmap.paper.figure import caption, lines, panels
 from fednmap.paper.trials import Curve, select
-from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number, slope
-
-THEORY = -0.5
+from fednmap.paper.verdict import RULE, Claim, Verdict, compare, finals, number
+from fednmap.theory.scaling import LINEAR, Speedup, fit_speedup
 
 SPEEDUP_RULE = f"""{RULE}
 
 Throughout: the rounds are cut into ten equal parts and a trial's measurements averaged in each. From the second part
 on, the larger n or Q must be lower in most parts and higher in none, by the rule above, for every pair of neighbours.
-The slope is that of a least-squares line through log(final value), averaged over the trials, against log n or log Q."""
+The slope is that of a least-squares line through log(final value) against log n or log Q, one for each trial; the mean
+of these has a 95 % interval by Student's t. It is at most {LINEAR} if the whole interval is, not if the whole interval
+is above, and else not judged."""
 
 
 def judge_speedup(curves: list[Curve], factor: str, paper: str) -> Verdict:
@@ -30,26 +31,32 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str) -> Verdict:
     )
     falls = all(p.count("lower") > len(p) / 2 and "higher" not in p for p in pairs)
     found = exponent(curves, factor)
+    steep = True if found.high <= LINEAR else False if found.low > LINEAR else None
     claims = [
         Claim(f"larger {factor} gives a smaller |F_nat|^2 throughout", "for all values shown", measured, falls),
         Claim(
-            f"slope of log(final |F_nat|^2) against log {factor} at most {THEORY}",
+            f"slope of log(final |F_nat|^2) against log {factor} at most {LINEAR}",
             paper,
-            f"{found:.3f} ({factor} = {values[0]} to {values[-1]})",
-            found <= THEORY,
+            f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]})",
+            steep,
         ),
     ]
     table = [[factor, f"final |F_nat|^2 after {last:g} rounds"]]
     table += [[str(v), number(finals(select(curves, **{factor: v})))] for v in values]
     by_rounds = [["rounds", "slope"]]
-    by_rounds += [[f"{r:g}", f"{exponent(curves, factor, r):.3f}"] for r in (last / 3, 2 * last / 3, last)]
+    by_rounds += [[f"{r:g}", _with_interval(exponent(curves, factor, r))] for r in (last / 3, 2 * last / 3, last)]
     return Verdict(claims, {"Final values": table, "After fewer rounds": by_rounds}, SPEEDUP_RULE)
 
 
-def exponent(curves: list[Curve], factor: str, rounds: float | None = None) -> float:
-    values = _values(curves, factor)
-    each = [list(finals(select(curves, **{factor: v}), rounds=rounds).values()) for v in values]
-    return slope(values, [float(np.exp(np.mean(np.log(v)))) for v in each])
+def exponent(curves: list[Curve], factor: str, rounds: float | None = None) -> Speedup:
+    """From the trials that all values of n or Q have."""
+    each = {v: finals(select(curves, **{factor: v}), rounds=rounds) for v in _values(curves, factor)}
+    common = sorted(set.intersection(*(set(v) for v in each.values())))
+    return fit_speedup(lambda v, k: each[v][common[k]], "n" if factor == "n" else "q", list(each), len(common))
+
+
+def _with_interval(found: Speedup) -> str:
+    return f"{found.slope:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.reached.shape[1] > 1 else "")
 
 
 def draw_speedup(curves: list[Curve], factor: str) -> Picture:
@@ -59,7 +66,7 @@ def draw_speedup(curves: list[Curve], factor: str) -> Picture:
     lines(left, {f"${factor}={v}$": select(curves, **{factor: v}) for v in values}, "stationarity")
     caption(left, 0, f"Stationarity with different ${factor}$.")
     y = [list(finals(select(curves, **{factor: v})).values()) for v in values]
-    means, found = np.array([np.exp(np.log(v).mean()) for v in y]), exponent(curves, factor)
+    means, found = np.array([np.exp(np.log(v).mean()) for v in y]), exponent(curves, factor).slope
     line = np.exp(np.log(means).mean()) * (np.array(values) / np.exp(np.mean(np.log(values)))) ** found
     for value, each in zip(values, y, strict=True):
         right.plot([value] * len(each), each, ".", color="C0", alpha=0.5)

@@ -91,6 +91,9 @@ class Config(BaseModel):
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
     eval_every: int = Field(10, ge=1, description="Rounds between measurements.")
+    eval_samples: int | None = Field(
+        None, ge=1, description="Training samples that are measured, evenly spaced; all of them after the last round."
+    )
     eval_last: int = Field(1, ge=1, description="Closing rounds that are all measured.")
     measure_gamma: float | None = Field(
         None, gt=0, description="gamma of |F_nat|^2; default 1 / smoothness of f, the same for all methods."
@@ -264,6 +267,15 @@ class Config(BaseModel):
             raise InputError(
                 f"{', '.join(need)} needs every client in every round, given participation = {self.participation}, "
                 f"sampler = {self.sampler} and drop = {self.drop}; use participation = 1 and drop = 0, or fednmap"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_all_samples(self) -> Config:
+        given = [name for name in ("tol", "tol_absolute") if getattr(self, name) is not None]
+        if given and self.eval_samples is not None:
+            raise InputError(
+                f"eval_samples is {self.eval_samples}, and {given[0]} is judged on all samples; leave one of them out"
             )
         return self
 

@@ -129,6 +129,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         "phi": experiment.phi,
         "measure_gamma": experiment.measure_gamma,
         "metrics": experiment.metrics(),
+        "sample": experiment.sample,
         "stop": stops_of(config),
         "participation": config.participation,
         "sampler": None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),

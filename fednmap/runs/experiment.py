@@ -125,6 +125,8 @@ class Experiment:
     methods: Methods
     dataset: Dataset
     problem: FiniteSum
+    sample: FiniteSum | None = None
+    """What is measured between the first round and the last; None: the problem itself."""
 
     @property
     def config(self) -> Config:
@@ -208,7 +210,8 @@ def prepare(config: Config) -> Experiment:
         rows = config.dp_clip is not None and config.dp_unit == "example"
         config = trust.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
         methods = replace(methods, config=config)
-    experiment = Experiment(methods, dataset, problem)
+    few = None if config.eval_samples is None else _problem(dataset, data.thinned(config.eval_samples), config)
+    experiment = Experiment(methods, dataset, problem, few)
     for name in config.algorithms:
         algorithm = experiment.algorithm(name)
         if algorithm.traits.hessians:  # refused here, where there is no folder yet

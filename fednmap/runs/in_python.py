@@ -23,11 +23,11 @@ from fednmap.simulation.loop import check_kinds, first_point
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
 
-MEASURED = ("every", "closing", "phi", "measure_gamma", "metrics", "callbacks", "stop", "history")
+MEASURED = ("every", "closing", "phi", "measure_gamma", "metrics", "sample", "callbacks", "stop", "history")
 """Options that `simulate` does not have."""
 
-UNTOLD = ("callbacks", "stop", "chunk", "compile", "threads", "history")
-"""Options on which no state depends."""
+UNTOLD = ("callbacks", "stop", "sample", "chunk", "compile", "threads", "history")
+"""Options on which no state depends, and `sample`, which is told by what it is made of."""
 
 DEFAULTS = {
     "participation": 1.0,
@@ -115,7 +115,15 @@ def _settings(algorithm: Algorithm, problem: Problem, start: Tensor, options: di
         "start": hashlib.sha256(start.detach().cpu().contiguous().numpy().data).hexdigest(),
         "dtype": str(start.dtype).removeprefix("torch."),
         **{name: described(value) for name, value in sorted((DEFAULTS | options).items()) if name not in UNTOLD},
+        **_sampled(options.get("sample")),
     }
+
+
+def _sampled(sample: Problem | None) -> dict[str, str]:
+    if sample is None:
+        return {}
+    data = declared(sample).digest
+    return {"sample": _problem(sample) if data is None else f"{_problem(sample)}, {data()}"}
 
 
 def _problem(problem: Problem) -> str:

@@ -44,7 +44,7 @@ def every(measurement: float, round: float, rounds: int) -> int:
 def _seconds(experiment: Experiment, name: str) -> tuple[float, float]:
     """Of a measurement, and of a round of this method."""
     task, crew, metrics = task_of(Job(name, 0), experiment), Crew(), experiment.metrics().values()
-    whole, options = divided(task.problem, crew), {key: task.options[key] for key in OPTIONS}
+    whole, options = divided(experiment.sample or task.problem, crew), {key: task.options[key] for key in OPTIONS}
     times = []
     try:
         running = simulate(task.algorithm, task.problem, rounds=min(TRIED, task.rounds), start=task.start, **options)

@@ -69,6 +69,7 @@ def run(
     phi: Regularizer | None = None,
     measure_gamma: float | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    sample: Problem | None = None,
     callbacks: Listener | Iterable[Listener] = (),
     stop: Listener | Iterable[Listener] | None = None,
     start: Tensor | None = None,
@@ -86,6 +87,8 @@ def run(
     phi:           the regularizer of the objective that is measured; default the algorithm's own.
     measure_gamma: gamma of the natural residual; default that of the problem, see `fednmap.measure.problem_gamma`.
     metrics:       more to measure: name -> function of the model x.
+    sample:        what is measured in place of the problem, such as the same on fewer rows; the problem itself only
+                   after the last of the rounds. `stop` hears what is measured.
     callbacks:     hear every round and every record: Callbacks, or functions of a record. One that returns True, or a
                    reason, ends the run.
     stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record; several
@@ -105,6 +108,7 @@ def run(
     start, stops = first_point(problem, start), listeners(stop)
     crew = Crew(threads)
     whole = divided(problem, crew)
+    part = whole if sample is None else divided(sample, crew)
     gamma = problem_gamma(whole, phi, first_point(problem)) if measure_gamma is None else measure_gamma
     hearers = [*listeners(callbacks), *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
@@ -113,7 +117,9 @@ def run(
 
     def measure(done: int, server: State) -> str | None:
         began, x = time.perf_counter(), algorithm.model(server)
-        values = evaluate(whole, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
+        values = evaluate(whole if done == rounds else part, phi, x, gamma) | {
+            name: float(f(x)) for name, f in (metrics or {}).items()
+        }
         values |= algorithm.measured(server)
         if uplink is not None:
             values |= uplink.spent(federation, done)
