@@ -15,7 +15,7 @@ from fednmap.paper.overview import overview
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
 from fednmap.paper.trials import Curve, select, summary, tidy
-from fednmap.paper.verdict import compare, ratio, slope
+from fednmap.paper.verdict import Claim, Verdict, as_json, compare, ratio, slope
 from fednmap.simulation import simulate
 
 ROUNDS = np.arange(0.0, 310.0, 10.0)
@@ -79,8 +79,11 @@ def nn_curves(zhang: float, trials: int = 3, wobble: float = 0.0) -> list[Curve]
 
 def test_nn_holds_where_fednmap_is_lowest() -> None:
     claims = nn.judge(nn_curves(2.0)).claims
-    assert len(claims) == 2 * (6 + 1) + 3 + 4
+    assert len(claims) == 2 * (6 + 1) + (3 + 1) + (4 + 1)
     assert all(c.holds is True for c in claims)
+    told = [c.effect for c in claims if c.effect]
+    assert len(told) == 4
+    assert told[0].startswith("0.50 of Zhang's; ")
 
 
 @pytest.mark.parametrize(("zhang", "wobble"), [(0.9, 0.0), (1.0, 0.0), (1.05, 0.5)])
@@ -140,10 +143,13 @@ def test_local_stepsize(growth: float, end: float, comparable: bool | None) -> N
     for rule, step in local_stepsize.RULES.items():
         for Q in (5, 10):
             level = 1 / Q if rule == "1/Q" else 0.01 * (growth if Q == 10 else 1) * np.where(ROUNDS > 200, end, 1)
-            setting = {"Q": Q, "eta_a": round(step(Q), 6)}
+            setting = {"Q": Q, "eta_a": round(step(Q), 6), "gamma": 4.0}
             y = level + np.exp(-ROUNDS * Q / 100)
             curves += [Curve({**setting, "trial": k}, {"round": ROUNDS, "stationarity": y}) for k in range(2)]
-    holds = [c.holds for c in local_stepsize.judge(curves).claims]
+    found = local_stepsize.judge(curves)
+    (_, first, second), holds = next(iter(found.tables.values())), [c.holds for c in found.claims]
+    assert (first[1], second[1], second[5]) == ("5", "10", "yes")
+    assert float(second[6]) == pytest.approx(growth, rel=0.05)  # both fall by `end`
     assert holds == [True, True, comparable, True, comparable]
 
 
@@ -271,6 +277,20 @@ def test_the_page_counts_trials_that_do_not_say_what_they_were_made_from(tmp_pat
     (tmp_path / "trials" / "old.csv").write_text("method,round\n")
     (tmp_path / "trials" / "new.csv").write_text('# {"configuration": {}}\nmethod,round\n')
     assert "1 of the 2 files of trials are older than that line" in overview(tmp_path, FIGURES.values())
+
+
+def test_the_page_begins_with_what_holds_and_how_much(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    for k, code in enumerate(("aaa", "aaa", "bbb")):
+        told = json.dumps({"configuration": {}, "code": code})
+        (tmp_path / "trials" / f"{k}.csv").write_text(f"# {told}\nmethod,round\n")
+    (tmp_path / "nn").mkdir()
+    verdict = Verdict([Claim("a", "p", "m", False, "0.90 of b"), Claim("without", "p", "m", True)])
+    (tmp_path / "nn" / "verdict.json").write_text(as_json("nn", "paper", 10, verdict))
+    text = overview(tmp_path, FIGURES.values())
+    first = text.split("\n\n")[1]
+    assert first.splitlines()[2:] == ["| a | **does not hold** | 0.90 of b | 10 | [nn](#nn) |"]
+    assert "2 by aaa; 1 by bbb." in text
 
 
 def test_nothing_finished_is_said(tmp_path: Path) -> None:

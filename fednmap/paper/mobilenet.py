@@ -81,13 +81,15 @@ def judge(curves: list[Curve]) -> Verdict:
         early = any(min(values.values()) > TRAINED for values in loss.values())
         for name, values, better in (("Hoyer sparsity", sparsity, "higher"), ("training loss", loss, "lower")):
             text = "; ".join(f"{m} {number(v)}" for m, v in values.items())
+            effect = "; ".join(f"{ratio(values['FedNMap'], values[m]):.3f} of {m}'s" for m in METHODS[1:])
             order = [compare(values["FedNMap"], values[m]) for m in METHODS[1:]]
             for m, word in zip(METHODS[1:], order, strict=True):
                 share = ratio(values["FedNMap"], values[m])
                 text += f"; FedNMap {word} {'with' if word == 'level' else 'than'} {m}, ratio {share:.4f}"
             text += f"; too early: a training loss is above {TRAINED:g}" if early else ""
             holds = None if early else all(word == better for word in order)
-            claims.append(Claim(f"FedNMap: {better} {name}, n = {n}, Q = {Q}", f"{better} than both", text, holds))
+            claim = f"FedNMap: {better} {name}, n = {n}, Q = {Q}"
+            claims.append(Claim(claim, f"{better} than both", text, holds, effect))
     return Verdict(claims, {}, f"{RULE}\n\nNothing is judged while a training loss is above {TRAINED:g}.")
 
 

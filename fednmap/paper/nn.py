@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from fednmap.paper import shallow
 from fednmap.paper.figure import Figure, caption, lines, panels
 from fednmap.paper.trials import Curve, Trial, select
-from fednmap.paper.verdict import Claim, Verdict, compare, finals, number, ratio
+from fednmap.paper.verdict import Claim, Verdict, compare, finals, number, ratio, span
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
 PANELS = {
@@ -58,15 +58,19 @@ def _of(
 
 
 def judge(curves: list[Curve]) -> Verdict:
-    shown = _shown(curves)
+    shown = set(_shown(curves))
     claims = [claim for rounds in (ROUNDS, LONG) for claim in _lowest_everywhere(curves, rounds)]
-    for n in (20, 50, 100):
-        if {(n, 10), (n, 20)} <= set(shown):
-            claims.append(_falls(curves, (n, 10), (n, 20), f"Q = 20 ends lower than Q = 10 at n = {n}"))
-    for Q in (10, 20):
-        for few, many in ((20, 50), (50, 100)):
-            if {(few, Q), (many, Q)} <= set(shown):
-                claims.append(_falls(curves, (few, Q), (many, Q), f"n = {many} ends lower than n = {few} at Q = {Q}"))
+    steps = {f"Q = 20 ends lower than Q = 10 at n = {n}": ((n, 10), (n, 20)) for n in (20, 50, 100)}
+    clients = {
+        f"n = {many} ends lower than n = {few} at Q = {Q}": ((few, Q), (many, Q))
+        for Q in (10, 20)
+        for few, many in ((20, 50), (50, 100))
+    }
+    for what, pairs in (("local steps", steps), ("clients", clients)):
+        found = {claim: pair for claim, pair in pairs.items() if set(pair) <= shown}
+        claims += [_falls(curves, *pair, claim) for claim, pair in found.items()]
+        if found:
+            claims.append(_all_fall(curves, list(found.values()), what))
     return Verdict(claims, {"How it depends on the rounds and the batch size": _otherwise(curves)})
 
 
@@ -74,11 +78,16 @@ def _lowest_everywhere(curves: list[Curve], rounds: int) -> list[Claim]:
     shown = _shown(curves, rounds)
     claims = [_lowest(curves, panel, rounds) for panel in shown]
     count, every = sum(bool(c.holds) for c in claims), all(c.holds for c in claims)
+    against = {
+        m: [ratio(*(finals(_of(curves, k, p, rounds=rounds)) for k in ("FedNMap", m))) for p in shown]
+        for m in METHODS[1:]
+    }
     everywhere = Claim(
         f"FedNMap has the lowest |F_nat|^2 in all panels after {rounds} rounds",
         "in all six panels",
         f"in {count} of {len(claims)} panels" + ("" if len(shown) == 6 else ", the others were not run"),
         every if len(shown) == 6 else None if every else False,
+        "; ".join(f"{span(ratios)} of {m}'s" for m, ratios in against.items()) if shown else "",
     )
     return [*claims, everywhere] if claims else []
 
@@ -98,6 +107,18 @@ def _falls(curves: list[Curve], from_: tuple[int, int], to: tuple[int, int], cla
     a, b = (finals(_of(curves, "FedNMap", panel)) for panel in (to, from_))
     measured = f"{number(b)} to {number(a)}: {compare(a, b)}, ratio {ratio(a, b):.2f}"
     return Claim(claim, "improves convergence", measured, compare(a, b) == "lower")
+
+
+def _all_fall(curves: list[Curve], pairs: list[tuple[tuple[int, int], tuple[int, int]]], what: str) -> Claim:
+    ends = [tuple(finals(_of(curves, "FedNMap", panel)) for panel in pair) for pair in pairs]
+    lower = sum(compare(b, a) == "lower" for a, b in ends)
+    return Claim(
+        f"more {what} give FedNMap a lower |F_nat|^2 after {ROUNDS} rounds",
+        "improve convergence",
+        f"in {lower} of {len(ends)} pairs",
+        lower == len(ends),
+        f"{span([ratio(b, a) for a, b in ends])} of what fewer reach",
+    )
 
 
 def _otherwise(curves: list[Curve]) -> list[list[str]]:

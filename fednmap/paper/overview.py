@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,31 @@ are finished (`{trials}`) are not run again, and `--trials` adds more. The file 
 its configuration, the SHA-256 of its data, versions; one made from other settings or data is run again. FedCanon is a
 reconstruction from its abstract, so a claim about it is one about that reconstruction."""
 
+RATIOS = """\
+Ratios are of closing values, geometric means over the trials; "0.90 of Zhang's" is a tenth lower. A difference below
+2 % counts as none. Every claim, with its numbers, stands further below."""
+
 OLDER = """\
 {count} of the {all} files of trials are older than that line and do not say what they were made from: `--finished`
 takes them as they are, as for this page; without it they are run again."""
+
+
+CODE = """\
+Of the files that name the code they were made by (the first digits of a SHA-256 of the parts that numbers follow from):
+{codes}."""
 
 
 def overview(folder: Path, figures: Iterable[Figure]) -> str:
     """The page for the figures that have a verdict in `folder`, with links relative to the folder's parent."""
     figures = list(figures)
     found = [(f, json.loads(path.read_text())) for f in figures if (path := folder / f.name / "verdict.json").is_file()]
+    first = [["claim", "holds", "how much", "trials", "figure"]]
+    first += [
+        [c["claim"], f"**{word(c['holds'])}**", c["effect"], str(facts["trials"]), f"[{figure.name}](#{figure.name})"]
+        for figure, facts in found
+        for c in facts["claims"]
+        if c.get("effect")
+    ]
     table = [["figure", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
     for figure, facts in found:
         counts = [str(sum(c["holds"] is h for c in facts["claims"])) for h in (True, False, None)]
@@ -40,10 +57,13 @@ def overview(folder: Path, figures: Iterable[Figure]) -> str:
         )
     missing = [f for f in figures if f.name not in {figure.name for figure, _ in found}]
     table += [[f.name, "not run", *["-"] * 4, f"`fednmap reproduce {f.name}`"] for f in missing]
-    parts = ["# The paper, reproduced", INTRODUCTION.format(trials=f"{folder.name}/trials")]
+    parts = ["# The paper, reproduced", *([markdown_table(first), RATIOS] if len(first) > 1 else [])]
+    parts.append(INTRODUCTION.format(trials=f"{folder.name}/trials"))
     files = list((folder / "trials").glob("*.csv"))
     if count := sum(made(path) is None for path in files):
         parts.append(OLDER.format(count=count, all=len(files)))
+    if codes := Counter(known.code for path in files if (known := made(path)) and known.code):
+        parts.append(CODE.format(codes="; ".join(f"{count} by {code}" for code, count in codes.most_common())))
     parts.append(markdown_table(table))
     for figure, facts in found:
         place = f"{folder.name}/{figure.name}"

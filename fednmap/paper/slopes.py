@@ -39,6 +39,7 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str) -> Verdict:
             paper,
             f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]})",
             steep,
+            f"slope {_with_interval(found)}",
         ),
     ]
     table = [[factor, f"final |F_nat|^2 after {last:g} rounds"]]

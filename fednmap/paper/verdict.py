@@ -30,6 +30,8 @@ class Claim:
     measured: str
     holds: bool | None
     """None: the numbers do not allow to judge it."""
+    effect: str = ""
+    """How much it is, in a few words: a claim that says so stands in the page's first table."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,12 @@ def finals(
     curves: Sequence[Curve], metric: str = "stationarity", rounds: float | None = None, share: float = 0.1
 ) -> dict[int, float]:
     return {int(curve.setting["trial"]): curve.final(metric, rounds, share) for curve in curves}
+
+
+def span(ratios: Sequence[float]) -> str:
+    """Several ratios as one: from the smallest to the largest."""
+    low, high = min(ratios), max(ratios)
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
