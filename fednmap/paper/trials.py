@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import multiprocessing
+import os
 import signal
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ import torch
 
 import fednmap
 from fednmap.names import InputError
+from fednmap.runs.beside import end_with
 from fednmap.runs.files import clear_errors, digest, write_atomically
 from fednmap.runs.folder import VERSIONS, RunFolder
 from fednmap.runs.keeping import Interrupted
@@ -198,7 +200,7 @@ def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tupl
         yield from ((job, _run(job, folder)) for job in jobs)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads may hang
-    with ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers),)) as pool:
+    with ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers), os.getpid())) as pool:
         futures = {pool.submit(_run, job, folder): job for job in jobs}
         try:
             for future in as_completed(futures):
@@ -213,8 +215,9 @@ def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tupl
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin(each: int) -> None:
-    """A process for trials: Ctrl-C is for the trial that runs, which saves its state."""
+def _begin(each: int, parent: int) -> None:
+    """A process for trials: Ctrl-C is for the trial that runs, which saves its state; it ends with its parent."""
+    end_with(parent)
     torch.set_num_threads(1)
     threads.limit(each)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
