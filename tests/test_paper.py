@@ -10,7 +10,7 @@ import torch
 
 from fednmap.commands.reproduce import NAMES
 from fednmap.measure import stationarity
-from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, slopes, table1, table1_trials
+from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, sensitivity, slopes, table1, table1_trials
 from fednmap.paper.overview import overview
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
@@ -151,6 +151,22 @@ def test_local_stepsize(growth: float, end: float, comparable: bool | None) -> N
     assert (first[1], second[1], second[5]) == ("5", "10", "yes")
     assert float(second[6]) == pytest.approx(growth, rel=0.05)  # both fall by `end`
     assert holds == [True, True, comparable, True, comparable]
+
+
+def test_sensitivity_judges_one_thing_at_a_time() -> None:
+    curves = [
+        curve(level, k, start=0, method=method, **case._asdict())
+        for case in sensitivity.CASES["paper"]
+        for method, level in (("FedNMap", 1.0), ("Zhang", 0.5 if case.gamma == 16 else 2.0))
+        for k in range(2)
+    ]
+    found = sensitivity.judge(curves)
+    assert [(c.claim.split()[-1], c.holds, c.effect) for c in found.claims] == [
+        ("width", True, "0.50 of Zhang's"),
+        ("size", True, "0.50 of Zhang's"),
+        ("gamma", False, "0.50 to 2.00 of Zhang's"),
+    ]
+    assert len(found.tables["Every case"]) == 1 + 11
 
 
 def mobilenet_curves(loss: float) -> list[Curve]:

@@ -19,7 +19,7 @@ from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
-NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "mobilenet", "table", "all")
+NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table", "all")
 
 
 def reproduce(

@@ -1,6 +1,6 @@
 """The paper's experiments: one file per figure, with what the paper claims of it and the verdict."""
 
-from fednmap.paper import local_stepsize, mobilenet, nn, speedup_n, speedup_q, table1
+from fednmap.paper import local_stepsize, mobilenet, nn, sensitivity, speedup_n, speedup_q, table1
 from fednmap.paper.figure import Figure
 
 FIGURES: dict[str, Figure] = {
@@ -8,6 +8,7 @@ FIGURES: dict[str, Figure] = {
     "speedup-n": speedup_n.FIGURE,
     "speedup-q": speedup_q.FIGURE,
     "local-stepsize": local_stepsize.FIGURE,
+    "sensitivity": sensitivity.FIGURE,
     "mobilenet": mobilenet.FIGURE,
     "table": table1.FIGURE,
 }
