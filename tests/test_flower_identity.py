@@ -104,6 +104,26 @@ def test_a_name_that_was_revoked_is_not_pinned_for_whoever_comes_next(tmp_path, 
     identities.check("bert", 1, "n", prove(keys / "mallory", "n", "bert", 1))
 
 
+def test_a_node_that_was_refused_is_asked_again_when_its_key_is_entered(tmp_path, keys, file):
+    """It stays connected; nobody restarts it."""
+    identities = Identities(file)
+    identities.revoke("cleo")
+    about = with_keys(keys) | {103: {"key": str(keys / "mallory")}}
+    hellos = []
+
+    def fault(name, message, answer):
+        hellos.append(message.metadata.dst_node_id if "ask" in message.content else None)
+        if message.content.get("round", {}).get("t") == 2 and "cleo" not in identities.read()[0]:
+            identities.add("cleo", (keys / "mallory.pub").read_bytes())
+        return [answer()]
+
+    federation = Federation(tmp_path, rounds=5, eval_every=5, clients_file=str(file), deadline=0.5)
+    closing = federation.start(about=about, fault=fault)
+    assert closing["took_part"] == dict.fromkeys(NAMES, 5) | {"cleo": 2}
+    assert hellos.count(103) == 2
+    assert hellos.count(101) == 1
+
+
 def test_a_key_is_revoked_while_the_run_goes_on_and_another_one_takes_its_place(tmp_path, keys, file, caplog):
     identities = Identities(file)
 

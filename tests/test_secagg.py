@@ -2,7 +2,10 @@
 
 import json
 import logging
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
 from itertools import combinations
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -18,7 +21,8 @@ from hypothesis import strategies as st
 from fednmap import simulate
 from fednmap.algorithms import FedAvg, FedDR, FedNMap
 from fednmap.flower import masking, secure
-from fednmap.flower.settings import read
+from fednmap.flower.ledger import ANSWERED, Answers
+from fednmap.flower.settings import Threshold, read
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation.quantised import Quantised
@@ -557,6 +561,7 @@ def test_garbage_in_a_stage_costs_that_client_the_round(tmp_path, caplog):
         ({"secagg-threshold": 5}, "secagg-threshold is 5, and 4 of 4 clients are drawn in a round; use at most 4"),
         ({"secagg-threshold": 3, "participation": 0.5}, "secagg-threshold is 3, and 2 of 4"),
         ({"secagg-threshold": 1}, "secagg_threshold"),
+        ({"secagg-threshold": 2}, "secagg-threshold is 2 of 4 clients: .* use at least 3"),
         ({"participation": 0.25}, "hides a client among others"),
         ({"secagg-bits": 16}, "use 32 or 64"),
         ({"secagg-bits": 32}, "set secagg_bound"),
@@ -575,6 +580,196 @@ def test_settings_that_cannot_be_are_refused_in_a_line(given, why):
 def test_the_range_follows_norm_bound():
     config, _ = read({"names": "a,b,c,d", "run-folder": "x", "secagg": True, "norm-bound": 7.0})
     assert config.secagg_bound == 7.0
+
+
+# a server that lies
+
+
+class Liar:
+    """Speaks to the clients of a federation as a server may; what they answer, or refuse, is for it to read."""
+
+    def __init__(self, federation):
+        self.grid, self.numbers = federation.grid, {name: i for i, name in enumerate(NAMES)}
+        self.run = federation.coordinator.run_id
+
+    def say(self, name, kind, ticket, content=(), **order):
+        node = 101 + self.numbers[name]
+        record = ConfigRecord({"ticket": ticket, "run": self.run, **order})
+        message = Message(RecordDict({**dict(content), "secagg": record}), node, kind)
+        message.metadata.__dict__["_message_id"] = "1"
+        return self.grid.answer(name, message)
+
+    def masked(self, ticket, names=NAMES, model=None):
+        """The first three stages, as they should be, of a measurement; ticket as the server likes it."""
+        keys = {n: self.say(n, "train.keys", ticket).content["secagg"] for n in names}
+        clients = [self.numbers[n] for n in names]
+        lists = {"clients": clients, "mask": [k["mask"] for k in keys.values()]}
+        lists["share"] = [k["share"] for k in keys.values()]
+        boxes = {n: self.say(n, "train.shares", ticket, **lists).content["secagg"] for n in names}
+        sealed = {n: dict(zip(b["clients"], b["data"], strict=True)) for n, b in boxes.items()}
+        replies = {}
+        for n in names:
+            others = [m for m in names if m != n]
+            letters = {"clients": [self.numbers[m] for m in others]}
+            letters["sealed"] = [sealed[m][self.numbers[n]] for m in others]
+            replies[n] = self.say(n, "evaluate", ticket, {"model": model}, **letters)
+        return replies
+
+    def unmask(self, name, ticket, survivors, lost=()):
+        lists = {"survivors": [self.numbers[n] for n in survivors], "lost": [self.numbers[n] for n in lost]}
+        return self.say(name, "train.unmask", ticket, **lists)
+
+
+@pytest.fixture(params=[1.0, 0.5])
+def liar(tmp_path, request):
+    """With sampling the sums of measurements are of more clients than those of rounds."""
+    federation = Federation(tmp_path, rounds=1, participation=request.param, **SECAGG)
+    federation.start()
+    liar = Liar(federation)
+    liar.model = asked(federation, "evaluate").content["model"]
+    return liar
+
+
+def test_a_lying_server_does_not_get_both_kinds_of_shares(liar, monkeypatch):
+    """It tells two clients that anna is lost and the others that she is not: neither list has enough answers."""
+    secrets, create = [], masking.create_shares
+    monkeypatch.setattr(
+        masking, "create_shares", lambda secret, *sizes: secrets.append(secret) or create(secret, *sizes)
+    )
+    ticket = "00000007-aaaaaaaa"
+    assert not any(reply.has_error() for reply in liar.masked(ticket, model=liar.model).values())
+    told = {"seed": [], "key": []}
+    for name, gone in (("anna", []), ("bert", []), ("cleo", ["anna"]), ("dora", ["anna"])):
+        said = liar.unmask(name, ticket, [n for n in NAMES if n not in gone], gone).content["secagg"]
+        told["key" if gone else "seed"].append(dict(zip(said["clients"], said["data"], strict=True))[0])
+    assert [len(shares) for shares in told.values()] == [2, 2]
+    assert not {combined(shares) for shares in told.values()} & set(secrets)
+
+
+def combined(shares):
+    try:
+        return masking.combine_shares(shares)
+    except (ValueError, IndexError):
+        return None
+
+
+@pytest.mark.parametrize("second", [["anna", "bert", "cleo"], list(NAMES)])
+def test_a_second_unmasking_of_an_attempt_is_refused(liar, second):
+    liar.masked("00000007-aaaaaaaa", model=liar.model)
+    lost = [n for n in NAMES if n not in second]
+    assert not liar.unmask("anna", "00000007-aaaaaaaa", NAMES).has_error()
+    assert "not due" in liar.unmask("anna", "00000007-aaaaaaaa", second, lost).error.reason
+
+
+def test_a_second_unmasking_of_a_round_for_other_clients_is_refused(liar):
+    """Another attempt at the same round, without dora: the difference of the sums would be what she sent."""
+    for ticket in ("00000007-aaaaaaaa", "00000007-bbbbbbbb"):
+        liar.masked(ticket, model=liar.model)
+        assert not liar.unmask("anna", ticket, NAMES).has_error()  # a sum that got lost may be asked for again
+    liar.masked("00000007-cccccccc", model=liar.model)
+    refused = liar.unmask("anna", "00000007-cccccccc", NAMES[:3], NAMES[3:])
+    assert "round 7 has been unmasked for the clients 0, 1, 2, 3; a sum over others" in refused.error.reason
+    liar.masked("00000008-cccccccc", model=liar.model)
+    assert not liar.unmask("anna", "00000008-cccccccc", NAMES[:3], NAMES[3:]).has_error()
+
+
+def test_a_round_of_long_ago_is_not_unmasked(liar):
+    for t in range(10, 18):
+        liar.masked(f"{t:08d}-aaaaaaaa", model=liar.model)
+        assert not liar.unmask("anna", f"{t:08d}-aaaaaaaa", NAMES).has_error()
+    liar.masked("00000009-aaaaaaaa", model=liar.model)
+    assert "long ago" in liar.unmask("anna", "00000009-aaaaaaaa", NAMES).error.reason
+
+
+def test_fewer_clients_than_the_threshold_and_strangers_are_refused(tmp_path):
+    federation = Federation(tmp_path, rounds=1, **SECAGG)
+    federation.start()
+    liar, ticket = Liar(federation), "00000007-aaaaaaaa"
+    keys = {n: liar.say(n, "train.keys", ticket).content["secagg"] for n in NAMES}
+
+    def shares(numbers):
+        lists = {"clients": numbers, "mask": [k["mask"] for k in keys.values()][: len(numbers)]}
+        return liar.say(
+            "anna", "train.shares", ticket, **lists, share=[k["share"] for k in keys.values()][: len(numbers)]
+        )
+
+    assert "2 clients take part in the sum, at least 3 are due" in shares([0, 1]).error.reason
+    assert "keys of client 9, of 4" in shares([0, 1, 9]).error.reason
+
+
+def test_a_vector_of_another_round_than_the_sums_is_refused(tmp_path):
+    federation = Federation(tmp_path, rounds=1, **SECAGG)
+    federation.start()
+    message = asked(federation, "train")
+    message.content["round"]["t"] = 3
+    assert "names one round in the clear, and another one" in federation.grid.answer("anna", message).error.reason
+
+
+@given(st.integers(2, 30), st.integers(2, 30))
+def test_of_two_lists_of_survivors_one_at_most_has_enough_answers(drawn, n):
+    for least in range(drawn // 2 + 1, drawn + 1):
+        rule = Threshold(least, Fraction(least, drawn), n)
+        for holders in range(least, n + 1):
+            found = rule.of(holders)
+            assert 2 * found > holders
+            assert found >= least
+            if holders >= drawn:  # clients that hold shares can unmask, and as many may be lost, in proportion
+                assert found <= holders
+                assert found * drawn >= least * holders
+
+
+def test_a_round_whose_unmasking_has_begun_waits_for_the_same_clients(tmp_path):
+    """The server is killed when it has asked for shares; dora is not there when it comes back, then she is."""
+
+    class Killed(Exception): ...
+
+    def fault(name, message, answer):
+        reply = answer()
+        if name == "dora" and message.metadata.message_type == "train.unmask" and ticket_of(message) == 1:
+            raise Killed
+        return [reply]
+
+    def ticket_of(message):
+        return int(message.content["secagg"]["ticket"][:8])
+
+    federation = Federation(tmp_path, fault=fault, rounds=3, eval_every=3, deadline=0.5, min_clients=3, **SECAGG)
+    with pytest.raises(Killed):
+        federation.start()
+    without = {101 + i: name for i, name in enumerate(NAMES[:3])}
+    with pytest.raises(TimeoutError, match="round 1 failed 2 times"):
+        federation.start(nodes=without, fault=lambda n, m, answer: [answer()], resume=True, attempts=2)
+    closing = federation.start(fault=lambda n, m, answer: [answer()], resume=True)
+    assert closing["took_part"] == dict.fromkeys(NAMES, 3)
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-12)
+
+
+def test_marks_of_answers_are_kept_by_several_processes_at_once(tmp_path):
+    """Each looks and clears up while the others do: one of all who ask the same gets it."""
+    with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
+        got = list(pool.map(_mark, [tmp_path] * 4))
+    assert sum(got) == 150
+    assert len(list(tmp_path.glob("*.masked"))) == ANSWERED
+
+
+def _mark(folder):
+    got = 0
+    for t in range(150):
+        try:
+            Answers(folder).once(f"{t:08d}-00000000", "masked")
+        except ValueError:
+            continue
+        got += 1
+    return got
+
+
+def test_newton_sums_gradients_and_hessians_under_masks(tmp_path):
+    given = {"algorithm": "fednewton", "rounds": 4, "eval_every": 4, "min_clients": 4, "local_steps": 1}
+    federation = Federation(tmp_path, **given, **SECAGG)
+    federation.start()
+    assert error(federation) < 1e-10
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-12)
 
 
 def test_a_method_that_cannot_is_refused_between_machines(tmp_path):

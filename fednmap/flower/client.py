@@ -15,11 +15,11 @@ from fednmap.core import Algorithm, State
 from fednmap.flower import secure, wire
 from fednmap.flower.audit import LOG, Handler, audited
 from fednmap.flower.identity import prove
-from fednmap.flower.ledger import Store
+from fednmap.flower.ledger import Answers, Store
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.preflight import TEXT, Site
-from fednmap.flower.settings import Federation, client_name, read, threshold
+from fednmap.flower.settings import Federation, Threshold, client_name, read, threshold
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import grid_of
@@ -115,7 +115,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
         """Last stage: what the server needs to take the masks off the sum, and off nothing else."""
         least = threshold(*settings(context.run_config))
         order = message.content[secure.STATE]
-        return Message(secure.give_unmasking(context, order, least, _marks(context)), reply_to=message)
+        return Message(secure.give_unmasking(context, order, least, _answers(context)), reply_to=message)
 
     @app.evaluate()
     @logged
@@ -153,12 +153,13 @@ class _Masks(NamedTuple):
 
     context: Context
     order: Any
+    kind: str
     quantised: Quantised
-    least: int
+    least: Threshold
 
     def cover(self, message: State) -> RecordDict:
         levels = secure.flat(message, self.quantised)
-        return secure.give_masked(self.context, self.order, self.least, levels, _marks(self.context))
+        return secure.give_masked(self.context, self.order, self.kind, self.least, levels, _answers(self.context))
 
 
 def _masks(config: Config, federation: Federation, context: Context, message: Message) -> _Masks | None:
@@ -171,7 +172,13 @@ def _masks(config: Config, federation: Federation, context: Context, message: Me
         raise InputError("secagg: the server asks for a vector in the clear; refused")
     quantised = _grid(config, federation, message)
     assert quantised is not None
-    return _Masks(context, message.content[secure.STATE], quantised, threshold(config, federation))
+    order: Any = message.content[secure.STATE]
+    about: Any = message.content.get("round")
+    if about is not None:
+        told = (about["run"], about["ticket"], about["t"])
+        if told != (order["run"], order["ticket"], secure.round_of(str(order["ticket"]))):
+            raise InputError("secagg: the server names one round in the clear, and another one in the sum; refused")
+    return _Masks(context, order, message.metadata.message_type, quantised, threshold(config, federation))
 
 
 def _answer(
@@ -228,9 +235,9 @@ def _rounding(config: Config, federation: Federation, message: Message) -> dict[
     return {} if grid is None else {"step": grid.step}
 
 
-def _marks(context: Context) -> Path:
-    """Where this client marks what it has answered in secure sums."""
-    return _state_dir(context) / "secagg" / _name(context)
+def _answers(context: Context) -> Answers:
+    """Where this client enters what it has answered in secure sums."""
+    return Answers(_state_dir(context) / "secagg" / _name(context))
 
 
 def _state_dir(context: Context) -> Path:

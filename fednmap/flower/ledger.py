@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -20,29 +21,85 @@ from torch import Tensor
 from fednmap.core import State
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
-from fednmap.runs.files import write_atomically
+from fednmap.runs.files import from_json, to_json, write_atomically
 
 TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")
 RUN = re.compile(r"[0-9a-f]{16}")
 KEEP = 2  # a server whose last checkpoint is damaged falls back to the one before, and asks for an older state
 
-
 ANSWERED = 64  # marks of what was answered that are kept; only the newest ticket matters
+UNMASKED = 8  # rounds of which it is known who was in the sum; a server falls back by a few at most
 
 SENT = "received."  # stands before the names of what the server sent
 
 
-def once(folder: Path, ticket: object, what: str) -> None:
-    """Refuse a second time, also from a process that began before the first one ended."""
+class Answers:
+    """What a client has answered in secure sums, on its disk; one process at a time looks and enters."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def once(self, ticket: object, what: str) -> None:
+        """Refuse a second time, also from a process that began before the first one ended."""
+        with _exclusive(self.folder):
+            mark = self.folder / f"{_checked(ticket)}.{what}"
+            if mark.exists():
+                raise InputError(f"{what} of {ticket} was answered before; wait for the next round")
+            mark.touch()
+            marks = sorted(self.folder.glob("*-*.*"), key=lambda path: path.stat().st_mtime_ns)
+            for old in marks[:-ANSWERED]:
+                old.unlink()
+
+    def unmask(self, run: object, kind: str, t: int, survivors: list[int]) -> None:
+        """Refuse a second sum of round t over other clients: the difference of the two would tell of single ones."""
+        if not isinstance(run, str) or not RUN.fullmatch(run):
+            raise InputError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
+        with _exclusive(self.folder):
+            Unmasked(self.folder / f"{run}.{kind}.json").settle(t, survivors)
+
+
+class Unmasked:
+    """Who is in the sum of a round, from the first attempt at its unmasking on; of the last few rounds, in a file.
+
+    Server and clients keep one each: the server, to ask the same clients again; a client, to refuse others.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def of(self, t: int) -> list[Any]:
+        """Who is in the sum of round t; nobody where that is not settled."""
+        return self._read().get(str(t), [])
+
+    def settle(self, t: int, survivors: list[Any]) -> None:
+        """Enter them, or refuse: others are settled, or the round is too long ago to know."""
+        known = self._read()
+        before = known.get(str(t))
+        if before is None and len(known) == UNMASKED and t < min(map(int, known)):
+            raise InputError(f"secagg: round {t} was summed long ago; begin a new run")
+        if before is not None and before != survivors:
+            words = f"secagg: round {t} has been unmasked for the clients {', '.join(map(str, before))}"
+            raise InputError(f"{words}; a sum over others would tell single vectors, so these are due again")
+        if before is None:
+            newest = sorted([*known, str(t)], key=int)[-UNMASKED:]
+            write_atomically(self.file, to_json({k: (known | {str(t): survivors})[k] for k in newest}))
+
+    def _read(self) -> dict[str, list[Any]]:
+        return dict(from_json(self.file, dict)) if self.file.exists() else {}
+
+
+@contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _checked(ticket: object) -> str:
     if not isinstance(ticket, str) or not TICKET.fullmatch(ticket):
         raise InputError(f"the ticket is {ticket!r:.40}; due were 8 digits, '-' and 8 hexadecimal digits")
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        (folder / f"{ticket}.{what}").touch(exist_ok=False)
-    except FileExistsError:
-        raise InputError(f"{what} of {ticket} was answered before; wait for the next round") from None
-    for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-ANSWERED]:
-        old.unlink(missing_ok=True)
+    return ticket
 
 
 class Store:
@@ -60,8 +117,7 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time: an old node of the same name may not have noticed that it was replaced."""
-        with (self.folder / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with _exclusive(self.folder):
             yield
 
     def current(self, counted: object, initial: State) -> State:
@@ -111,6 +167,4 @@ class Store:
             old.unlink()
 
     def _path(self, ticket: object) -> Path:
-        if not isinstance(ticket, str) or not TICKET.fullmatch(ticket):
-            raise InputError(f"the ticket is {ticket!r:.40}; due were 8 digits, '-' and 8 hexadecimal digits")
-        return self.folder / f"{ticket}.state"
+        return self.folder / f"{_checked(ticket)}.state"

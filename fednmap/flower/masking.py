@@ -52,6 +52,7 @@ class Secrets(NamedTuple):
     ticket: names the attempt.
     stage:  the last one that was answered; each is answered once.
     order:  the clients of the attempt, by number; shares are numbered in this order.
+    run, kind: what the vector belongs to.
     """
 
     ticket: str
@@ -64,6 +65,8 @@ class Secrets(NamedTuple):
     keys: tuple[Keys, ...] = ()
     shares: tuple[tuple[int, bytes, bytes], ...] = ()
     """(whose, its share of the seed, its share of the private key)."""
+    run: str = ""
+    kind: str = ""
 
 
 def begin(ticket: str, me: int) -> tuple[Secrets, Keys]:

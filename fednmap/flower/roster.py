@@ -77,14 +77,22 @@ class Roster:
         self.grid, self.names, self.patience, self.identities = grid, names, patience, identities
         self._proven: dict[str, str] = {}
         """The fingerprints with which clients have proven who they are."""
+        self._known = None if identities is None else identities.read()
+        """Whose key was whose when nodes were asked last."""
         self.nodes: dict[str, int] = {}
         self._asked: set[int] = set()
+        self._refused: set[int] = set()
+        """Nodes whose key was not their client's; they are asked again when it is written anew whose key is whose."""
 
     def refresh(self) -> dict[str, int]:
         """Ask those who are new for their name; forget those who are gone. The nodes by name, in the fixed order."""
         online = set(self.grid.get_node_ids())
         self._asked &= online
         self.nodes = {name: node for name, node in self.nodes.items() if node in online and self._trusted(name)}
+        known = None if self.identities is None else self.identities.read()
+        if known != self._known:  # who was refused may be welcome now
+            self._asked -= self._refused
+            self._known, self._refused = known, set()
         new = {str(node): node for node in sorted(online - self._asked)}
         if new:
             nonces = {label: challenge() for label in new}
@@ -126,6 +134,7 @@ class Roster:
         if self.identities is None or self.identities.holds(name, self._proven.get(name, "")):
             return True
         log.warning("%s: left out: its key counts no more", name)
+        self._refused.add(self.nodes[name])
         return False
 
     def _enter(self, node: int, content: RecordDict, nonce: str) -> None:
@@ -144,6 +153,7 @@ class Roster:
                 self._proven[name] = self.identities.check(name, node, nonce, proof)
             except InputError as error:
                 log.warning("node %d refused: %s", node, error)
+                self._refused.add(node)
                 return
         if name in self.nodes:
             log.warning("%s: node %d takes over from node %d", name, node, self.nodes[name])

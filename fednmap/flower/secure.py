@@ -1,7 +1,8 @@
 """Secure aggregation as messages: the four stages between the server's loop and the clients.
 
 The server receives public keys, ciphertexts that it cannot read, masked numbers, and shares; of a client's vector it
-sees nothing but its part in the sum. A client answers each stage of a ticket once, in order.
+sees nothing but its part in the sum. A client answers each stage of a ticket once, in order, and unmasks a round for
+one list of survivors only.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from torch import Tensor
 
 from fednmap.core import State
 from fednmap.flower import masking, wire
-from fednmap.flower.ledger import once
+from fednmap.flower.ledger import Answers, Unmasked
 from fednmap.flower.masking import Keys, Secrets
 from fednmap.flower.roster import Content, Exchange, exchange
+from fednmap.flower.settings import Threshold
 from fednmap.names import InputError
 from fednmap.simulation.quantised import SIGNED, WORDS, Levels, Quantised
 
 STATE = "secagg"
 BRIEF = 60.0  # seconds that the stages without computation may take at most
+FIELDS = ("ticket", "stage", "me", "mask", "share", "seed", "run", "kind")
 STAGES = ("keys", "shares", "masked", "unmask")
 BAD = (ValueError, KeyError, TypeError, RuntimeError, IndexError)
 
@@ -52,14 +55,25 @@ class Sum(NamedTuple):
 class SecureSum:
     """The server's side: sums of vectors that it does not see.
 
-    numbers:   client -> its number, the same on every machine.
     threshold: clients who must stay to the end.
+    run:       under which clients keep their states.
+    folder:    where it is kept who is in the sum of a round whose unmasking has begun.
     """
 
-    def __init__(self, grid: Grid, names: tuple[str, ...], threshold: int, deadline: float) -> None:
+    def __init__(
+        self, grid: Grid, names: tuple[str, ...], threshold: Threshold, deadline: float, run: str, folder: Path
+    ) -> None:
         self.grid, self.threshold, self.deadline = grid, threshold, deadline
+        self.run, self.folder = run, folder
         self.numbers = {name: i for i, name in enumerate(names)}
         self.names = dict(enumerate(names))
+
+    def settled(self, kind: str, t: int) -> list[str]:
+        """Clients that must all be in the sum of round t: some of them may have unmasked it before; else nobody."""
+        return self._unmasked(kind).of(t)
+
+    def _unmasked(self, kind: str) -> Unmasked:
+        return Unmasked(self.folder / f"unmasked-{kind}.json")
 
     def __call__(
         self,
@@ -75,7 +89,7 @@ class SecureSum:
 
         like: a vector as it is due; its shapes count.
         """
-        whole, least = Exchange(0), max(least, self.threshold)
+        whole, least = Exchange(0), max(least, self.threshold.least)
         try:
             return self._sum(nodes, kind, content, ticket, like, quantised, least, whole)
         except _TooFew as few:
@@ -94,7 +108,8 @@ class SecureSum:
         whole: Exchange,
     ) -> Sum:
         keys = self._ask(nodes, "keys", lambda n: {"client": n}, ticket, least, whole, _keys)
-        numbers = sorted(keys)
+        numbers, threshold = sorted(keys), self.threshold.of(len(keys))
+        least = max(least, threshold)
         everybody = {
             "clients": numbers,
             "mask": [keys[i].mask for i in numbers],
@@ -109,7 +124,7 @@ class SecureSum:
             return {"clients": from_, "sealed": [sealed[j][i] for j in from_]}
 
         def order(name: str) -> RecordDict:
-            about = ConfigRecord({"ticket": ticket, **letters(self.numbers[name])})
+            about = ConfigRecord({"ticket": ticket, "run": self.run, **letters(self.numbers[name])})
             return RecordDict({**content(name), STATE: about})
 
         found = exchange(self.grid, nodes, kind, order, self.deadline)
@@ -118,8 +133,13 @@ class SecureSum:
         due = Masked(torch.zeros(quantised.length(like), dtype=_torch(quantised)))
         masked = self._good(found, lambda c: wire.unpack(c.get("masked"), due).levels.numpy())
         self._enough(masked, least, "masked")
+        names = [self.names[i] for i in sorted(masked)]
+        try:
+            self._unmasked(kind).settle(round_of(ticket), names)
+        except InputError as error:
+            raise _TooFew(str(error)) from None
         lists = {"survivors": sorted(masked), "lost": sorted(sealed.keys() - masked.keys())}
-        told = self._ask(self._those(nodes, masked), "unmask", lambda _: lists, ticket, self.threshold, whole, _boxes)
+        told = self._ask(self._those(nodes, masked), "unmask", lambda _: lists, ticket, threshold, whole, _boxes)
         shares: dict[int, list[bytes]] = {}
         for own in told.values():
             for whose, share in own.items():
@@ -127,10 +147,9 @@ class SecureSum:
         total = sum(v.view(WORDS[quantised.bits]) for v in masked.values())
         try:
             dealt = {i: keys[i] for i in sealed}
-            levels = masking.proved(masking.uncover(total, masked, dealt, shares, self.threshold))
+            levels = masking.proved(masking.uncover(total, masked, dealt, shares, threshold))
         except InputError as error:
             raise _TooFew(str(error)) from None
-        names = [self.names[i] for i in sorted(masked)]
         return Sum(names, mean_of(levels, quantised, len(names), like), whole)
 
     def _ask(
@@ -193,44 +212,57 @@ def give_keys(context: Context, order: Any, me: int) -> RecordDict:
     return RecordDict({STATE: ConfigRecord(keys._asdict())})
 
 
-def give_shares(context: Context, order: Any, threshold: int) -> RecordDict:
+def give_shares(context: Context, order: Any, threshold: Threshold) -> RecordDict:
     """Stage 2 on the client."""
     secrets = _kept(context, order["ticket"], "shares")
     everybody = dict(zip(order["clients"], map(Keys, order["mask"], order["share"]), strict=True))
-    secrets, sealed = masking.deal(secrets, everybody, threshold)
+    strangers = everybody.keys() - set(range(threshold.clients))
+    if strangers:
+        raise InputError(f"secagg: keys of client {min(strangers)}, of {threshold.clients}")
+    secrets, sealed = masking.deal(secrets, everybody, threshold.of(len(everybody)))
     _keep(context, secrets)
     return RecordDict({STATE: ConfigRecord({"clients": list(sealed), "data": list(sealed.values())})})
 
 
-def give_masked(context: Context, order: Any, threshold: int, levels: Levels, marks: Path) -> RecordDict:
+def give_masked(
+    context: Context, order: Any, kind: str, threshold: Threshold, levels: Levels, answers: Answers
+) -> RecordDict:
     """Stage 3 on the client: its vectors, under masks.
 
-    marks: a folder of this client's: two messages at once would both find the stage due, and two vectors under the
-           same masks tell their difference.
+    kind:    of the vectors: of a round, or measurements; by the client's own knowledge.
+    answers: two messages at once would both find the stage due, and two vectors under the same masks tell their
+             difference.
     """
     secrets = _kept(context, order["ticket"], "masked")
-    once(marks, order["ticket"], "masked")
+    answers.once(order["ticket"], "masked")
     letters = dict(zip(order["clients"], order["sealed"], strict=True))
-    secrets, total = masking.mask(secrets, letters, threshold, levels)
-    _keep(context, secrets)
+    secrets, total = masking.mask(secrets, letters, threshold.of(len(secrets.order)), levels)
+    _keep(context, secrets._replace(run=str(order["run"]), kind=kind))
     signed = total.view(SIGNED[8 * total.dtype.itemsize])
     return RecordDict({"masked": wire.pack(Masked(torch.from_numpy(signed)))})
 
 
-def give_unmasking(context: Context, order: Any, threshold: int, marks: Path) -> RecordDict:
+def give_unmasking(context: Context, order: Any, threshold: Threshold, answers: Answers) -> RecordDict:
     """Stage 4 on the client."""
     secrets = _kept(context, order["ticket"], "unmask")
-    once(marks, order["ticket"], "unmask")
-    secrets, told = masking.reveal(secrets, order["survivors"], order["lost"], threshold)
-    _keep(context, secrets)
+    answers.once(order["ticket"], "unmask")
+    least = threshold.of(len(secrets.order))
+    after, told = masking.reveal(secrets, order["survivors"], order["lost"], least)
+    answers.unmask(secrets.run, secrets.kind, round_of(secrets.ticket), sorted(order["survivors"]))
+    _keep(context, after)
     return RecordDict({STATE: ConfigRecord({"clients": list(told), "data": list(told.values())})})
+
+
+def round_of(ticket: str) -> int:
+    """Tickets begin with the number of their round."""
+    return int(ticket[:8])
 
 
 def _keep(context: Context, secrets: Secrets) -> None:
     """In the node's memory; on no disk."""
     context.state[STATE] = ConfigRecord(
         {
-            **{name: getattr(secrets, name) for name in ("ticket", "stage", "me", "mask", "share", "seed")},
+            **{name: getattr(secrets, name) for name in FIELDS},
             "order": list(secrets.order),
             "keys": [key for keys in secrets.keys for key in keys],
             "whose": [whose for whose, _, _ in secrets.shares],
@@ -249,7 +281,7 @@ def _kept(context: Context, ticket: object, stage: str) -> Secrets:
         )
     keys, shares = list(record["keys"]), list(record["shares"])
     return Secrets(
-        **{name: record[name] for name in ("ticket", "stage", "me", "mask", "share", "seed")},
+        **{name: record[name] for name in FIELDS},
         order=tuple(record["order"]),
         keys=tuple(map(Keys, keys[::2], keys[1::2])),
         shares=tuple(zip(record["whose"], shares[::2], shares[1::2], strict=True)),

@@ -142,7 +142,6 @@ class Coordinator:
         """Whether the last round has counted everybody, with exact gradients."""
         self.stops = stops_of(config)
         self.quantised = grid_of(config, self.n)
-        self.secure = SecureSum(grid, federation.names, threshold(config, federation), federation.deadline)
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder.
@@ -252,13 +251,17 @@ class Coordinator:
         )
 
     def _participants(self, drawn: list[int], least: int, t: int, attempt: int) -> dict[str, int]:
-        """Those of the simulator's draw who are connected; a repeated round draws among whoever is."""
+        """Those of the simulator's draw who are connected; a repeated round draws among whoever is.
+
+        Unless it has been unmasked, in part perhaps, for some clients: then it is for these.
+        """
         config = self.config
         nodes = self.sites.fitting(self.roster.refresh())
-        if len(nodes) < least:
+        settled = self.secure.settled(MessageType.TRAIN, t)
+        if len(nodes) < least or not set(settled) <= nodes.keys():
             nodes = self.sites.fitting(self.roster.wait(least, self.federation.deadline))
-        wanted = [self.federation.names[i] for i in drawn]
-        if attempt and len(drawn) < self.n:
+        wanted = settled or [self.federation.names[i] for i in drawn]
+        if attempt and len(drawn) < self.n and not settled:
             order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
             wanted = [list(nodes)[i] for i in order[: len(drawn)]]
         return {name: nodes[name] for name in self.federation.names if name in nodes and name in wanted}
@@ -394,6 +397,8 @@ class Coordinator:
     def _summed(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
         """What they say together, where the server sees sums alone."""
         like = Measured(x.new_zeros(3, dtype=torch.float64), x if self.federation.measure_stationarity else x[:0])
+        settled = self.secure.settled(MessageType.EVALUATE, done)
+        nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
         found = self.secure(nodes, MessageType.EVALUATE, lambda _: message, _ticket(done), like, Quantised(self.n), 2)
         self._count_measuring(found.found)
         if not found.names:
@@ -432,6 +437,8 @@ class Coordinator:
         self.folder.repair()
         self.run_id = known.get("run") or secrets.token_hex(8)
         write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
+        least, deadline = threshold(self.config, self.federation), self.federation.deadline
+        self.secure = SecureSum(self.grid, self.federation.names, least, deadline, self.run_id, self.folder.path)
 
     def _restore(self, server: State) -> tuple[int, State]:
         """After the newest intact checkpoint, or at the beginning."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -54,7 +56,9 @@ class Federation(BaseModel):
     )
     pin_on_first_use: bool = Field(False, description="Enter a client that is not in clients-file with its first key.")
     secagg_threshold: int | None = Field(
-        None, ge=2, description="Clients that unmask a sum with secagg; default more than half of those drawn."
+        None,
+        ge=2,
+        description="Clients that unmask a sum with secagg, more than half of those drawn, which is the default.",
     )
 
     @field_validator("names", mode="before")
@@ -109,19 +113,51 @@ def check_keys(federation: Federation) -> None:
         raise InputError("pin-on-first-use writes keys into clients-file; say which file that is")
 
 
-def threshold(config: Config, federation: Federation) -> int:
-    """Clients whose shares unmask a sum: those who must stay to its end, and one more than may collude."""
-    drawn = max(1, round(config.participation * len(federation.names)))
-    return federation.secagg_threshold or drawn // 2 + 1
+class Threshold(NamedTuple):
+    """Clients whose shares unmask a sum: those who must stay to its end, and one more than may collude.
+
+    least:   in any sum.
+    part:    of the clients that hold shares; those of a round, or all when the model is measured.
+    clients: of the federation.
+
+    >>> rule = Threshold(least=3, part=Fraction(3, 4), clients=10)
+    >>> rule.of(4), rule.of(10)
+    (3, 8)
+    """
+
+    least: int
+    part: Fraction
+    clients: int
+
+    def of(self, holders: int) -> int:
+        """For a sum of which so many clients hold shares.
+
+        It is always more than half. A server that tells some clients that one is lost, and others that it is not,
+        gets enough answers to one of the two lists at most.
+        """
+        return max(self.least, holders // 2 + 1, math.ceil(self.part * holders))
+
+
+def threshold(config: Config, federation: Federation) -> Threshold:
+    n = len(federation.names)
+    drawn = max(1, round(config.participation * n))
+    if federation.secagg_threshold is None:
+        return Threshold(drawn // 2 + 1, Fraction(1, 2), n)
+    return Threshold(federation.secagg_threshold, Fraction(federation.secagg_threshold, drawn), n)
 
 
 def _masked(config: Config, federation: Federation, drawn: int) -> None:
-    least, n = threshold(config, federation), len(federation.names)
+    least, _, n = threshold(config, federation)
     if drawn < 2:
         raise InputError(f"secagg hides a client among others, and {drawn} of {n} is drawn in a round; draw at least 2")
     if least > drawn:
         raise InputError(
             f"secagg-threshold is {least}, and {drawn} of {n} clients are drawn in a round; use at most {drawn}"
+        )
+    if 2 * least <= drawn:
+        raise InputError(
+            f"secagg-threshold is {least} of {drawn} clients: a server that lies could unmask single vectors with the "
+            f"shares of half of them; use at least {drawn // 2 + 1}"
         )
     if config.sampler.partition(":")[0] not in ("uniform", "cyclic"):
         raise InputError(f"secagg needs equally many clients in every round, which {config.sampler} does not draw")

@@ -19,23 +19,33 @@ from fednmap.privacy.client_level import check_belief, clipped
 from fednmap.regularizers.parameters import fraction, integer, plain, positive, wrong
 from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
 
+FORGET = 0.2
+"""What corrections forget by default with a centre that is not the mean, by measurement: see `docs/privacy.md`."""
+
 
 class Centre(Uplink):
     """What the server takes for the mean: `centre` of the clients' vectors, those of one client side by side.
 
     No centre but the mean keeps mean h_i = h: what it leaves out stays in the clients' h_i and not in the server's h,
     and adds up there. The corrections must forget it (`forget`), as noise; a method without corrections need not.
+
+    forget: default 0.2 for methods with corrections; 0 for `NormClip`.
     """
 
     rows: ClassVar[bool] = True
-    forget: float
+    forget: float | None
 
     def centre(self, rows: Tensor) -> Tensor:
         """Of k vectors (k, p) one (p,)."""
         raise NotImplementedError
 
     def method(self, algorithm: Algorithm) -> Algorithm:
-        return algorithm.forgetful(self.forget) if self.forget else algorithm
+        share = FORGET if self.forget is None else self.forget
+        changed = algorithm.forgetful(share) if share else algorithm
+        if self.forget and changed is algorithm:
+            name = type(algorithm).__name__
+            raise InputError(f"forget is {self.forget:g}, and {name} has no correction that could; leave it out")
+        return changed
 
     def check(self, algorithm: Algorithm, federation: Federation) -> None:
         if federation.weights is not None and float(federation.weights.max() - federation.weights.min()) > 0:
@@ -58,10 +68,10 @@ class Median(Centre):
     tensor([2.])
     """
 
-    forget: float = 0.2
+    forget: float | None = None
 
     def __post_init__(self) -> None:
-        fraction(self, "forget")
+        _forgets(self)
 
     def centre(self, rows: Tensor) -> Tensor:
         return median(rows)
@@ -76,10 +86,10 @@ class Trimmed(Centre):
     """
 
     share: float = 0.1
-    forget: float = 0.2
+    forget: float | None = None
 
     def __post_init__(self) -> None:
-        fraction(self, "forget")
+        _forgets(self)
         number = plain(self, "share")
         if number is None or not 0 < number < 0.5:
             raise wrong(self, "share", "above 0 and below 0.5")
@@ -98,11 +108,11 @@ class GeometricMedian(Centre):
     tensor(True)
     """
 
-    forget: float = 0.2
+    forget: float | None = None
     iterations: int = 100
 
     def __post_init__(self) -> None:
-        fraction(self, "forget")
+        _forgets(self)
         integer(self, "iterations", 1)
 
     def centre(self, rows: Tensor) -> Tensor:
@@ -128,11 +138,11 @@ class NormClip(Centre):
     """
 
     clip: float
-    forget: float = 0.0
+    forget: float | None = 0.0
 
     def __post_init__(self) -> None:
         positive(self, "clip")
-        fraction(self, "forget")
+        _forgets(self)
 
     def check(self, algorithm: Algorithm, federation: Federation) -> None:
         super().check(algorithm, federation)
@@ -145,6 +155,11 @@ class NormClip(Centre):
         norm = rows.norm(dim=-1, keepdim=True)
         short: Tensor = rows * (self.clip / norm.clamp_min(self.clip))
         return short.mean(0)
+
+
+def _forgets(centre: Centre) -> None:
+    if centre.forget is not None:
+        fraction(centre, "forget")
 
 
 def median(rows: Tensor) -> Tensor:
@@ -165,7 +180,7 @@ def centre_of(spec: str, **options: Any) -> Centre | None:
     """By name: mean (None), median, trimmed[:SHARE], geometric-median, or clip:C.
 
     >>> centre_of("trimmed:0.2")
-    Trimmed(share=0.2, forget=0.2)
+    Trimmed(share=0.2, forget=None)
     """
     name, colon, argument = spec.partition(":")
     if name == "mean" and not colon:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm, SecondOrder, State
 from fednmap.names import InputError
 
 BOUND = 2.0**20
@@ -98,5 +98,6 @@ def check(algorithm: Algorithm, start: Tensor) -> None:
     """Refuse a method whose uplink cannot be changed on its way."""
     server, client = algorithm.init(start)
     down = algorithm.broadcast(server)
-    up, _ = algorithm.local(down, client, lambda x, q: torch.zeros_like(x))
+    g = SecondOrder(lambda x, q: torch.zeros_like(x), lambda x: x.new_zeros(*x.shape, x.shape[-1]))
+    up, _ = algorithm.local(down, client, g)
     algorithm.believed(down, client, up, up)
