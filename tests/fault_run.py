@@ -3,7 +3,8 @@
     python tests/fault_run.py FOLDER [--superlink 5] [--server 5] [--nodes 10] [--delays 10] [--secagg]
 
 Every time that the trial ends without having finished, `fednmap flower resume` starts everything anew. At the end the
-model must be the optimum to 1e-8, and that of an undisturbed simulation, and the server's h the mean of the h_i.
+model must be the optimum to 1e-8, and that of an undisturbed simulation, and the server's h the mean of the h_i. The
+longest pause is that between two rounds, whatever was killed; with the seconds that Python takes to start.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     begin = ["up", *options, *(["--secagg"] if given.secagg else []), "--out", str(folder)]
     done: dict[str, int] = {}
     resumed, began = 0, time.monotonic()
+    moved, reached, longest = began, 0, 0.0
     trial = start(begin)
     while True:
         if trial.poll() is None and faults and status(folder).get("done", 0) >= progress(faults, given):
@@ -66,13 +68,16 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
                 print(
                     f"{time.monotonic() - began:5.0f} s  {kind}, after round {status(folder).get('done')}", flush=True
                 )
+        if status(folder).get("done", 0) > reached:
+            now, reached = time.monotonic(), status(folder)["done"]
+            moved, longest = now, max(longest, now - moved)
         if trial.poll() is not None:
             if status(folder).get("finished"):
                 break
             resumed += 1
             trial = start(["resume", str(folder)])
         time.sleep(0.3)
-    found = judged(folder) | {"resumed": resumed, "seconds": time.monotonic() - began, **done}
+    found = judged(folder) | {"resumed": resumed, "longest pause": longest, "seconds": time.monotonic() - began, **done}
     print(json.dumps(found, indent=1))
     return found
 

@@ -171,7 +171,7 @@ def up(
             "run_folder": "",
             "deadline": deadline,
             "min_clients": min_clients,
-            "measure_stationarity": measure_stationarity,
+            "measure_stationarity": measure_stationarity and not settings.dp_noise,
             "secagg_threshold": secagg_threshold,
         }
         _, federation = read(run_settings(settings, Federation.model_validate(facts)) | {"run-folder": "."})

@@ -49,7 +49,8 @@ def audited(handler: Handler, file: Callable[[Context], Path], note: Note) -> Ha
             _append(file(context), line | {"error": f"{type(error).__name__}: {error}"[:300]})
             raise
         masked = "masked" in reply.content
-        done = {"masked": masked, "clipped": False, "noised": False} | (note(message, context) if masked else {})
+        vectors = masked or "up" in reply.content
+        done = {"masked": masked, "clipped": False, "noised": False} | (note(message, context) if vectors else {})
         _append(file(context), line | done | {"items": list(_items(reply))})
         return reply
 

@@ -24,8 +24,9 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import grid_of
 from fednmap.runs.experiment import architecture, regularized
-from fednmap.simulation import schedules
+from fednmap.simulation import quantised, schedules, uplink
 from fednmap.simulation.loop import dry_run
+from fednmap.simulation.participation import Uniform
 from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.traffic import Traffic
 
@@ -51,7 +52,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     make_plan = plan or _plan
 
     def logged(handler: Handler) -> Handler:
-        return audited(handler, _log_file, lambda message, context: _rounding(*settings(context.run_config), message))
+        return audited(handler, _log_file, lambda message, context: _treated(*settings(context.run_config), message))
 
     @app.query()
     @logged
@@ -89,7 +90,10 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
         plan = make_plan(context, local)
         with store.locked():
             up = _answer(plan, local, message.content, order, store, None if masks is None else masks.quantised)
-            content = RecordDict({"up": wire.pack(plan.algorithm.pack(up))}) if masks is None else masks.cover(up)
+            noised = plan.privacy is not None and plan.privacy.noise_multiplier > 0
+            content = (
+                RecordDict({"up": wire.pack(plan.algorithm.pack(up))}) if masks is None else masks.cover(up, noised)
+            )
         content["round"] = ConfigRecord({"ticket": order["ticket"]})
         content["about"] = MetricRecord({"samples": local.samples, "exact": int(local.exact_gradients)})
         return Message(content, reply_to=message)
@@ -123,6 +127,8 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local = load(context)
         config, federation = settings(context.run_config)
+        if config.dp_noise:
+            raise InputError("dp_noise hides what this client has, and measurements carry none; refused")
         masks = _masks(config, federation, context, message)
         x = wire.unpack(message.content["model"], Point(local.start)).x
         gradient = local.gradient(x) if federation.measure_stationarity else x.new_zeros(0)
@@ -157,9 +163,9 @@ class _Masks(NamedTuple):
     quantised: Quantised
     least: Threshold
 
-    def cover(self, message: State) -> RecordDict:
-        levels = secure.flat(message, self.quantised)
-        return secure.give_masked(self.context, self.order, self.kind, self.least, levels, _answers(self.context))
+    def cover(self, message: State, noised: bool = False) -> RecordDict:
+        levels, answers = secure.flat(message, self.quantised), _answers(self.context)
+        return secure.give_masked(self.context, self.order, self.kind, self.least, levels, answers, noised)
 
 
 def _masks(config: Config, federation: Federation, context: Context, message: Message) -> _Masks | None:
@@ -170,19 +176,19 @@ def _masks(config: Config, federation: Federation, context: Context, message: Me
         return None
     if secure.STATE not in message.content:
         raise InputError("secagg: the server asks for a vector in the clear; refused")
-    quantised = _grid(config, federation, message)
-    assert quantised is not None
+    grid = _grid(config, federation, message)
+    assert grid is not None
     order: Any = message.content[secure.STATE]
     about: Any = message.content.get("round")
     if about is not None:
         told = (about["run"], about["ticket"], about["t"])
         if told != (order["run"], order["ticket"], secure.round_of(str(order["ticket"]))):
             raise InputError("secagg: the server names one round in the clear, and another one in the sum; refused")
-    return _Masks(context, order, message.metadata.message_type, quantised, threshold(config, federation))
+    return _Masks(context, order, message.metadata.message_type, grid, threshold(config, federation))
 
 
 def _answer(
-    plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store, quantised: Quantised | None
+    plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store, grid: Quantised | None
 ) -> State:
     """One client's half of a round: the uplink. The new state is pending until a later message counts it."""
     algorithm = schedules.at(plan.algorithm, order.get("eta_a"), int(order["t"]))
@@ -196,9 +202,15 @@ def _answer(
     g = local.oracle_for(algorithm, int(order["client"]), int(order["t"]))
     before = store.current(order["counted"], initial)
     up, state = algorithm.local(received, before, g)
-    if quantised is not None:
-        sent = quantised.sent(up)
-        up, state = sent, algorithm.believed(received, before, up, sent)
+    if plan.privacy is not None:
+        alone = uplink.Federation(1, None, Uniform(), 0.0, store.secret())  # what it sends depends on nobody else
+        number = torch.tensor(int(order["client"]))
+        done = uplink.Exchange(int(order["t"]), number, received, before, up, state)
+        up, state = plan.privacy.send(algorithm, alone, done)
+    if grid is not None:
+        sent = grid.sent(up)
+        told = None if plan.privacy is None else state
+        up, state = sent, quantised.believed(algorithm, received, before, up, sent, told)
     store.keep(order["ticket"], state, received if Traffic(algorithm, server, message).follows else None)
     return up
 
@@ -230,9 +242,11 @@ def _grid(config: Config, federation: Federation, message: Message) -> Quantised
     return Quantised(n) if message.metadata.message_type == MessageType.EVALUATE else grid_of(config, n)
 
 
-def _rounding(config: Config, federation: Federation, message: Message) -> dict[str, Any]:
-    grid = _grid(config, federation, message)
-    return {} if grid is None else {"step": grid.step}
+def _treated(config: Config, federation: Federation, message: Message) -> dict[str, Any]:
+    """What is done to vectors in the answer."""
+    grid, uplinks = _grid(config, federation, message), message.metadata.message_type == MessageType.TRAIN
+    rounded = {} if grid is None or not config.secagg else {"step": grid.step}
+    return {"clipped": uplinks and config.dp_clip is not None, "noised": uplinks and bool(config.dp_noise), **rounded}
 
 
 def _answers(context: Context) -> Answers:

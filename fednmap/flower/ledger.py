@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ KEEP = 2  # a server whose last checkpoint is damaged falls back to the one befo
 
 ANSWERED = 64  # marks of what was answered that are kept; only the newest ticket matters
 UNMASKED = 8  # rounds of which it is known who was in the sum; a server falls back by a few at most
+
+SECRET = 32  # bytes
 
 SENT = "received."  # stands before the names of what the server sent
 
@@ -53,37 +56,43 @@ class Answers:
 
     def unmask(self, run: object, kind: str, t: int, survivors: list[int]) -> None:
         """Refuse a second sum of round t over other clients: the difference of the two would tell of single ones."""
-        if not isinstance(run, str) or not RUN.fullmatch(run):
-            raise InputError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
+        words = "has been unmasked for the clients {}; a sum over others would tell single vectors"
+        self._settle(run, kind, t, survivors, words)
+
+    def vector(self, run: object, t: int, digest: str) -> None:
+        """Refuse a second vector of round t, whose noise is drawn once: the difference of the two has none."""
+        self._settle(run, "vectors", t, [digest], "was answered with another vector under the same noise")
+
+    def _settle(self, run: object, kind: str, t: int, what: list[Any], otherwise: str) -> None:
         with _exclusive(self.folder):
-            Unmasked(self.folder / f"{run}.{kind}.json").settle(t, survivors)
+            Settled(self.folder / f"{_run(run)}.{kind}.json").settle(t, what, otherwise)
 
 
-class Unmasked:
-    """Who is in the sum of a round, from the first attempt at its unmasking on; of the last few rounds, in a file.
+class Settled:
+    """What is settled for a round by the first attempt at it, and stays so; of the last few rounds, in a file.
 
-    Server and clients keep one each: the server, to ask the same clients again; a client, to refuse others.
+    Such as who is in its sum, from the beginning of the unmasking on: the server then asks the same clients again, and
+    a client refuses others.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def of(self, t: int) -> list[Any]:
-        """Who is in the sum of round t; nobody where that is not settled."""
+        """Of round t; nothing where nothing is settled."""
         return self._read().get(str(t), [])
 
-    def settle(self, t: int, survivors: list[Any]) -> None:
-        """Enter them, or refuse: others are settled, or the round is too long ago to know."""
+    def settle(self, t: int, what: list[Any], otherwise: str) -> None:
+        """Enter it, or refuse: something else is settled, or the round is too long ago to know."""
         known = self._read()
         before = known.get(str(t))
         if before is None and len(known) == UNMASKED and t < min(map(int, known)):
             raise InputError(f"secagg: round {t} was summed long ago; begin a new run")
-        if before is not None and before != survivors:
-            words = f"secagg: round {t} has been unmasked for the clients {', '.join(map(str, before))}"
-            raise InputError(f"{words}; a sum over others would tell single vectors, so these are due again")
+        if before is not None and before != what:
+            raise InputError(f"secagg: round {t} {otherwise.format(', '.join(map(str, before)))}")
         if before is None:
             newest = sorted([*known, str(t)], key=int)[-UNMASKED:]
-            write_atomically(self.file, to_json({k: (known | {str(t): survivors})[k] for k in newest}))
+            write_atomically(self.file, to_json({k: (known | {str(t): what})[k] for k in newest}))
 
     def _read(self) -> dict[str, list[Any]]:
         return dict(from_json(self.file, dict)) if self.file.exists() else {}
@@ -94,6 +103,12 @@ def _exclusive(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _run(run: object) -> str:
+    if not isinstance(run, str) or not RUN.fullmatch(run):
+        raise InputError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
+    return run
 
 
 def _checked(ticket: object) -> str:
@@ -109,9 +124,7 @@ class Store:
     """
 
     def __init__(self, root: Path, run: object, client: str) -> None:
-        if not isinstance(run, str) or not RUN.fullmatch(run):
-            raise InputError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
-        self.folder = root / run / client_name(client)
+        self.folder = root / _run(run) / client_name(client)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -119,6 +132,14 @@ class Store:
         """One process at a time: an old node of the same name may not have noticed that it was replaced."""
         with _exclusive(self.folder):
             yield
+
+    def secret(self) -> int:
+        """A number that nobody else knows, for this client's noise: the same in all rounds of the run."""
+        path = self.folder / "secret"
+        if not path.exists():
+            write_atomically(path, os.urandom(SECRET))
+            path.chmod(0o600)
+        return int.from_bytes(path.read_bytes(), "big")
 
     def current(self, counted: object, initial: State) -> State:
         """The state after the round that was counted last, "" for none."""

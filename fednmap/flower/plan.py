@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
+from fednmap.privacy import Privacy
+from fednmap.privacy.client_level import check_belief
 from fednmap.regularizers.layers import trained
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Methods
 from fednmap.runs.folder import Model
+from fednmap.runs.trust import privacy_of
 from fednmap.simulation import quantised
 
 
@@ -39,6 +42,7 @@ class Plan:
     inputs:        the shape of one sample; () where it is not known.
     metrics:       more to measure: name -> function of the model x.
     weights:       what each client counts, in the order of their names; None where all count the same.
+    privacy:       how clients are hidden, if they are.
     about:         what else the saved model says of itself, as `runs.folder.Model.about` has it: names of features, ...
     """
 
@@ -50,6 +54,7 @@ class Plan:
     inputs: tuple[int, ...] = ()
     metrics: Mapping[str, Callable[[Tensor], float]] = field(default_factory=dict)
     weights: tuple[float, ...] | None = None
+    privacy: Privacy | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def counts(self, client: int) -> float:
@@ -82,6 +87,11 @@ def plan_from(
     algorithm = methods.algorithm(config.algorithms[0])
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
+    privacy = privacy_of(config)
+    if privacy is not None:
+        check_belief(algorithm)
+        algorithm = privacy.method(algorithm)
     if config.secagg:
         quantised.check(algorithm, start)
-    return Plan(algorithm, methods.phi, methods.start(algorithm, start), module, config.measure_gamma or 1.0)
+    first, gamma = methods.start(algorithm, start), config.measure_gamma or 1.0
+    return Plan(algorithm, methods.phi, first, module, gamma, privacy=privacy)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.superlink.grid import http_grid
 from torch import Tensor
 
 from fednmap.flower import wire
@@ -31,8 +34,10 @@ def exchange(grid: Grid, nodes: Mapping[str, int], kind: str, content: Content, 
     result = Exchange(sum(wire.wire_bytes(m) for m in messages.values()))
     ids = list(grid.push_messages(list(messages.values()))) if messages else []
     open_ids = {id: name for id, name in zip(ids, messages, strict=False) if id}
-    end = time.monotonic() + deadline
-    while open_ids and time.monotonic() < end:
+    end = _Pulls.until = time.monotonic() + deadline
+    late = False
+    while open_ids and not late:
+        late = time.monotonic() >= end  # who waited behind a reply that never came whole is heard all the same
         for reply in grid.pull_messages(list(open_ids)):
             name = open_ids.pop(reply.metadata.reply_to_message_id, None)
             if name is not None:  # otherwise a second answer to the same question
@@ -42,6 +47,26 @@ def exchange(grid: Grid, nodes: Mapping[str, int], kind: str, content: Content, 
     for name in open_ids.values():
         log.warning("%s: no reply within %g s", name, deadline)
     return result
+
+
+class _Pulls:
+    """How long a reply may take to arrive whole, once it was announced."""
+
+    until = math.inf
+    LEAST = 1.0  # seconds, also after the deadline
+
+
+def end_pulls_with_the_deadline() -> None:
+    """A node that is killed while it sends leaves a reply that is announced and never there; Flower waits for minutes.
+
+    Replies are taken one after another, so that everybody else's would wait too.
+    """
+
+    def pull(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        left = max(_Pulls.LEAST, _Pulls.until - time.monotonic())
+        return pull_objects(object_ids, pull_object_fn, max_time=left, backoff_cap=_Pulls.LEAST)
+
+    http_grid.pull_objects = pull  # type: ignore[attr-defined, assignment]
 
 
 class Exchange:

@@ -7,6 +7,7 @@ one list of survivors only.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fednmap.core import State
 from fednmap.flower import masking, wire
-from fednmap.flower.ledger import Answers, Unmasked
+from fednmap.flower.ledger import Answers, Settled
 from fednmap.flower.masking import Keys, Secrets
 from fednmap.flower.roster import Content, Exchange, exchange
 from fednmap.flower.settings import Threshold
@@ -72,8 +73,8 @@ class SecureSum:
         """Clients that must all be in the sum of round t: some of them may have unmasked it before; else nobody."""
         return self._unmasked(kind).of(t)
 
-    def _unmasked(self, kind: str) -> Unmasked:
-        return Unmasked(self.folder / f"unmasked-{kind}.json")
+    def _unmasked(self, kind: str) -> Settled:
+        return Settled(self.folder / f"unmasked-{kind}.json")
 
     def __call__(
         self,
@@ -135,7 +136,7 @@ class SecureSum:
         self._enough(masked, least, "masked")
         names = [self.names[i] for i in sorted(masked)]
         try:
-            self._unmasked(kind).settle(round_of(ticket), names)
+            self._unmasked(kind).settle(round_of(ticket), names, "has been unmasked for {}, who are due again")
         except InputError as error:
             raise _TooFew(str(error)) from None
         lists = {"survivors": sorted(masked), "lost": sorted(sealed.keys() - masked.keys())}
@@ -225,16 +226,25 @@ def give_shares(context: Context, order: Any, threshold: Threshold) -> RecordDic
 
 
 def give_masked(
-    context: Context, order: Any, kind: str, threshold: Threshold, levels: Levels, answers: Answers
+    context: Context,
+    order: Any,
+    kind: str,
+    threshold: Threshold,
+    levels: Levels,
+    answers: Answers,
+    noised: bool = False,
 ) -> RecordDict:
     """Stage 3 on the client: its vectors, under masks.
 
     kind:    of the vectors: of a round, or measurements; by the client's own knowledge.
     answers: two messages at once would both find the stage due, and two vectors under the same masks tell their
              difference.
+    noised:  two vectors of a round under the same noise would tell it too.
     """
     secrets = _kept(context, order["ticket"], "masked")
     answers.once(order["ticket"], "masked")
+    if noised:
+        answers.vector(order["run"], round_of(secrets.ticket), hashlib.sha256(levels.tobytes()).hexdigest())
     letters = dict(zip(order["clients"], order["sealed"], strict=True))
     secrets, total = masking.mask(secrets, letters, threshold.of(len(secrets.order)), levels)
     _keep(context, secrets._replace(run=str(order["run"]), kind=kind))

@@ -28,12 +28,13 @@ from fednmap.core import Algorithm, State
 from fednmap.flower import wire
 from fednmap.flower.identity import Identities
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
-from fednmap.flower.roster import Exchange, Roster, exchange
+from fednmap.flower.roster import Exchange, Roster, end_pulls_with_the_deadline, exchange
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import Federation, read, threshold
 from fednmap.flower.sites import Sites
 from fednmap.measure import numbers, residual
 from fednmap.names import InputError
+from fednmap.privacy import Privacy
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import grid_of, scheduled_step, settings, stops_of
@@ -43,10 +44,12 @@ from fednmap.runs.keeping import DONE, summary
 from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
-from fednmap.simulation.participation import sampler_of, take_part
+from fednmap.simulation.participation import Uniform, sampler_of, take_part
 from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.traffic import Traffic
 from fednmap.simulation.trajectory import TOTALS
+from fednmap.simulation.uplink import Federation as Everybody
+from fednmap.simulation.uplink import Received
 
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
@@ -80,6 +83,7 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
         end_with_the_superlink()
+        end_pulls_with_the_deadline()
         config, federation = read(context.run_config)
         Coordinator(grid, config, federation, plan).run()
 
@@ -199,7 +203,8 @@ class Coordinator:
         if not (drawn := self._drawn(t)):  # a sampler may name nobody
             self._save(t, server)
             return server
-        least = self._least(len(drawn))
+        privacy = self.plan.privacy
+        least = max(self._least(len(drawn)), 0 if privacy is None else privacy.among or 0)
         down = wire.pack(algorithm.broadcast(server))
         for attempt in range(self.federation.attempts):
             nodes = self._participants(drawn, least, t, attempt)
@@ -218,6 +223,8 @@ class Coordinator:
             raise TimeoutError(f"{times}; its state is saved, continue with resume = true")
         total = sum(self._counts(name) for name in self.federation.names)
         share = sum(self._counts(name) for name in order) / total
+        if privacy is not None:
+            up, share = self._noised(privacy, t, order, up)
         server = algorithm.aggregate(server, up, share)
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
@@ -225,12 +232,24 @@ class Coordinator:
         for name in order:
             self.took_part[name] += 1
         self.news = self._news(ticket, up, share, algorithm, server)
-        self.exact = len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
+        self.exact = privacy is None and len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
         self.totals["train_seconds"] += time.monotonic() - began
         self._save(t, server)
         seconds = time.monotonic() - began
         log.info("round %d: %d of %d replies counted, %.1f s", t, len(order), len(nodes), seconds)
         return server
+
+    def _noised(self, privacy: Privacy, t: int, order: list[str], up: State) -> tuple[State, float]:
+        """What a mean of private uplinks counts, and for how much: that does not depend on who came."""
+        weight = sum(self._counts(name) for name in order)
+        numbers = torch.tensor([self.federation.names.index(name) for name in order])
+        heard = privacy.hear(self._everybody, Received(t, numbers, [v * weight for v in up], weight))
+        return type(up)(*heard.up), heard.share
+
+    @property
+    def _everybody(self) -> Everybody:
+        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
+        return Everybody(self.n, weights, Uniform(), 0.0, 0)
 
     def _counts(self, name: str) -> float:
         return self.plan.counts(self.federation.names.index(name))
@@ -348,6 +367,8 @@ class Coordinator:
 
     def _heard(self, record: Record) -> str | None:
         """A reason to end here. What only some clients have measured is of another f: nothing is judged by it."""
+        if self.config.dp_noise:
+            return None
         if record["clients_measured"] < self.n:
             log.warning(
                 "round %d: %d of %d clients measured, so that it is not judged whether to end",
@@ -364,17 +385,24 @@ class Coordinator:
         x = plan.algorithm.model(server)
         message = RecordDict({"model": wire.pack(Point(x))})
         nodes = self.sites.fitting(self.roster.refresh())
-        told, count, loss, gradient = (self._told if self.quantised is None else self._summed)(done, nodes, x, message)
+        told, count, loss, gradient = self._measuring(done, nodes, x, message)
         if gradient is None and self.federation.measure_stationarity:
             gradient = torch.full_like(x, math.nan)
         record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
         record |= {"clients_measured": count, **{name: f(x) for name, f in plan.metrics.items()}}
+        record |= {} if plan.privacy is None else plan.privacy.spent(self._everybody, done)
         self.totals["eval_seconds"] += time.monotonic() - began
         with (self.folder.path / CLIENTS).open("a") as file:
             file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
         record |= self.totals
         self.folder.append(self.job, record)  # last: what is not there was not measured
         return record
+
+    def _measuring(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
+        """By whoever may: where noise hides what clients have, by nobody."""
+        if self.config.dp_noise:
+            return Measurement({}, 0, math.nan, None)
+        return (self._told if self.quantised is None else self._summed)(done, nodes, x, message)
 
     def _told(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
         """What each client says of the model."""

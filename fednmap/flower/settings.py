@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config, code_in, parse_set
-from fednmap.runs.trust import check_simulated
+from fednmap.runs.trust import check_between_machines
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -165,6 +165,17 @@ def _masked(config: Config, federation: Federation, drawn: int) -> None:
         raise InputError("norm-bound and secagg-bound differ; with secagg they are one, give one of them")
 
 
+def _hidden(config: Config, federation: Federation) -> None:
+    """Where noise hides what clients have, nothing of it is measured: sums of losses and gradients carry none."""
+    given = {"tol": config.tol, "tol-absolute": config.tol_absolute, "patience": config.patience}
+    given["measure-stationarity"] = federation.measure_stationarity or None
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(
+                f"{name} is given with dp-noise, and clients then tell no losses or gradients; leave it out"
+            )
+
+
 def _agree(config: Config, federation: Federation) -> None:
     n = len(federation.names)
     drawn = max(1, round(config.participation * n))
@@ -184,6 +195,8 @@ def _agree(config: Config, federation: Federation) -> None:
         )
     if config.topology is not None:
         raise InputError(f"topology is {config.topology}; a federation has a server: leave it out, and use fednmap")
-    check_simulated(config)
+    check_between_machines(config)
+    if config.dp_noise:
+        _hidden(config, federation)
     if config.drop:
         raise InputError(f"drop is {config.drop}; between machines replies get lost by themselves, leave it out")

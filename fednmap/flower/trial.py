@@ -24,6 +24,7 @@ from fednmap.runs.experiment import architecture, prepare, regularized
 def load(context: Context) -> LocalProblem:
     """The part of the data that this node's name stands for."""
     config, federation = read(context.run_config)
+    config = config.model_copy(update=dict.fromkeys(("dp_clip", "dp_noise", "dp_forget", "dp_among")))
     experiment, i = prepare(config), federation.names.index(str(context.node_config["client"]))
     natural = experiment.config.partition == "natural"
     return LocalProblem(experiment.problem.alone(i), _test_rows(experiment.dataset, i) if natural else None)

@@ -22,8 +22,8 @@ def uplink_of(config: Config, algorithm: Algorithm, problem: object) -> Uplink |
         problem = problem.problem
     if isinstance(problem, PrivateRows):
         ways.append(Counted(problem, gradients_per_round(algorithm), config.dp_delta))
-    elif config.dp_clip is not None:
-        ways.append(_privacy(config))
+    elif (privacy := privacy_of(config)) is not None:
+        ways.append(privacy)
     centre = centre_of(config.aggregate)
     if centre is not None:
         ways.append(centre)
@@ -78,16 +78,41 @@ def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
             raise InputError(f"{', '.join(needed)} has one client, whom no noise hides; use dp_unit = example")
 
 
-def check_simulated(config: Config) -> None:
+def check_between_machines(config: Config) -> None:
     """Refuse between machines what is for simulations: a run must not look private, or robust, and not be."""
-    if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
+    if config.aggregate != "mean" or config.attack is not None:
+        raise InputError("aggregate and attack are for simulations (fednmap train); leave them out here")
+    if config.dp_clip is None:
+        return
+    if config.dp_unit == "example":
+        raise InputError("dp_unit = example is for simulations (fednmap train); between machines use dp_unit = client")
+    if config.dp_epsilon is not None:
+        noise = accounting.noise_for(config.dp_epsilon, config.participation, config.rounds, config.dp_delta)
         raise InputError(
-            "dp_clip, aggregate and attack are for simulations so far (fednmap train); leave them out here"
+            f"dp_epsilon is {config.dp_epsilon:g}, and all machines must add the same noise: give dp_noise = "
+            f"{noise:g}, which {config.rounds} rounds need for it"
         )
+    if not config.dp_noise:
+        return
+    if config.dp_among is None or not config.secagg:
+        raise InputError(
+            "dp_noise between machines is the clients' own, under secure aggregation, so that the server need not be "
+            "trusted: add secagg = true, and dp_among, the number of clients whose noise must suffice"
+        )
+    if config.participation < 1:
+        raise InputError(
+            f"participation is {config.participation} with dp_noise: the server knows whom it asks, so that sampling "
+            "hides nobody from it; use participation = 1"
+        )
+    if config.dp_among > config.clients:
+        raise InputError(f"dp_among is {config.dp_among}, of {config.clients} clients; it must be at most their number")
+    accounting.check_delta(config.dp_delta, config.clients)
 
 
-def _privacy(config: Config) -> Privacy:
-    assert config.dp_clip is not None
+def privacy_of(config: Config) -> Privacy | None:
+    """Privacy of whole clients, if it is asked for."""
+    if config.dp_clip is None or config.dp_unit == "example":
+        return None
     return Privacy(config.dp_clip, config.dp_noise or 0.0, config.dp_delta, config.dp_forget, config.dp_among)  # type: ignore[arg-type]
 
 

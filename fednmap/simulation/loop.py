@@ -357,7 +357,8 @@ class _Step:
                 up, new = self.uplink.send(algorithm, self.federation, Exchange(t, ids, down, before, up, new))
             if self.secagg is not None:
                 sent = self.secagg.sent(up, self._times(ids, up))
-                up, new = sent, self._believed(algorithm, down, before, up, sent, new)
+                told = None if self.uplink is None else new
+                up, new = sent, quantised.believed(algorithm, down, before, up, sent, told)
             clients.replace(ids, new, rows)
             if self.rows:
                 return section, [v.expand(len(ids), *v.shape[-1:]) for v in up]
@@ -397,18 +398,6 @@ class _Step:
     def _weight(self, ids: Tensor) -> float:
         """Of these clients together; without weights, how many they are."""
         return float(len(ids)) if self.weights is None else float(self._weights(ids).sum())
-
-    def _believed(self, algorithm: Algorithm, down: State, before: State, up: State, sent: State, new: State) -> State:
-        """The clients' states when `up` is rounded to `sent`; `new` if it is not.
-
-        Behind an uplink `new` need not be what `up` tells: a client's own noise is in the one and not in the other.
-        What rounding changes is then added.
-        """
-        rounded = algorithm.believed(down, before, up, sent)
-        if self.uplink is None:
-            return rounded
-        exact = algorithm.believed(down, before, up, up)
-        return type(new)(*(v + (b - a) for v, a, b in zip(new, exact, rounded, strict=True)))
 
     def _times(self, ids: Tensor, up: State) -> Tensor | float:
         """A client multiplies its vectors by n w_i before it rounds them: their sum is then the weighted one."""

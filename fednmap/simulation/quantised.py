@@ -94,6 +94,19 @@ class Quantised:
         return self.length(up) * self.bits // 8
 
 
+def believed(algorithm: Algorithm, down: State, before: State, up: State, sent: State, new: State | None) -> State:
+    """The clients' states when `up` is rounded to `sent`.
+
+    new: their states before rounding, where these are not what `up` tells: a client's own noise is in the one and not
+         in the other. What rounding changes is then added.
+    """
+    rounded = algorithm.believed(down, before, up, sent)
+    if new is None:
+        return rounded
+    exact = algorithm.believed(down, before, up, up)
+    return type(new)(*(v + (b - a) for v, a, b in zip(new, exact, rounded, strict=True)))
+
+
 def check(algorithm: Algorithm, start: Tensor) -> None:
     """Refuse a method whose uplink cannot be changed on its way."""
     server, client = algorithm.init(start)
