@@ -20,10 +20,20 @@ import torch
 ROOT = Path(__file__).parent.parent
 TESTS = [
     f"tests/test_{name}.py"
-    for name in ("algorithms", "parities", "simulation", "memory", "compression", "fednewton", "decentralized")
+    for name in (
+        "algorithms",
+        "parities",
+        "simulation",
+        "memory",
+        "compression",
+        "fednewton",
+        "decentralized",
+        "privacy",
+    )
 ]
+ROOMS = ("algorithms", "decentralized", "privacy")
 
-# method (a file of fednmap/algorithms or fednmap/decentralized), what is damaged, the line before, the line after
+# method (a file of fednmap/algorithms, decentralized or privacy), what is damaged, the line before, the line after
 MUTATIONS = [
     ("fednmap", "sign of the correction", "keep = 1 - self.forget", "keep = self.forget - 1"),
     ("fednmap", "no correction", "keep = 1 - self.forget", "keep = 0.0"),
@@ -105,6 +115,48 @@ MUTATIONS = [
     ("scaffold", "share ignored", "share * up.control", "up.control"),
     ("fedavg", "sign of the local step", "step.down(y, y, q)", "2 * y - step.down(y, y, q)"),
     ("fedavg", "no server step size", "self.eta_s * up.change", "up.change"),
+    ("fednmap", "forgets nothing", "return replace(self, forget=forget)", "return self"),
+    ("zhang", "forgets nothing", "return replace(self, forget=forget)", "return self"),
+    ("zhang", "forgets its own part alone", "torch.sub(keep * down.h, client.h", "torch.sub(down.h, client.h"),
+    ("fedcanon", "forgets nothing", "return replace(self, forget=forget)", "return self"),
+    ("scaffold", "forgets nothing", "return replace(self, forget=forget)", "return self"),
+    ("scaffold", "sends what it should forget", "alpha=1 - self.forget", "alpha=1"),
+    ("scaffold", "state that forgets nothing", "(1 - self.forget) * client.c + sent", "client.c + sent"),
+    ("scaffold", "server that forgets nothing", "(1 - share * self.forget) * server.c", "server.c"),
+    ("client_level", "no clip", "scale = (clip / norm.clamp_min(clip))", "scale = torch.ones_like(norm)"),
+    ("client_level", "vectors clipped one by one", "for v in fields]).sum(0)", "for v in fields]).amax(0)"),
+    (
+        "client_level",
+        "state from what was not clipped",
+        "algorithm.believed(exchange.down, exchange.client, exchange.up, sent)",
+        "exchange.new",
+    ),
+    (
+        "client_level",
+        "noise in the state",
+        "enumerate(sent))), new",
+        "enumerate(sent))), type(new)(*(v + self._shares(v, k, federation, exchange) for k, v in enumerate(new)))",
+    ),
+    ("client_level", "noise for the mean weight", "self.clip * largest_weight(federation)", "self.clip"),
+    ("client_level", "shares for the mean weight", "self.clip * weight,", "self.clip,"),
+    ("client_level", "divided by who came", "v / (share * federation.everybody)", "v / received.weight"),
+    (
+        "client_level",
+        "share of who came",
+        "for v in parts], share)",
+        "for v in parts], received.weight / federation.n)",
+    ),
+    ("client_level", "no noise", "v + gaussian(v, deviation,", "v + 0 * gaussian(v, deviation,"),
+    ("client_level", "the same noise in all rounds", "SERVER, received.t, k)", "SERVER, 0, k)"),
+    ("client_level", "one noise for two vectors", "SERVER, received.t, k)", "SERVER, received.t, 0)"),
+    ("client_level", "one noise for all clients", "exchange.t, i, field", "exchange.t, 0, field"),
+    ("client_level", "one share for two vectors", "exchange.t, i, field", "exchange.t, i, 0"),
+    ("client_level", "too few shares will do", "len(ids) >= self.among", "True"),
+    ("client_level", "rounds with nobody are left out", "self.among is None or len(ids)", "weight > 0 and len(ids)"),
+    ("client_level", "nothing is forgotten", "algorithm.forgetful(self.forget) if self.forget else ", ""),
+    ("client_level", "sampling counted twice", "coin(federation), rounds", "coin(federation) ** 2, rounds"),
+    ("noise", "shares too small", "among**0.5", "among"),
+    ("noise", "shares too large", "among**0.5", "among**0.25"),
     ("fedprox", "sign of the pull", "self.mu * (y - down.x)", "-self.mu * (y - down.x)"),
     ("fedprox", "no pull", ", self.mu * (y - down.x)", ""),
     ("fedpd", "sign of the multiplier", "lam = lam + (x", "lam = lam - (x"),
@@ -170,13 +222,13 @@ def main(methods: list[str]) -> int:
         for method, damage, before, after in MUTATIONS:
             if methods and method not in methods:
                 continue
-            room = "decentralized" if (ROOT / "fednmap" / "decentralized" / f"{method}.py").exists() else "algorithms"
+            room = next(room for room in ROOMS if (ROOT / "fednmap" / room / f"{method}.py").exists())
             file = copy / "fednmap" / room / f"{method}.py"
             text = file.read_text()
             if text.count(before) != 1:
                 raise ValueError(f"{method}: {before!r} occurs {text.count(before)} times; correct MUTATIONS")
             file.write_text(text.replace(before, after))
-            failed = first_failure(copy, method)
+            failed = first_failure(copy, "test_privacy" if room == "privacy" else method)
             file.write_text(text)
             survived += failed is None
             print(f"{method:15} {damage:27} {failed or 'SURVIVED'}", flush=True)

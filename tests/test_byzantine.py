@@ -83,6 +83,18 @@ def test_who_keeps_mean_h_i_equal_to_h():
     assert all(drift(centre) > 0.1 for centre in (Median(0.0), Trimmed(0.1, 0.0), GeometricMedian(0.0)))
 
 
+def test_what_a_method_cannot_forget_is_refused_and_not_ignored():
+    """By default a centre lets corrections forget where there are any."""
+    with pytest.raises(ValueError, match=r"forget is 0\.3, and FedAvg has no correction that could; leave it out"):
+        simulate(FedAvg(eta_a=0.1 / L), TEN, rounds=1, uplink=Median(forget=0.3))
+    for centre in (Median(), Median(forget=0.0)):
+        last(FedAvg(eta_a=0.1 / L), TEN, rounds=1, uplink=centre)
+    one = FedNMap(PHI, eta_a=0.5 / L, Q=1, gamma=1 / L)
+    ends = [last(one, TEN, rounds=5, uplink=centre).server.z for centre in (Median(), Median(0.2), Median(0.0))]
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
 def test_where_a_centre_forgets_the_end_does_not_depend_on_how_much():
     """centre(grad f_i(x)) + (z - x)/gamma = 0, for every forget > 0 and Q = 1."""
     one = FedNMap(PHI, eta_a=0.5 / L, Q=1, gamma=1 / L)

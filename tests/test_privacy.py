@@ -32,9 +32,9 @@ from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, GroupLasso, Separable, Zero
 from fednmap.simulation.loop import federation_of
-from fednmap.simulation.participation import Poisson
+from fednmap.simulation.participation import Poisson, Uniform
 from fednmap.simulation.quantised import Quantised
-from fednmap.simulation.uplink import Received, Uplink
+from fednmap.simulation.uplink import Exchange, Federation, Received, Uplink
 from fednmap.testing import heterogeneous
 
 Q = 5
@@ -138,7 +138,7 @@ def test_noise_adds_up_for_ever_where_nothing_is_forgotten():
     assert late > 3 * early
 
 
-@pytest.mark.parametrize("name", ["Zhang", "SCAFFOLD"])
+@pytest.mark.parametrize("name", ["Zhang", "SCAFFOLD", "FedCanon"])
 def test_the_others_forget_too(name):
     algorithm = MAKE[name](Zero() if name == "SCAFFOLD" else PHI, L, Q)
     server = None
@@ -290,6 +290,48 @@ def test_rounding_for_secure_aggregation_leaves_the_noise_out_of_the_state_too(w
     assert 0 < float(apart) < 10 * grid.step
 
 
+def test_what_is_rounded_is_no_longer_than_the_clip():
+    """Half a step in every coordinate makes a vector longer: the noise is for clip, not for clip and that."""
+    grid, problem = Quantised(6, bound=2.0**14, bits=32), PROBLEM
+    assert grid.slack(NMAP.Up(torch.zeros(problem.dim))) > 1e-5
+    sent = []
+
+    class Watched(Privacy):
+        def hear(self, federation, received):
+            sent.append(received.parts[0])
+            return super().hear(federation, received)
+
+    far = torch.full((problem.dim,), 30.0, dtype=torch.float64)
+    for i in range(6):  # alone in the sum
+        one = lambda n, t, rng, i=i: [i]  # noqa: E731
+        next(simulate(NMAP, problem, rounds=1, start=far, sampler=one, uplink=Watched(0.01), secagg=grid))
+    assert min(float(v.norm()) for v in sent) > 0.0098
+    assert max(float(v.norm()) for v in sent) <= 0.01
+    with pytest.raises(InputError, match="too much for a clip of 1e-05; use 64 bits"):
+        next(simulate(NMAP, problem, rounds=1, uplink=Privacy(1e-5), secagg=grid))
+
+
+def test_noise_is_independent_between_rounds_vectors_and_clients():
+    """And as large as it should be in the sum, also where clients weigh differently."""
+    p, weights = 20_000, [0.5, 0.3, 0.1, 0.1]
+    scaffold, zero = A.SCAFFOLD(eta_a=0.1, Q=2), torch.zeros(p, dtype=torch.float64)
+    federation = Federation(4, torch.tensor(weights, dtype=torch.float64), Uniform(), 0.0, 3)
+    central, own = Privacy(2.0, 1.5), Privacy(2.0, 1.5, among=4)
+    drawn = [v for t in (0, 1) for v in central.hear(federation, Received(t, torch.arange(4), [zero, zero], 1.0)).up]
+    server, client = scaffold.init(zero)
+    state, many = type(client)(*(v.expand(4, p) for v in client)), scaffold.Up(zero.expand(4, p), zero.expand(4, p))
+    sums = []
+    for t in (0, 1):
+        exchange = Exchange(t, torch.arange(4), scaffold.broadcast(server), state, many, state)
+        sent, _ = own.send(scaffold, federation, exchange)
+        drawn += [row for field in sent for row in field]
+        sums += [federation.weights @ field for field in sent]
+    apart = torch.corrcoef(torch.stack(drawn)) - torch.eye(len(drawn))
+    assert float(apart.abs().max()) < 0.04
+    for total in (*drawn[:4], *sums):
+        assert float(total.std()) == pytest.approx(2.0 * 1.5 * 0.5, rel=0.03)
+
+
 @pytest.mark.parametrize("uplink", [Median(), NormClip(1.0), Monitor(Privacy(1.0))])
 def test_secure_aggregation_shows_nobody_single_uplinks(uplink):
     with pytest.raises(InputError, match="the sum of the uplinks alone"):
@@ -425,6 +467,21 @@ def test_a_private_run_is_resumed_to_the_same_bits(command, tmp_path):
     assert digest[0] == digest[1]
 
 
+def test_a_run_that_goes_on_keeps_the_noise_of_its_target_and_spends_more(command, tmp_path):
+    """The noise that epsilon 4 needs for 3 rounds: after 6 of them more is spent, and said; stopped early, less."""
+    assert command(*PRIVATE, "--dp-epsilon", 4, "--rounds", 3, "--out", "a")[0] == 0
+    file, noise = tmp_path / "a/run.toml", noise_for(4.0, 0.5, 3, 1e-5)
+    first = json.loads((tmp_path / "a/results.json").read_text())[0]["epsilon"]
+    assert first == pytest.approx(epsilon(noise, 0.5, 3, 1e-5).pld)
+    file.write_text(file.read_text().replace("\nrounds = 3", "\nrounds = 6"))
+    assert command("train", "--resume", "a")[0] == 0
+    later = json.loads((tmp_path / "a/results.json").read_text())[0]["epsilon"]
+    assert later == pytest.approx(epsilon(noise, 0.5, 6, 1e-5).pld)
+    assert first <= 4 < later
+    early = run(NMAP, PROBLEM, rounds=9, every=3, stop=lambda record: record["round"] >= 3, uplink=Privacy(1.0, 1.0))
+    assert early.final["epsilon"] == pytest.approx(epsilon(1.0, 1.0, 3, 1e-5).pld)
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_an_epsilon_that_protects_nobody_is_said(command, unit):
@@ -492,13 +549,6 @@ def test_refused_in_python(make, said):
     with pytest.raises(InputError, match=re.escape(said)) as refused:
         make()
     assert "\n" not in str(refused.value)
-
-
-def test_flower_does_not_pretend():
-    from fednmap.flower.settings import read
-
-    with pytest.raises(InputError, match="for simulations so far"):
-        read({"names": "a, b", "run-folder": "x", "dp-clip": 1.0})
 
 
 def test_a_run_in_python_knows_its_privacy(tmp_path):

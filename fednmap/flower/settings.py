@@ -182,6 +182,9 @@ def _agree(config: Config, federation: Federation) -> None:
     if federation.min_clients is not None and federation.min_clients > drawn:
         raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
     check_keys(federation)
+    check_between_machines(config)
+    if config.dp_noise:
+        _hidden(config, federation)
     if config.secagg:
         _masked(config, federation, drawn)
     elif federation.secagg_threshold is not None:
@@ -195,8 +198,5 @@ def _agree(config: Config, federation: Federation) -> None:
         )
     if config.topology is not None:
         raise InputError(f"topology is {config.topology}; a federation has a server: leave it out, and use fednmap")
-    check_between_machines(config)
-    if config.dp_noise:
-        _hidden(config, federation)
     if config.drop:
         raise InputError(f"drop is {config.drop}; between machines replies get lost by themselves, leave it out")

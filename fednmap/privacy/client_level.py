@@ -22,6 +22,8 @@ from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Upl
 FORGET = 0.5
 """What corrections forget by default where there is noise, by measurement: see `docs/privacy.md`."""
 
+COARSE = 0.1  # of the clip, that rounding for secure aggregation may take
+
 
 @dataclass(frozen=True)
 class Privacy(Uplink):
@@ -88,7 +90,12 @@ class Privacy(Uplink):
                 )
 
     def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        sent, new = clipped(algorithm, exchange, self.clip)
+        if federation.slack > COARSE * self.clip:
+            raise InputError(
+                f"secagg rounds uplinks by up to {federation.slack:.2g}, too much for a clip of {self.clip:g}; use "
+                "64 bits, or a smaller secagg_bound"
+            )
+        sent, new = clipped(algorithm, exchange, self.clip - federation.slack)  # rounded, it is no longer than clip
         if self.among is None or not self.noise_multiplier:
             return sent, new
         # the state stays that of the clipped vector: one that knew its noise would take it back in the next round

@@ -158,11 +158,15 @@ class Counted(Uplink):
 
 def gradients_per_round(algorithm: Algorithm) -> int:
     """How often a client asks for a gradient in a round; refused where that changes from round to round."""
-    calls = 0
+    calls: list[int] = []
 
     def g(x: Tensor, q: int) -> Tensor:
-        nonlocal calls
-        calls += 1
+        if q in calls:
+            raise InputError(
+                f"{type(algorithm).__name__} asks twice for step {q} of a round, whose rows and noise are the same, so "
+                "that the difference has none; use FedNMap"
+            )
+        calls.append(q)
         return torch.zeros_like(x)
 
     if algorithm.traits.hessians:
@@ -170,10 +174,10 @@ def gradients_per_round(algorithm: Algorithm) -> int:
     algorithm, counts = without_phi(algorithm), set[int]()
     server, client = algorithm.init(torch.zeros(1, device="cpu"))
     for _ in range(TRIED):
-        calls = 0
+        calls.clear()
         up, client = algorithm.local(algorithm.broadcast(server), client, g)
         server = algorithm.aggregate(server, up, 1.0)
-        counts.add(calls)
+        counts.add(len(calls))
     if len(counts) > 1:
         raise InputError(
             f"{type(algorithm).__name__} takes {min(counts)} to {max(counts)} gradients in a round, at random, and "

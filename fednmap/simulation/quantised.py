@@ -90,6 +90,10 @@ class Quantised:
         """Numbers of one client's masked uplink: one more than `up` has, by which their sum is checked."""
         return 1 + sum(int(v.numel()) for v in up)
 
+    def slack(self, up: State) -> float:
+        """The most by which rounding makes a message like `up` longer."""
+        return 0.5 * self.step * (self.length(up) - 1) ** 0.5
+
     def nbytes(self, up: State) -> int:
         return self.length(up) * self.bits // 8
 

@@ -24,6 +24,8 @@ class Federation(NamedTuple):
     sampler: Sampler
     drop: float
     seed: int
+    slack: float = 0.0
+    """The most by which rounding for secure aggregation makes an uplink longer, which comes after all else."""
 
     @property
     def everybody(self) -> float:
