@@ -1,10 +1,8 @@
 """Differential privacy between machines: every client adds its part of the noise, the server sees their sum."""
 
-import copy
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,9 +10,10 @@ pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 from flower_grid import NAMES, Federation, make_problem
-from flwr.app import Array
 
 from fednmap import simulate
+from fednmap.algorithms import FedNMap
+from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import read
 from fednmap.privacy import Privacy, accounting
@@ -73,13 +72,13 @@ def test_the_seed_of_the_noise_is_each_clients_secret_and_stays(tmp_path):
 
 def test_clipping_alone_ends_at_the_optimum_with_masks_and_without(tmp_path):
     for secagg in (False, True):
-        given = {"rounds": 22, "eval_every": 22, "local_steps": 1, "eta_a": 0.7, "gamma": 1.0, "dp_clip": 1.0}
+        given = {"rounds": 16, "eval_every": 16, "local_steps": 1, "eta_a": 0.7, "gamma": 1.0, "dp_clip": 2.0}
         federation = Federation(tmp_path / str(secagg), secagg=secagg, **given)
         federation.start()
         best = optimum(federation.problem, L1(0.5))
         assert float((federation.plan().algorithm.model(federation.server()[0]) - best).norm() / best.norm()) < 1e-9
         largest = max(float(federation.problem.alone(i).gradient(best).norm()) for i in range(4))
-        assert largest > 7  # and what is sent is at most 1
+        assert largest > 7  # and what is sent is at most 2
 
 
 def test_epsilon_goes_on_where_the_run_goes_on_and_nothing_is_measured(tmp_path):
@@ -136,8 +135,8 @@ def test_a_second_vector_of_a_round_is_not_sent_under_the_same_noise(tmp_path):
     def fault(name, message, answer):
         if message.metadata.message_type == "train" and name == "anna":
             seen.append(name)
-            message.content["down"] = copy.deepcopy(message.content["down"])
-            message.content["down"]["z"] = Array(np.full(6, float(len(seen))))
+            model = torch.full((6,), float(len(seen)), dtype=torch.float64)
+            message.content["down"] = wire.pack(FedNMap.Server(model, torch.zeros_like(model)))
         return [answer()]
 
     federation = Federation(tmp_path, rounds=1, fault=fault, deadline=0.5, attempts=2, min_clients=4, **NOISE)

@@ -469,14 +469,14 @@ def test_a_private_run_is_resumed_to_the_same_bits(command, tmp_path):
 
 def test_a_run_that_goes_on_keeps_the_noise_of_its_target_and_spends_more(command, tmp_path):
     """The noise that epsilon 4 needs for 3 rounds: after 6 of them more is spent, and said; stopped early, less."""
-    assert command(*PRIVATE, "--dp-epsilon", 4, "--rounds", 3, "--out", "a")[0] == 0
-    file, noise = tmp_path / "a/run.toml", noise_for(4.0, 0.5, 3, 1e-5)
+    assert command(*DP, "--dp-clip", 1, "--dp-epsilon", 4, "--rounds", 3, "--out", "a")[0] == 0
+    file, noise = tmp_path / "a/run.toml", noise_for(4.0, 1.0, 3, 1e-5)
     first = json.loads((tmp_path / "a/results.json").read_text())[0]["epsilon"]
-    assert first == pytest.approx(epsilon(noise, 0.5, 3, 1e-5).pld)
+    assert first == pytest.approx(epsilon(noise, 1.0, 3, 1e-5).pld)
     file.write_text(file.read_text().replace("\nrounds = 3", "\nrounds = 6"))
     assert command("train", "--resume", "a")[0] == 0
     later = json.loads((tmp_path / "a/results.json").read_text())[0]["epsilon"]
-    assert later == pytest.approx(epsilon(noise, 0.5, 6, 1e-5).pld)
+    assert later == pytest.approx(epsilon(noise, 1.0, 6, 1e-5).pld)
     assert first <= 4 < later
     early = run(NMAP, PROBLEM, rounds=9, every=3, stop=lambda record: record["round"] >= 3, uplink=Privacy(1.0, 1.0))
     assert early.final["epsilon"] == pytest.approx(epsilon(1.0, 1.0, 3, 1e-5).pld)

@@ -92,7 +92,7 @@ class Quantised:
 
     def slack(self, up: State) -> float:
         """The most by which rounding makes a message like `up` longer."""
-        return 0.5 * self.step * (self.length(up) - 1) ** 0.5
+        return 0.5 * self.step * math.sqrt(self.length(up) - 1)
 
     def nbytes(self, up: State) -> int:
         return self.length(up) * self.bits // 8
