@@ -2,7 +2,7 @@
 
 python benchmarks/secagg.py rounding        how far from the optimum of a lasso the method ends on the grid
 python benchmarks/secagg.py cryptography    processor time of the stages, without messages
-python benchmarks/secagg.py processes       bytes and seconds per round of real processes on this machine
+python benchmarks/secagg.py processes [n]   bytes and seconds per round of real processes on this machine, n clients
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def stages(n: int, size: int) -> tuple[float, float]:
 
 def processes() -> None:
     print("clients  secagg  s per round  kB up per client  kB down per client", flush=True)
-    for n in CLIENTS:
+    for n in [int(word) for word in sys.argv[2:]] or CLIENTS:
         for secagg in (False, True):
             found = measured(n, secagg)
             each = n * ROUNDS * 1000
@@ -99,7 +99,9 @@ def measured(clients: int, secagg: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         options = ["--clients", str(clients), "--rounds", str(ROUNDS), "--eval-every", str(ROUNDS)]
         options += ["--out", str(Path(place) / "run"), *(["--secagg"] if secagg else [])]
-        done = subprocess.run([*UP, *options], capture_output=True, text=True, check=True)
+        done = subprocess.run([*UP, *options], capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{clients} clients, secagg {secagg}: {done.stderr[-2000:]}")
         return dict(json.loads(done.stdout))
 
 
