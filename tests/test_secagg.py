@@ -718,20 +718,49 @@ def test_of_two_lists_of_survivors_one_at_most_has_enough_answers(drawn, n):
                 assert found * drawn >= least * holders
 
 
-def test_a_round_whose_unmasking_has_begun_waits_for_the_same_clients(tmp_path):
-    """The server is killed when it has asked for shares; dora is not there when it comes back, then she is."""
+class Killed(Exception):
+    """In place of a signal."""
 
-    class Killed(Exception): ...
 
-    def fault(name, message, answer):
+def killed_at(kind, t, name):
+    """The server ends when it has asked, in round t, and the client has answered."""
+
+    def fault(asked, message, answer):
         reply = answer()
-        if name == "dora" and message.metadata.message_type == "train.unmask" and ticket_of(message) == 1:
+        ticket = message.content["secagg"]["ticket"] if "secagg" in message.content else ""
+        if asked == name and message.metadata.message_type == kind and ticket.startswith(f"{t:08d}"):
             raise Killed
         return [reply]
 
-    def ticket_of(message):
-        return int(message.content["secagg"]["ticket"][:8])
+    return fault
 
+
+@pytest.mark.parametrize("noise", [{}, {"dp_clip": 1.0, "dp_noise": 0.2, "dp_among": 3, "measure_stationarity": False}])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_server_that_is_killed_at_any_stage_goes_on_exactly(tmp_path, stage, noise):
+    """The clients have moved on in that attempt; what they computed in it does not count, and the noise is not drawn
+    anew."""
+    if noise:
+        pytest.importorskip("dp_accounting")
+    federation = Federation(tmp_path, rounds=3, eval_every=3, **SECAGG, **noise)
+    with pytest.raises(Killed):
+        federation.start(fault=killed_at(STAGES[stage], 1, "cleo"))
+    assert federation.start(resume=True)["took_part"] == dict.fromkeys(NAMES, 3)
+    if noise:
+        h = torch.stack([state.h for state in federation.client_states()])
+        assert bool(torch.isfinite(h).all())
+        sent = [json.loads(v) for v in (tmp_path / "states" / "anna" / "sent.jsonl").read_text().splitlines()]
+        assert not [line for line in sent if "error" in line]
+        return
+    assert drift(federation) < 1e-12
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-12)
+
+
+def test_a_round_whose_unmasking_has_begun_waits_for_the_same_clients(tmp_path):
+    """The server is killed when it has asked for shares; dora is not there when it comes back, then she is."""
+
+    fault = killed_at("train.unmask", 1, "dora")
     federation = Federation(tmp_path, fault=fault, rounds=3, eval_every=3, deadline=0.5, min_clients=3, **SECAGG)
     with pytest.raises(Killed):
         federation.start()
