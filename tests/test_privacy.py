@@ -138,8 +138,8 @@ def test_noise_adds_up_for_ever_where_nothing_is_forgotten():
     assert late > 3 * early
 
 
-@pytest.mark.parametrize("name", ["Zhang", "SCAFFOLD", "FedCanon"])
-def test_the_others_forget_too(name):
+@pytest.mark.parametrize("name", ["FedNMap", "Zhang", "SCAFFOLD", "FedCanon"])
+def test_every_method_with_a_correction_forgets(name):
     algorithm = MAKE[name](Zero() if name == "SCAFFOLD" else PHI, L, Q)
     server = None
     apart = []

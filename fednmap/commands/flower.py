@@ -306,11 +306,18 @@ def _killed(folder: RunFolder, before: object) -> bool:
     pid = status.get("pid")
     if not pid or pid == before or status.get("finished") or status.get("error"):
         return False
+    return _has_ended(pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is no more; also one of whose end its parent, the SuperLink, has not taken notice yet."""
     try:
         os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except ProcessLookupError:
         return True
-    return False
+    except OSError:  # no such files on this system
+        return False
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:
