@@ -428,6 +428,17 @@ def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_port_that_somebody_else_has_taken_is_not_taken_for_ones_own(tmp_path):
+    """Not even if a SuperLink answers there."""
+    with Launcher(tmp_path / "a") as first, Launcher(tmp_path / "b") as second:
+        first.superlink()
+        second.port = first.port
+        second.superlink()
+        assert second.port != first.port
+        assert not first.ended() + second.ended()
+
+
+@pytest.mark.slow
 def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
     with Launcher(tmp_path / "flower") as launcher:
         launcher.superlink()

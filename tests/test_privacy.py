@@ -177,7 +177,16 @@ def test_forgetting_of_exact_rounds_is_only_a_smaller_correction():
     assert errors[1] < 0.3 * errors[3]
 
 
-def test_without_phi_two_methods_are_one_and_a_third_forgets_everything():
+@pytest.mark.parametrize("name", ["FedNMap", "Zhang", "SCAFFOLD", "FedCanon"])
+def test_who_clips_and_forgets_keeps_the_mean_of_the_corrections(name):
+    """With everybody, and no noise: server's h = mean h_i, whatever is forgotten and clipped."""
+    algorithm = MAKE[name](Zero() if name == "SCAFFOLD" else PHI, L, Q)
+    for r in simulate(algorithm, PROBLEM, rounds=12, uplink=Privacy(0.5, forget=0.3)):
+        own = r.clients[torch.arange(PROBLEM.n)][0].mean(0)
+        assert float(((r.server.c if name == "SCAFFOLD" else r.server.h) - own).abs().max()) < 1e-12
+
+
+def test_without_phi_zhang_is_fednmap_and_fedavg_is_one_that_forgets_everything():
     """Clipped and noised alike: Zhang is FedNMap; FedAvg is FedNMap that forgets all, its uplink eta_a Q as long."""
     options = {"rounds": 30, "sampler": Poisson(0.5)}
     nmap, zhang, average = (MAKE[name](Zero(), L, Q) for name in ("FedNMap", "Zhang", "FedAvg"))

@@ -19,6 +19,7 @@ from typing import Any, Self
 import tomli_w
 
 HOST = "127.0.0.1"
+IN_USE, LISTENS = "address already in use", "Uvicorn running on"  # what Flower says of a port
 NAME = "fednmap"  # of the connection in Flower's configuration
 
 
@@ -72,7 +73,25 @@ class Launcher:
             self._watchdog = None
 
     def superlink(self) -> None:
-        """Start the SuperLink and wait until it answers."""
+        """Start the SuperLink and wait until it answers.
+
+        Somebody else may have taken the port since it was found free: another one is tried, unless nodes know it.
+        """
+        while not self._superlink():
+            if len(self.processes) > 1 or IN_USE not in self.log("superlink"):
+                raise OSError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
+            self._log("superlink").unlink()
+            self.port = free_port()
+        connection: dict[str, Any] = {"address": f"{HOST}:{self.port}"}
+        connection |= (
+            {"insecure": True} if not self.certificates else {"root-certificates": str(self.certificates.authority)}
+        )
+        home = self._home("cli")
+        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
+
+    def _superlink(self) -> bool:
+        """Whether it answers in the end: this one, and not somebody else's at the same port."""
+        said = len(self.log("superlink"))
         security = ["--insecure"]
         if self.certificates is not None:
             c = self.certificates
@@ -81,16 +100,11 @@ class Launcher:
         options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
         self.start("superlink", ["flower-superlink", *security, *options])
         end = time.monotonic() + 120
-        while not self._healthy():
+        while not (LISTENS in self.log("superlink")[said:] and self._healthy()):
             if self.processes["superlink"].poll() is not None or time.monotonic() > end:
-                raise OSError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
+                return False
             time.sleep(0.2)
-        connection: dict[str, Any] = {"address": f"{HOST}:{self.port}"}
-        connection |= (
-            {"insecure": True} if not self.certificates else {"root-certificates": str(self.certificates.authority)}
-        )
-        home = self._home("cli")
-        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
+        return True
 
     def supernode(self, client: str, state_dir: Path, key: Path | None = None, **more: str) -> None:
         """Start the node of `client`; with its key it proves its name, and over TLS that it is registered.
