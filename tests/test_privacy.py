@@ -184,6 +184,10 @@ def test_who_clips_and_forgets_keeps_the_mean_of_the_corrections(name):
     for r in simulate(algorithm, PROBLEM, rounds=12, uplink=Privacy(0.5, forget=0.3)):
         own = r.clients[torch.arange(PROBLEM.n)][0].mean(0)
         assert float(((r.server.c if name == "SCAFFOLD" else r.server.h) - own).abs().max()) < 1e-12
+    everybody, forgets = torch.arange(PROBLEM.n), algorithm.forgetful(0.3)
+    down, before = forgets.broadcast(r.server), r.clients[everybody]
+    up, new = forgets.local(down, before, PROBLEM.oracle(everybody, 12))
+    assert torch.allclose(forgets.believed(down, before, up, up)[0], new[0], rtol=0, atol=1e-12)
 
 
 def test_without_phi_zhang_is_fednmap_and_fedavg_is_one_that_forgets_everything():
