@@ -776,16 +776,16 @@ def test_a_round_whose_unmasking_has_begun_waits_for_the_same_clients(tmp_path):
 def test_marks_of_answers_are_kept_by_several_processes_at_once(tmp_path):
     """Each looks and clears up while the others do: one of all who ask the same gets it."""
     with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
-        got = list(pool.map(_mark, [tmp_path] * 4))
-    assert sum(got) == 150
-    assert len(list(tmp_path.glob("*.masked"))) == ANSWERED
+        assert list(pool.map(_mark, [tmp_path / "own"] * 4, range(4))) == [100] * 4
+        assert sum(pool.map(_mark, [tmp_path / "same"] * 4, [0] * 4, [ANSWERED] * 4)) == ANSWERED
+    assert len(list((tmp_path / "own").glob("*.masked"))) == ANSWERED
 
 
-def _mark(folder):
+def _mark(folder, who, count=100):
     got = 0
-    for t in range(150):
+    for t in range(count):
         try:
-            Answers(folder).once(f"{t:08d}-00000000", "masked")
+            Answers(folder).once(f"{t:08d}-{who:08x}", "masked")
         except ValueError:
             continue
         got += 1
