@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -766,3 +767,25 @@ def test_a_vector_that_claims_to_be_long_is_refused_before_memory_is_taken():
     record = ArrayRecord({"x": Array("float64", (10**12,), "numpy.ndarray", b"short")})
     with pytest.raises(ValueError, match="no vector"):
         wire.first_vector(record, "float64")
+
+
+def test_a_reply_that_never_comes_whole_is_given_up_at_the_deadline(monkeypatch):
+    """Flower asks for its parts for minutes: a node was killed after it had announced them."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+    from flwr.superlink.grid import http_grid
+
+    from fednmap.flower import roster
+
+    monkeypatch.setattr(http_grid, "pull_objects", http_grid.pull_objects)  # as it was, afterwards
+    monkeypatch.setattr(roster._Pulls, "until", time.monotonic())
+    roster.end_pulls_with_the_deadline()
+    calls = []
+
+    def never(name):
+        calls.append(name)
+        raise ObjectUnavailableError(name)
+
+    with pytest.raises(ObjectPullError):
+        http_grid.pull_objects(["part"], pull_object_fn=never)
+    assert len(calls) > 2
+    assert http_grid.pull_objects(["part"], pull_object_fn=lambda name: b"whole") == {"part": b"whole"}

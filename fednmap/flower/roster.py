@@ -64,7 +64,8 @@ def end_pulls_with_the_deadline() -> None:
 
     def pull(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
         left = max(_Pulls.LEAST, _Pulls.until - time.monotonic())
-        return pull_objects(object_ids, pull_object_fn, max_time=left, backoff_cap=_Pulls.LEAST)
+        own, most = POLL, _Pulls.LEAST  # between two tries; Flower's are 1 s and 10 s
+        return pull_objects(object_ids, pull_object_fn, max_time=left, initial_backoff=own, backoff_cap=most)
 
     http_grid.pull_objects = pull  # type: ignore[attr-defined, assignment]
 
