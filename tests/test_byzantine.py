@@ -163,7 +163,7 @@ def test_a_share_of_the_clients_is_told_to_the_method():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_methods_without_state_take_any_centre(dtype):
     average = FedAvg(eta_a=0.1 / L, Q=5)
-    for centre in CENTRES:
+    for centre in (*CENTRES[:3], NormClip(0.3)):
         x = last(average, TEN, rounds=5, start=TEN.start.to(dtype), uplink=centre).server.x
         assert x.dtype == dtype
 
