@@ -98,7 +98,9 @@ def fedmid(g, n, w, T, P, *, a, s, Q, server_only):
         yield w
 
 
-def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma):
+def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma, released=False):
+    """released: as in the official code, where W holds one iterate too many per round."""
+
     def step(G, W, A):
         b = mu / 2 + gamma / A
         return P(-(G - mu / 2 * W - gamma * w_0) / A / b, 1 / b)
@@ -111,7 +113,7 @@ def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma):
             for q in range(Q):
                 G_i, W_i = G_i + g(i, t, q, w_i), W_i + w_i
                 w_i = step(G_i, W_i, A + q + 1)
-            sums.append((G_i, W_i))
+            sums.append((G_i, W_i + w_i if released else W_i))
         G, W, A = mean([u for u, _ in sums]), mean([v for _, v in sums]), A + Q
         w = step(G, W, A)
         yield w
