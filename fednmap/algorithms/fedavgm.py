@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fednmap.algorithms.fedavg import FedAvg
 from fednmap.algorithms.server_optimiser import ServerOptimiser
-from fednmap.core import Algorithm, Regularizer
+from fednmap.core import Algorithm, FixedPoint, Regularizer, Traits
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import nonnegative
 
@@ -43,6 +43,7 @@ class FedAvgM(ServerOptimiser):
     beta: float = 0.9
     of: Algorithm = field(default_factory=FedAvg)
 
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
     kept = ("m",)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fednmap.algorithms.fedavg import FedAvg
 from fednmap.algorithms.server_optimiser import ServerOptimiser
-from fednmap.core import Algorithm, Regularizer
+from fednmap.core import Algorithm, FixedPoint, Regularizer, Traits
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import nonnegative, positive
 
@@ -76,6 +76,8 @@ class FedAdagrad(_Adaptive):
     0.001
     """
 
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
+
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
 
@@ -96,6 +98,8 @@ class FedAdam(_Adaptive):
     True
     """
 
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
+
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
 
@@ -114,6 +118,8 @@ class FedYogi(_Adaptive):
     >>> FedYogi(eta_a=0.1, Q=5).beta1
     0.9
     """
+
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor
 
-from fednmap.algorithms.fedavg import FedAvg
 from fednmap.core import Algorithm, Oracle, Regularizer, State
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import regularizer, shown
@@ -31,7 +30,6 @@ class ServerOptimiser(Algorithm):
     eta_a: float
     eta_s: float
     Q: int
-    traits = replace(FedAvg.traits, rate="-")
     kept: ClassVar[tuple[str, ...]]
     """The optimiser's own vectors on the server."""
 
