@@ -18,11 +18,11 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-TESTS = [
+TESTS = [  # those first that notice most, and soon
     f"tests/test_{name}.py"
     for name in (
-        *("algorithms", "parities", "simulation", "memory", "compression", "fednewton", "decentralized"),
-        *("server_optimisers", "golden"),
+        *("parities", "golden", "compression", "server_optimisers", "fednewton", "memory"),
+        *("algorithms", "simulation", "decentralized"),
     )
 ]
 
