@@ -77,7 +77,8 @@ class ServerOptimiser(Algorithm):
 
     def init(self, start: Tensor) -> tuple[State, State]:
         server, client = self.of.init(start)
-        return _beside(type(server), self.kept)(*server, *self.begin(start)), client
+        below: Any = type(server)
+        return _beside(below, self.kept)(*server, *self.begin(start)), client
 
     def broadcast(self, server: State) -> State:
         return self.of.broadcast(self._below(server))
