@@ -14,8 +14,10 @@ from stochastic import least_squares
 from fednmap import algorithms as A
 from fednmap import simulate
 from fednmap.names import InputError
+from fednmap.privacy import Privacy
 from fednmap.regularizers import L1, Zero
 from fednmap.runs.experiment import prepare
+from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.schedules import InverseSqrt
 from fednmap.testing import check_algorithm
 
@@ -157,3 +159,12 @@ def test_a_run_names_the_method_of_a_server_optimiser(tmp_path):
 def test_a_run_refuses_what_cannot_have_a_server_optimiser(of):
     with pytest.raises(InputError, match=r"^[^\n]+$"):
         prepare(small(algorithms=("fedadam",), set={"fedadam.of": of}))
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedNMap"])
+@pytest.mark.parametrize("options", [{"uplink": Privacy(1e3)}, {"secagg": Quantised(4)}], ids=["clipped", "masked"])
+def test_server_optimiser_lets_uplinks_be_changed_as_its_method_does(name, options):
+    """Nothing is clipped here, and rounding is far below 1e-6."""
+    algorithm, problem = A.FedAdam(of=BELOW[name], eta=0.1, tau=0.1), least_squares()
+    pair = [models(algorithm, problem, rounds=9, participation=0.5, **given) for given in ({}, options)]
+    assert gap(*pair) < 1e-6
