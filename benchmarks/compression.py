@@ -1,7 +1,7 @@
 """Megabytes until |F_nat| has fallen to 1e-2, 1e-4 and 1e-6 of its first value, with compressed uplinks.
 
 FedNMap, CompressedFedNMap and EControlDA with each compressor, exact gradients, Q = 1, each with every step of a small
-grid, of which CompressedFedNMap takes all (pace = 1); the one with the fewest bytes up counts, for each level by itself.
+grid, of which CompressedFedNMap takes all (pace = 1); the one with the fewest bytes up counts, for each level alone.
 
     python benchmarks/compression.py [--limit 3000] [--only FedNMap "top 1 %"] [--out compression.json]
 """
