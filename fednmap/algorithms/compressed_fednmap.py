@@ -47,7 +47,7 @@ class CompressedFedNMap(Algorithm):
                 needs fewer rounds and is exact too: e_i then plays no part, as in EF21. Noise is averaged out only
                 where eta > 0.
     pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what C bears, so that steps that
-                suit FedNMap do here: 1 - sqrt(1 - delta), about delta/2, for random; ten times that, at most 1, for
+                suit FedNMap do here: 1 - sqrt(1 - delta), about delta/2, for random; 20 times that, at most 1, for
                 top; 1 for quantised. With few clients per round random may need less.
     gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
 
