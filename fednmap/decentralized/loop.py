@@ -83,8 +83,8 @@ def rounds_of(
             UserWarning,
             stacklevel=3,
         )
-    whole_epochs(algorithm, problem, 1)
     start, about = first_point(problem, start), declared(problem)
+    whole_epochs(algorithm, about.steps_per_round, 1)
     server, initial = algorithm.init(start)
     mixing = Mixing(algorithm.topology, drop=drop, seed=seed, positive=algorithm.method.traits.positive)
     if after is not None:

@@ -146,7 +146,8 @@ def simulate(
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
-    whole_epochs(algorithm, problem, gradients_of(algorithm, server, initial))
+    if about.steps_per_round is not None:
+        whole_epochs(algorithm, about.steps_per_round, gradients_of(algorithm, server, initial))
     traffic = Traffic(algorithm, server, message)
     if secagg is not None:
         if uplink is not None and uplink.rows:
@@ -314,9 +315,8 @@ def gradients_of(algorithm: Algorithm, server: State, client: State) -> int:
     return asked
 
 
-def whole_epochs(algorithm: Algorithm, problem: Problem, steps: int) -> None:
-    """Say so where a method's rounds are not those for which the problem cuts its epochs."""
-    due = declared(problem).steps_per_round
+def whole_epochs(algorithm: Algorithm, due: int | None, steps: int) -> None:
+    """Say so where a method's rounds are not those for which the problem cuts its epochs, of `due` steps each."""
     if due is not None and steps != due:
         warnings.warn(
             f"{algorithm.name} takes {steps} gradient{'s' * (steps != 1)} in a round, and the reshuffled minibatches "
