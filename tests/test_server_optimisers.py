@@ -128,6 +128,7 @@ def test_what_server_optimiser_is_given_goes_to_its_method():
     assert (algorithm.phi, algorithm.eta_a, algorithm.eta_s, algorithm.Q) == (other, 0.5, 1.0, 3)
     assert algorithm.prox_parameter == 2.0
     assert algorithm.traits.composite
+    assert algorithm.traits.following is None  # clients do not know m
     assert replace(algorithm, eta_a=0.1).of.eta_a == 0.1
     with pytest.raises(InputError, match=r"^FedAvg is for smooth problems[^\n]*$"):
         A.FedAdam(L1(0.1))
