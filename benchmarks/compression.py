@@ -1,9 +1,9 @@
 """Megabytes until |F_nat| has fallen to 1e-2, 1e-4 and 1e-6 of its first value, with compressed uplinks.
 
 FedNMap, CompressedFedNMap and EControlDA with each compressor, exact gradients, Q = 1, each with every step of a small
-grid; the one with the fewest bytes up counts, for each level by itself.
+grid, of which CompressedFedNMap takes all (pace = 1); the one with the fewest bytes up counts, for each level alone.
 
-    python benchmarks/compression.py [--limit 3000] [--out compression.json]
+    python benchmarks/compression.py [--limit 3000] [--only FedNMap "top 1 %"] [--out compression.json]
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def methods(phi: Regularizer, L: float) -> Iterator[tuple[str, Callable[[float],
     for name, options in SETTINGS.items():
         yield (
             f"CompressedFedNMap, {name}",
-            lambda step, o=options: CompressedFedNMap(phi, eta_a=step / L, Q=1, gamma=1 / L, **o),  # type: ignore[misc]
+            lambda step, o=options: CompressedFedNMap(  # type: ignore[misc]
+                phi, eta_a=step / L, Q=1, gamma=1 / L, pace=1.0, **o
+            ),
         )
     for name in ("top 1 %", "top 10 %", "4 bits"):
         yield (
             f"CompressedFedNMap, {name}, control 0",
             lambda step, o=SETTINGS[name]: CompressedFedNMap(  # type: ignore[misc]
-                phi, eta_a=step / L, Q=1, gamma=1 / L, control=0.0, **o
+                phi, eta_a=step / L, Q=1, gamma=1 / L, pace=1.0, control=0.0, **o
             ),
         )
     for name, options in SETTINGS.items():
@@ -84,6 +86,7 @@ def follow(algorithm: Algorithm, problem: FiniteSum, gamma: float, limit: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--limit", type=int, default=3000, help="rounds per run")
+    parser.add_argument("--only", nargs="*", default=[""], help="methods whose names hold one of these words")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -97,7 +100,8 @@ def main() -> None:
     print(f"{problem.n} clients, {problem.dim} coordinates; MB up, MB in all, rounds to {LEVELS}")
     results: dict[str, dict[str, tuple[float, float, int] | None]] = {}
     runs: dict[str, list[dict[float, tuple[float, float, int]]]] = {}
-    for (name, make), step in product(methods(phi, L), STEPS):
+    chosen = [(name, make) for name, make in methods(phi, L) if any(word in name for word in asked.only)]
+    for (name, make), step in product(chosen, STEPS):
         runs.setdefault(name, []).append(follow(make(step), problem, 1 / L, asked.limit))
         if step != STEPS[-1]:
             continue

@@ -76,7 +76,7 @@ def figure(curves: dict[str, list[float]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    drawn, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    drawn, axes = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True, layout="constrained")
     for axis, Q in zip(axes, (8, 1), strict=True):
         for k, eta_a in enumerate(STEPS):
             for rule, style in zip(RULES, ("--", "-"), strict=True):
@@ -85,8 +85,8 @@ def figure(curves: dict[str, list[float]], path: Path) -> None:
         axis.set(title=f"{'one epoch' if Q == 8 else 'an eighth of an epoch'} per round, Q = {Q}", xlabel="epochs")
     axes[0].plot([], [], "k--", lw=1.3, label="with replacement")
     axes[0].plot([], [], "k-", lw=1.3, label="reshuffled")
-    axes[0].set_ylabel("|F_nat|^2")
-    axes[0].legend(fontsize=8)
+    axes[0].set_ylabel("$|F_{nat}(x)|^2$")
+    drawn.legend(loc="outside right center", frameon=False, fontsize=8)
     drawn.savefig(path, dpi=110)
 
 

@@ -144,6 +144,14 @@ class Algorithm(ABC):
         """gamma of a method that keeps z and whose model is prox_{gamma phi}(z): it starts at a z. None: at an x."""
         return None
 
+    @property
+    def iterate(self) -> str | None:
+        """The field of the server's state that may go another step than the method's own; a server optimiser does so.
+
+        None where more hangs on it: it is a prox of something, or the clients count on how far it went.
+        """
+        return None
+
     def seeded(self, seed: int) -> Self:
         """The method with its own randomness, if it has any, drawn from `seed`; a trial of a run passes its seed here.
 
@@ -272,6 +280,8 @@ class Declared(NamedTuple):
     """The same problem with exact client gradients. Else its gradients are taken as they are."""
     exact_gradients: bool | None
     """Whether the clients' gradients are exact already. Else they may be noisy."""
+    steps_per_round: int | None
+    """The local steps of a round for which its minibatches are cut into epochs. Else any number will do."""
     module: Callable[[Tensor], torch.nn.Module] | None
     """The torch module that a model x stands for. Else there is none."""
     digest: Callable[[], str] | None

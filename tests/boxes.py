@@ -98,7 +98,9 @@ def fedmid(g, n, w, T, P, *, a, s, Q, server_only):
         yield w
 
 
-def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma):
+def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma, released=False):
+    """released: as in the official code, where W holds one iterate too many per round."""
+
     def step(G, W, A):
         b = mu / 2 + gamma / A
         return P(-(G - mu / 2 * W - gamma * w_0) / A / b, 1 / b)
@@ -111,7 +113,7 @@ def fast_fedda(g, n, w_0, T, P, *, Q, mu, gamma):
             for q in range(Q):
                 G_i, W_i = G_i + g(i, t, q, w_i), W_i + w_i
                 w_i = step(G_i, W_i, A + q + 1)
-            sums.append((G_i, W_i))
+            sums.append((G_i, W_i + w_i if released else W_i))
         G, W, A = mean([u for u, _ in sums]), mean([v for _, v in sums]), A + Q
         w = step(G, W, A)
         yield w
@@ -233,22 +235,34 @@ def fedavgm(g, n, x, T, *, a, s, Q, mu, beta):
         yield x.detach().clone()
 
 
-def fedopt(g, n, x, T, *, kind, a, eta, Q, beta1, beta2, tau, mu=0.0):
-    """Algorithm 2 of Reddi et al., coordinate by coordinate."""
-    m, v = [0.0] * len(x), [tau**2] * len(x)
+class Algorithm2:
+    """The server of Algorithm 2 of Reddi et al., lines 11 to 15, coordinate by coordinate."""
+
+    def __init__(self, kind, p, *, eta, beta1, beta2, tau):
+        self.kind, self.eta, self.beta1, self.beta2, self.tau = kind, eta, beta1, beta2, tau
+        self.m, self.v = [0.0] * p, [tau**2] * p
+
+    def __call__(self, x, d):
+        new = []
+        for j, (old, d_j) in enumerate(zip(x.tolist(), d.tolist(), strict=True)):
+            self.m[j] = self.beta1 * self.m[j] + (1 - self.beta1) * d_j
+            v, square = self.v[j], d_j * d_j
+            if self.kind == "adagrad":
+                self.v[j] = v + square
+            elif self.kind == "adam":
+                self.v[j] = self.beta2 * v + (1 - self.beta2) * square
+            else:
+                self.v[j] = v - (1 - self.beta2) * square * ((v > square) - (v < square))
+            new.append(old + self.eta * self.m[j] / (self.v[j] ** 0.5 + self.tau))
+        return torch.tensor(new, dtype=x.dtype)
+
+
+def fedopt(g, n, x, T, *, kind, a, Q, mu=0.0, **numbers):
+    """Algorithm 2 of Reddi et al., with FedProx's clients where mu > 0."""
+    optimiser = Algorithm2(kind, len(x), **numbers)
     for t in range(T):
         (after,) = fedprox(lambda i, _, q, y, t=t: g(i, t, q, y), n, x, 1, a=a, s=1.0, Q=Q, mu=mu)
-        new = []
-        for j, (old, d) in enumerate(zip(x.tolist(), (after - x).tolist(), strict=True)):
-            m[j] = beta1 * m[j] + (1 - beta1) * d
-            if kind == "adagrad":
-                v[j] = v[j] + d * d
-            elif kind == "adam":
-                v[j] = beta2 * v[j] + (1 - beta2) * d * d
-            else:
-                v[j] = v[j] - (1 - beta2) * d * d * ((v[j] > d * d) - (v[j] < d * d))
-            new.append(old + eta * m[j] / (v[j] ** 0.5 + tau))
-        x = torch.tensor(new, dtype=x.dtype)
+        x = optimiser(x, after - x)
         yield x
 
 

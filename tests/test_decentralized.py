@@ -18,7 +18,7 @@ from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, MCP, Zero
 from fednmap.runs.configuration import Config
 from fednmap.simulation.loop import Diverged
-from fednmap.simulation.schedules import InverseSqrt
+from fednmap.simulation.schedules import Cosine, InverseSqrt
 from fednmap.testing import check_decentralized, heterogeneous, optimum, smoothness
 
 PROBLEM, PHI = heterogeneous(8), L1(0.2)
@@ -380,6 +380,10 @@ def test_divergence_is_told():
         (lambda: simulate(on_ring(), PROBLEM, rounds=1, participation=0.5), "every node takes part"),
         (lambda: simulate(on_ring(), PROBLEM, rounds=1, store="x"), "leave it out"),
         (lambda: simulate(D.Decentralized(D.NormDSGT(PHI), D.OnePeer(N)), PROBLEM, rounds=1, drop=0.1), "lead one way"),
+        (lambda: simulate(on_ring(), PROBLEM, rounds=1, compile=True), "no local steps that could be fused"),
+        (lambda: simulate(on_ring(), PROBLEM, rounds=9, eta_a=Cosine(0.1, 5)), "eta_a is 0 in round 8"),
+        (lambda: simulate(on_ring(), PROBLEM, rounds=9, eta_a=Cosine), "eta_a is the class Cosine"),
+        (lambda: Config.make(algorithms=("norm-ed",), topology="ring", compile=True), "leave compile out"),
         (lambda: on_ring().local(None, None, None), "without a server"),
         (lambda: Config.make(algorithms=("norm-ed",)), "needs a graph; give topology"),
         (lambda: Config.make(algorithms=("fednmap", "norm-ed"), topology="ring"), "fednmap works with a server"),

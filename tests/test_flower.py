@@ -55,6 +55,13 @@ def test_every_method_follows_the_simulator(tmp_path, method):
     assert_same(federation)
 
 
+def test_a_server_optimiser_of_another_method_follows_the_simulator(tmp_path):
+    optimised = {"algorithm": "fedadam", "set": "fedadam.of=fednmap fedadam.eta=0.05"}
+    federation = Federation(tmp_path, participation=0.5, seed=3, **settings_for("fednmap") | optimised)
+    federation.start()
+    assert_same(federation)
+
+
 def test_reshuffled_minibatches_are_those_of_the_simulator(tmp_path):
     problem = make_problem(batch_size=5, minibatches="reshuffle", local_steps=3)
     federation = Federation(tmp_path, problem, batch_size=5, participation=0.5, seed=3, **settings_for("fednmap"))

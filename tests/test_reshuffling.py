@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 from lasso import gap, models
-from small import begin, outcome, resume
+from small import begin, outcome, resume, small
 from stochastic import KINDS, SIZES, least_squares
 
-from fednmap.algorithms import FedNMap
+from fednmap import simulate
+from fednmap.algorithms import EControlDA, FedNMap, Scaffnew
+from fednmap.decentralized import Decentralized, NormED, Ring
 from fednmap.names import InputError
 from fednmap.problems import Pooled
 from fednmap.problems.minibatch import BLOCK, minibatches, mix, reshuffled, shuffle
 from fednmap.regularizers import L1
+from fednmap.runs.experiment import prepare
 
 HELD = torch.tensor([5, 1, 40, 17, 3])
 OFFSETS = HELD.cumsum(0) - HELD
@@ -196,3 +199,27 @@ def test_exact_gradients_have_nothing_to_shuffle():
     problems = [least_squares(None, minibatches=rule) for rule in ("replacement", "reshuffle")]
     one, other = (models(FedNMap(PHI, eta_a=0.02, Q=4), p, rounds=5) for p in problems)
     assert gap(one, other) == 0
+
+
+@pytest.mark.parametrize("method", [FedNMap(PHI, eta_a=0.02, Q=3), EControlDA(PHI), Scaffnew(Q=40, seed=1)])
+def test_rounds_that_are_not_those_of_the_epochs_are_told(method):
+    problem = least_squares(minibatches="reshuffle", local_steps=4)
+    with pytest.warns(UserWarning, match=rf"^{method.name} takes \d+ gradients? in a round, [^\n]* cut for 4: [^\n]*$"):
+        models(method, problem, rounds=1)
+
+
+def test_rounds_that_are_those_of_the_epochs_need_no_word(recwarn):
+    for options in ({"local_steps": 4}, {}, {"local_steps": 7, "minibatches": "replacement"}, {"batch_size": None}):
+        models(FedNMap(PHI, eta_a=0.02, Q=4), least_squares(**{"minibatches": "reshuffle"} | options), rounds=1)
+    assert not recwarn.list
+
+
+def test_on_a_graph_a_round_is_a_step_of_the_epochs(recwarn):
+    """Whatever Q is, which methods on a graph do not have."""
+    experiment = prepare(small(algorithms=("norm-ed",), topology="ring", participation=1.0, minibatches="reshuffle"))
+    assert experiment.problem.steps_per_round == 1
+    next(simulate(experiment.algorithm("norm-ed"), experiment.problem, rounds=1))
+    assert not recwarn.list
+    on_ring = Decentralized(NormED(PHI, eta_a=0.02), Ring(4))
+    with pytest.warns(UserWarning, match=r"^NormED takes 1 gradient in a round, and [^\n]* cut for 4: [^\n]*$"):
+        models(on_ring, least_squares(minibatches="reshuffle", local_steps=4), rounds=1)

@@ -22,6 +22,7 @@ from fednmap.algorithms.prox_sgd import ProxSGD
 from fednmap.algorithms.pruned_fedavg import PrunedFedAvg
 from fednmap.algorithms.scaffnew import Scaffnew
 from fednmap.algorithms.scaffold import SCAFFOLD
+from fednmap.algorithms.server_optimiser import ServerOptimiser
 from fednmap.algorithms.zhang import Zhang
 from fednmap.core import Algorithm
 from fednmap.names import InputError, look_up
@@ -85,6 +86,7 @@ __all__ = [
     "ProxSGD",
     "PrunedFedAvg",
     "Scaffnew",
+    "ServerOptimiser",
     "Zhang",
     "method",
 ]

@@ -18,7 +18,7 @@ from fednmap.algorithms.compressors import Compressor, compressor
 from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import integer, nonnegative, positive
+from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CompressedFedNMap(Algorithm):
                    G_i = (z - z_i)/(eta_a Q) - (z - x)/gamma - c_i, its mean local gradient
                    D_i = C(G_i - h_i - eta e_i), sent to the server
                    h_i = h_i + D_i;   e_i = e_i + h_i - G_i
-        server:    z = z - Q eta_s eta_a ((z - x)/gamma + h + mean D_i)
+        server:    z = z - pace Q eta_s eta_a ((z - x)/gamma + h + mean D_i)
                    h = h + share * mean D_i
 
     FedNMap's own uplink is y_i = (z - x)/gamma + h + (G_i - h_i), of which only the last part is news to the server:
@@ -46,9 +46,10 @@ class CompressedFedNMap(Algorithm):
                 delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1. With exact gradients 0
                 needs fewer rounds and is exact too: e_i then plays no part, as in EF21. Noise is averaged out only
                 where eta > 0.
+    pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what C bears, so that steps that
+                suit FedNMap do here: 1 - sqrt(1 - delta), about delta/2, for random; 20 times that, at most 1, for
+                top; 1 for quantised. With few clients per round random may need less.
     gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
-
-    The smaller the share that gets through, the smaller the steps that it bears.
 
     >>> from fednmap.regularizers import L1
     >>> algorithm = CompressedFedNMap(L1(0.1), eta_a=0.05, Q=10, K=0.01)
@@ -65,6 +66,7 @@ class CompressedFedNMap(Algorithm):
     compressor: str = "top"
     bits: int = 8
     control: float | None = None
+    pace: float | None = None
     seed: int = 0
 
     traits = Traits(
@@ -95,6 +97,9 @@ class CompressedFedNMap(Algorithm):
         integer(self, "seed", 0)
         if self.control is not None:
             nonnegative(self, "control")
+        if self.pace is not None:
+            positive(self, "pace")
+            fraction(self, "pace")
         if self.gamma is None:
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
         positive(self, "gamma")
@@ -107,6 +112,10 @@ class CompressedFedNMap(Algorithm):
     @property
     def prox_parameter(self) -> float:
         return self.gamma
+
+    @property
+    def iterate(self) -> str:
+        return "z"
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
@@ -126,7 +135,8 @@ class CompressedFedNMap(Algorithm):
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         z, h, t = server
-        z = z - self.Q * self.eta_s * self.eta_a * (self._pull(z) + h + up.D)
+        pace = self._compressor().pace(z.shape[-1]) if self.pace is None else self.pace
+        z = z - pace * self.Q * self.eta_s * self.eta_a * (self._pull(z) + h + up.D)
         return self.Server(z, h + share * up.D, t + 1)
 
     def model(self, server: Server) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedAvgM: FedAvg with momentum on the server.
+"""FedAvgM: momentum on the server.
 
 Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019.
 """
@@ -6,79 +6,55 @@ Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, smooth
-from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.algorithms.fedavg import FedAvg
+from fednmap.algorithms.server_optimiser import ServerOptimiser
+from fednmap.core import Algorithm, FixedPoint, Regularizer, Traits
 from fednmap.names import InputError
-from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import nonnegative
 
 
 @dataclass(frozen=True)
-class FedAvgM(Algorithm):
-    """FedAvgM solves min f(x) as FedAvg does, with momentum on the server::
+class FedAvgM(ServerOptimiser):
+    """FedAvgM is a method with momentum on the server; as published, FedAvg::
 
-        client i:  y = x;  Q times:  y = y - eta_a (g_i(y) + mu (y - x));  send y - x
-        server:    m = beta m + mean (y_i - x);   x = x + eta_s m
+        clients:  as in the method `of`
+        server:   y = where the method would go from x;   m' = beta m + (y - x);   x = x + m' = y + beta m
 
-    beta: momentum, in [0, 1). With beta = 0 this is FedAvg, with mu > 0 FedProx.
-    mu:   pull to the server's model during the local steps, as in FedProx.
+    of:   the method, FedAvg if none is given: also FedProx, SCAFFOLD, FedNMap (whose z is moved), CompressedFedNMap.
+    beta: momentum, in [0, 1); 0 is the method itself.
+    phi, eta_a, eta_s, Q: those of the method, unless they are given here.
 
-    Momentum makes a step of eta_s / (1 - beta) of the plain one in the long run.
+    For FedAvg, y - x is eta_s times the mean change of the clients' models. Momentum makes steps of eta_s / (1 - beta)
+    in the long run. A method that ends exactly does so with momentum too.
 
-    >>> FedAvgM(eta_a=0.1, Q=5).beta
-    0.9
+    >>> from fednmap.algorithms import SCAFFOLD
+    >>> FedAvgM(of=SCAFFOLD(eta_a=0.1, Q=5)).traits.fixed_point.value
+    'exact'
     """
 
-    phi: Regularizer = field(default_factory=Zero)
-    eta_a: float = 0.1
-    eta_s: float = 1.0
-    Q: int = 10
+    phi: Regularizer = None  # type: ignore[assignment]  # given, or the method's; as the next three
+    eta_a: float = None  # type: ignore[assignment]
+    eta_s: float = None  # type: ignore[assignment]
+    Q: int = None  # type: ignore[assignment]
     beta: float = 0.9
-    mu: float = 0.0
+    of: Algorithm = field(default_factory=FedAvg)
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
-
-    class Server(NamedTuple):
-        x: Tensor
-        m: Tensor
-
-    class Client(NamedTuple):
-        pass
-
-    class Down(NamedTuple):
-        x: Tensor
-
-    class Up(NamedTuple):
-        change: Tensor
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
+    kept = ("m",)
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta_s", "Q")
-        nonnegative(self, "beta", "mu")
+        super().__post_init__()
+        nonnegative(self, "beta")
         if self.beta >= 1:
             raise InputError(f"FedAvgM: beta is {self.beta:g}; momentum must be below 1")
-        smooth(self, self.phi)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start, torch.zeros_like(start)), self.Client()
+    def begin(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.zeros_like(x),)
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        y, step = down.x, Steps(self.eta_a, g)
-        for q in range(self.Q):
-            y = step.down(y, y, q, self.mu * (y - down.x)) if self.mu else step.down(y, y, q)
-        return self.Up(y - down.x), client
-
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        m = self.beta * server.m + up.change
-        return self.Server(server.x + self.eta_s * m, m)
-
-    def model(self, server: Server) -> Tensor:
-        return server.x
+    def step(self, x: Tensor, y: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
+        (m,) = kept
+        return y + self.beta * m, self.beta * m + (y - x)

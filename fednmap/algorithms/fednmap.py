@@ -111,6 +111,10 @@ class FedNMap(Algorithm):
     def prox_parameter(self) -> float:
         return self.gamma
 
+    @property
+    def iterate(self) -> str | None:
+        return None if self.memory else "z"
+
     def forgetful(self, forget: float) -> Self:
         return replace(self, forget=forget)
 

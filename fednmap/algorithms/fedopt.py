@@ -8,96 +8,75 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, smooth
-from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.algorithms.fedavg import FedAvg
+from fednmap.algorithms.server_optimiser import ServerOptimiser
+from fednmap.core import Algorithm, FixedPoint, Regularizer, Traits
 from fednmap.names import InputError
-from fednmap.regularizers import Zero
-from fednmap.regularizers.parameters import nonnegative
+from fednmap.regularizers.parameters import nonnegative, positive
 
 
 @dataclass(frozen=True)
-class _Adaptive(Algorithm):
+class _Adaptive(ServerOptimiser):
     """What the three have in common; a subclass says how v goes on."""
 
-    phi: Regularizer = field(default_factory=Zero)
-    eta_a: float = 0.1
+    phi: Regularizer = None  # type: ignore[assignment]  # given, or the method's; as the next three
+    eta_a: float = None  # type: ignore[assignment]
+    eta_s: float = None  # type: ignore[assignment]
+    Q: int = None  # type: ignore[assignment]
     eta: float = 0.01
-    Q: int = 10
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
-    mu: float = 0.0
+    of: Algorithm = field(default_factory=FedAvg)
 
-    class Server(NamedTuple):
-        x: Tensor
-        m: Tensor
-        v: Tensor
-
-    class Client(NamedTuple):
-        pass
-
-    class Down(NamedTuple):
-        x: Tensor
-
-    class Up(NamedTuple):
-        change: Tensor
+    kept = ("m", "v")
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta", "Q", "tau")
-        nonnegative(self, "beta1", "beta2", "mu")
+        super().__post_init__()
+        positive(self, "eta", "tau")
+        nonnegative(self, "beta1", "beta2")
         for name in ("beta1", "beta2"):
             if getattr(self, name) >= 1:
                 raise InputError(f"{type(self).__name__}: {name} is {getattr(self, name):g}; it must be below 1")
-        smooth(self, self.phi)
 
     @abstractmethod
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
-        """v after a round whose mean change has this square."""
+        """v after a round in which d has this square."""
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start, torch.zeros_like(start), torch.full_like(start, self.tau**2)), self.Client()
+    def begin(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.zeros_like(x), torch.full_like(x, self.tau**2)
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.x)
-
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        y, step = down.x, Steps(self.eta_a, g)
-        for q in range(self.Q):
-            y = step.down(y, y, q, self.mu * (y - down.x)) if self.mu else step.down(y, y, q)
-        return self.Up(y - down.x), client
-
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        m = self.beta1 * server.m + (1 - self.beta1) * up.change
-        v = self._second(server.v, up.change.square())
-        return self.Server(server.x + self.eta * m / (v.sqrt() + self.tau), m, v)
-
-    def model(self, server: Server) -> Tensor:
-        return server.x
+    def step(self, x: Tensor, y: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
+        (m, v), d = kept, y - x
+        m = self.beta1 * m + (1 - self.beta1) * d
+        v = self._second(v, d.square())
+        return x + self.eta * m / (v.sqrt() + self.tau), m, v
 
 
 @dataclass(frozen=True)
 class FedAdagrad(_Adaptive):
-    """FedAdagrad solves min f(x) as FedAvg does, with Adagrad on the server::
+    """FedAdagrad is a method with Adagrad on the server; as published, FedAvg::
 
-        client i:  y = x;  Q times:  y = y - eta_a (g_i(y) + mu (y - x));  send y - x
-        server:    d = mean (y_i - x);   m = beta1 m + (1 - beta1) d;   v = v + d^2
-                   x = x + eta m / (sqrt(v) + tau)
+        clients:  as in the method `of`
+        server:   d = y - x, where the method would go from x to y
+                  m = beta1 m + (1 - beta1) d;   v = v + d^2;   x = x + eta m / (sqrt(v) + tau)
 
-    eta:  server step, about how far a coordinate moves in a round at most.
-    tau:  degree of adaptivity: the smaller the more; v begins at tau^2.
-    mu:   pull to the server's model during the local steps, as in FedProx.
+    of:  the method, FedAvg if none is given: also FedProx, SCAFFOLD, FedNMap (whose z is moved), CompressedFedNMap.
+    eta: server step, about how far a coordinate moves in a round at most.
+    tau: degree of adaptivity: the smaller the more; v begins at tau^2.
+    phi, eta_a, eta_s, Q: those of the method, unless they are given here.
+
+    For FedAvg with eta_s = 1, d is the mean change of the clients' models, as published.
 
     >>> FedAdagrad(eta_a=0.1, Q=5).tau
     0.001
     """
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
@@ -105,19 +84,21 @@ class FedAdagrad(_Adaptive):
 
 @dataclass(frozen=True)
 class FedAdam(_Adaptive):
-    """FedAdam solves min f(x) as FedAvg does, with Adam on the server::
+    """FedAdam is a method with Adam on the server; as published, FedAvg::
 
-        client i:  y = x;  Q times:  y = y - eta_a (g_i(y) + mu (y - x));  send y - x
-        server:    d = mean (y_i - x);   m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2
-                   x = x + eta m / (sqrt(v) + tau)
+        clients:  as in the method `of`
+        server:   d = y - x, where the method would go from x to y
+                  m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2;   x = x + eta m / (sqrt(v) + tau)
 
     As published without Adam's correction of the first rounds. Parameters as in `FedAdagrad`.
 
-    >>> FedAdam(eta_a=0.1, Q=5).beta2
-    0.99
+    >>> from fednmap.algorithms import FedNMap
+    >>> from fednmap.regularizers import L1
+    >>> FedAdam(of=FedNMap(L1(0.1), eta_a=0.1, Q=5)).traits.composite
+    True
     """
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -125,11 +106,12 @@ class FedAdam(_Adaptive):
 
 @dataclass(frozen=True)
 class FedYogi(_Adaptive):
-    """FedYogi solves min f(x) as FedAvg does, with Yogi on the server::
+    """FedYogi is a method with Yogi on the server; as published, FedAvg::
 
-        client i:  y = x;  Q times:  y = y - eta_a (g_i(y) + mu (y - x));  send y - x
-        server:    d = mean (y_i - x);   m = beta1 m + (1 - beta1) d;   v = v - (1 - beta2) d^2 sign(v - d^2)
-                   x = x + eta m / (sqrt(v) + tau)
+        clients:  as in the method `of`
+        server:   d = y - x, where the method would go from x to y
+                  m = beta1 m + (1 - beta1) d;   v = v - (1 - beta2) d^2 sign(v - d^2)
+                  x = x + eta m / (sqrt(v) + tau)
 
     Parameters as in `FedAdagrad`.
 
@@ -137,7 +119,7 @@ class FedYogi(_Adaptive):
     0.9
     """
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
+    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")  # of FedAvg
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -52,6 +52,10 @@ class FedProx(Algorithm):
         smooth(self, self.phi)
         nonnegative(self, "mu")
 
+    @property
+    def iterate(self) -> str:
+        return "x"
+
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 

@@ -68,6 +68,10 @@ class SCAFFOLD(Algorithm):
         smooth(self, self.phi)
         fraction(self, "forget")
 
+    @property
+    def iterate(self) -> str:
+        return "x"
+
     def forgetful(self, forget: float) -> Self:
         return replace(self, forget=forget)
 

@@ -16,7 +16,7 @@ from fednmap.decentralized.contract import DecentralizedAlgorithm
 from fednmap.decentralized.exchange import Mixing
 from fednmap.names import InputError
 from fednmap.simulation import distributed, schedules
-from fednmap.simulation.loop import Diverged, Round, check_after, first_point, integers, side_by_side
+from fednmap.simulation.loop import Diverged, Round, check_after, first_point, side_by_side, whole_epochs
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients
 from fednmap.simulation.threads import Crew, one_thread
@@ -63,7 +63,8 @@ def rounds_of(
     group of torch.distributed node i lives in process i mod size, and processes exchange their nodes' messages by
     point-to-point sends; the mean that is measured is an all-reduce, which is not counted.
     """
-    integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
+    if compile:
+        raise InputError(f"{algorithm.name} has no local steps that could be fused; leave compile out")
     if participation != 1 or sampler is not None:
         raise InputError(
             f"{algorithm.name} runs on a graph where every node takes part in every round; leave participation and "
@@ -83,6 +84,7 @@ def rounds_of(
             stacklevel=3,
         )
     start, about = first_point(problem, start), declared(problem)
+    whole_epochs(algorithm, about.steps_per_round, 1)
     server, initial = algorithm.init(start)
     mixing = Mixing(algorithm.topology, drop=drop, seed=seed, positive=algorithm.method.traits.positive)
     if after is not None:

@@ -90,6 +90,11 @@ class FiniteSum(ABC):
         return min(MOST_PIECES, sum(1 for _ in self._chunks()))
 
     @property
+    def steps_per_round(self) -> int | None:
+        """Local steps of a round, from which epochs go on in the next one; None where any number will do."""
+        return self.local_steps if self.minibatches == RESHUFFLE and self.batch_size is not None else None
+
+    @property
     def exact_gradients(self) -> bool:
         """Whether a client's gradient is that of f_i, without noise."""
         return self.batch_size is None

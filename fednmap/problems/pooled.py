@@ -21,6 +21,7 @@ class Pooled:
         said = declared(problem)
         self.start, self.module, self.digest, self.made_of = said.start, said.module, said.digest, said.made_of
         self.part, self.pieces, self.concurrent = said.part, said.pieces, said.concurrent
+        self.steps_per_round = said.steps_per_round
         self.smoothness, self.hessian, self.value_and_gradient = said.smoothness, said.hessian, said.value_and_gradient
         equal = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64, device="cpu")
         self._weights = equal if said.weights is None else said.weights

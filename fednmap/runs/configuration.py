@@ -249,6 +249,8 @@ class Config(BaseModel):
                 f"topology is {self.topology}, and {', '.join(served)} works with a server; leave topology out, or use "
                 "norm-ed, norm-dsgt, pg-extra or prox-dsgd"
             )
+        if self.topology is not None and self.compile:
+            raise InputError(f"topology is {self.topology}: a method on a graph has no local steps; leave compile out")
         if self.topology is not None and (self.participation < 1 or self.sampler != "uniform"):
             raise InputError(
                 f"topology is {self.topology}: on a graph every node takes part in every round, given participation = "
@@ -393,6 +395,7 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
         (values.get("topology"), TOPOLOGIES),
         *((name, known) for name in (methods if isinstance(methods, list | tuple) else ())),
         *((key.rpartition(".")[0], known) for key in (overrides if isinstance(overrides, dict) else ())),
+        *((v, known) for key, v in (overrides.items() if isinstance(overrides, dict) else ()) if key.endswith(".of")),
     ]
     return [spec for spec, names in named if isinstance(spec, str) and is_code(spec.strip(), tuple(names))]
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import CompressedFedNMap, FedNMap
+from fednmap.algorithms import CompressedFedNMap, FedNMap, ServerOptimiser
+from fednmap.algorithms import method as served
 from fednmap.algorithms.hyperparameters import default_gamma
 from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Problem, Regularizer, oracle_of
@@ -80,6 +81,7 @@ class Methods:
     def algorithm(self, name: str) -> Algorithm:
         """The method with the common step sizes, its own defaults, and what `set` says about it."""
         config, kind = self.config, method(name)
+        overrides: dict[str, Any]
         overrides = {key.rpartition(".")[2]: v for key, v in config.set.items() if key.rpartition(".")[0] == name}
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
         if config.memory:
@@ -90,6 +92,9 @@ class Methods:
             del common["Q"]
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
+        if issubclass(kind, ServerOptimiser):
+            overrides["of"] = below = self._below(name, overrides.get("of", "fedavg"))
+            phi, common = below.phi, {}
         given = {k: v for k, v in common.items() if k in known} | overrides
         if missing := [f.name for f in fields(kind) if _is_required(f) and f.name not in ("phi", *given)]:  # type: ignore[arg-type]
             raise InputError(f"{name} also needs {', '.join(missing)}; give it with --set {name}.{missing[0]}=VALUE")
@@ -105,6 +110,12 @@ class Methods:
             assert config.topology is not None  # a configuration has been checked for that
             return Decentralized(algorithm, topology_of(config.topology, config.clients))
         return algorithm
+
+    def _below(self, name: str, of: Any) -> Algorithm:
+        """The method that a server optimiser is of, with its own settings."""
+        if not isinstance(of, str) or issubclass(served(of), ServerOptimiser):
+            raise InputError(f"{name}: of is {of!r}; name a method, such as --set {name}.of=scaffold")
+        return self.algorithm(of)
 
     def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
         """Where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
@@ -347,7 +358,8 @@ def _divide(dataset: Dataset, config: Config) -> ClientData:
 def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
     options: dict[str, Any] = {"batch_size": config.batch_size or None, "seed": config.seed}
     if config.minibatches == "reshuffle":
-        options |= {"minibatches": config.minibatches, "local_steps": config.local_steps}
+        steps = 1 if config.topology else config.local_steps  # on a graph a round is a step
+        options |= {"minibatches": config.minibatches, "local_steps": steps}
     if config.weights == "samples":
         options["weights"] = data.sizes.double() / len(data.x)
     if config.model == "least-squares":

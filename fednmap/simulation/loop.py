@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -108,6 +109,11 @@ def simulate(
     """
     check_kinds(algorithm, problem)
     _check_numbers(algorithm, problem, drop)
+    integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
+    for name, value in (("sampler", sampler), ("eta_a", eta_a)):
+        if isinstance(value, type) or (name == "sampler" and value is not None and not callable(value)):
+            raise InputError(f"{name} is {_kind(value)}; see fednmap.simulation.{HOMES[name]} for what can be given")
+    schedules.check_end(eta_a, rounds)
     own = algorithm.driver()
     if own is not None:
         if uplink is not None or secagg is not None:
@@ -122,13 +128,8 @@ def simulate(
         }
         given |= {"eta_a": eta_a, "chunk": chunk, "threads": threads, "store": store, "compile": compile}
         return own(algorithm, problem, rounds=rounds, after=after, **given)
-    integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
     everybody = participation == 1 and drop == 0 and sampler is None
     who = Uniform(participation) if sampler is None else sampler
-    for name, value in (("sampler", who), ("eta_a", eta_a)):
-        if isinstance(value, type) or (name == "sampler" and not callable(value)):
-            raise InputError(f"{name} is {_kind(value)}; see fednmap.simulation.{HOMES[name]} for what can be given")
-    schedules.check_end(eta_a, rounds)
     if algorithm.traits.full_participation and not everybody:
         name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
@@ -145,6 +146,8 @@ def simulate(
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
+    if about.steps_per_round is not None:
+        whole_epochs(algorithm, about.steps_per_round, gradients_of(algorithm, server, initial))
     traffic = Traffic(algorithm, server, message)
     if secagg is not None:
         if uplink is not None and uplink.rows:
@@ -298,6 +301,30 @@ def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
     """The uplink of one client, from a round without data: its shapes are what counts."""
     g = SecondOrder(lambda x, q: torch.zeros_like(x), lambda x: x.new_zeros(*x.shape, x.shape[-1]))
     return algorithm.local(algorithm.broadcast(server), client, g)[0]
+
+
+def gradients_of(algorithm: Algorithm, server: State, client: State) -> int:
+    """How many gradients a client asks for in its first round."""
+    asked = 0
+
+    def g(x: Tensor, q: int) -> Tensor:
+        nonlocal asked
+        asked += 1
+        return torch.zeros_like(x)
+
+    algorithm.local(algorithm.broadcast(server), client, SecondOrder(g, lambda x: x.new_zeros(*x.shape, x.shape[-1])))
+    return asked
+
+
+def whole_epochs(algorithm: Algorithm, due: int | None, steps: int) -> None:
+    """Say so where a method's rounds are not those for which the problem cuts its epochs, of `due` steps each."""
+    if due is not None and steps != due:
+        warnings.warn(
+            f"{algorithm.name} takes {steps} gradient{'s' * (steps != 1)} in a round, and the reshuffled minibatches "
+            f"are cut for {due}: some rows come more often than others; give both the same number of local steps",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def mean(ups: Sequence[State], weights: Sequence[float] | None = None) -> State:
