@@ -19,7 +19,8 @@ from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
-NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table", "all")
+PAPER = ("nn", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
+NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "all")
 
 
 def reproduce(
