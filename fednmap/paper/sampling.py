@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from fednmap.paper.figure import Figure, caption, lines, panels
-from fednmap.paper.sampling_trials import CLIENTS, METHODS, MOMENTUM, PARTS, SETTINGS, chance, jobs
+from fednmap.paper.sampling_trials import CLIENTS, METHODS, MOMENTUM, PARTS, SETTINGS, jobs
 from fednmap.paper.trials import Curve, select
 from fednmap.paper.verdict import Claim, Verdict
 
@@ -125,7 +125,7 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
     claims = []
     for part in ("a9a", "mnist", "cifar10"):
         for setting in _settings(curves, part)[:1]:
-            old, least = _last(_of(curves, part, "NIID-2021", setting)), 100 * chance(part)
+            old, least = _last(_of(curves, part, "NIID-2021", setting)), 100 * PARTS[part].chance
             claims.append(
                 Claim(
                     f"{NAMES['NIID-2021']}, is at chance on {part} with {_words(setting)}",
@@ -177,7 +177,7 @@ def _table(curves: list[Curve], part: str) -> list[list[str]]:
         if all(found):
             sent = f"{found[0][0]['bytes_up'][-1] / 1e6:.2f}"
             rows.append([NAMES.get(method, method), *(_number(_last(c)) for c in found), sent])
-    return [*rows, ["chance", *(f"{100 * chance(part):.1f}" for _ in rows[0][1:-1]), "-"]]
+    return [*rows, ["chance", *(f"{100 * PARTS[part].chance:.1f}" for _ in rows[0][1:-1]), "-"]]
 
 
 def _relative_table(curves: list[Curve]) -> list[list[str]]:
@@ -202,7 +202,7 @@ def draw(curves: list[Curve]) -> Picture:
         groups = {m: c for m in METHODS if (c := _of(curves, part, m, setting))}
         lines(axis, groups, metric, log=metric == "stationarity", order=METHODS)
         if metric == "accuracy":
-            axis.axhline(chance(part), color="0.5", linewidth=0.8)
+            axis.axhline(PARTS[part].chance, color="0.5", linewidth=0.8)
         y = r"$\|\nabla\psi(x_t)\|^2$" if metric == "stationarity" else "accuracy"
         caption(axis, k, f"{part}: {_words(setting)}", y=y)
         if (legend := axis.get_legend()) is not None:
