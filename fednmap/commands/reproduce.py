@@ -44,8 +44,7 @@ def reproduce(
     threads: Threads = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge the trials there are.")] = False,
 ) -> None:
-    """Run a figure of the paper, or a benchmark of others, and judge its claims. A second call continues, to the same
-    bits."""
+    """Run a figure of the paper or a benchmark of others, and judge its claims. A second call goes on."""
     from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
     from fednmap.paper.overview import overview
     from fednmap.paper.reproduce import reproduce as reproduce_figure
