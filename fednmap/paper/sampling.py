@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from math import inf
 from statistics import mean, stdev
@@ -104,9 +105,20 @@ def _exactness(curves: list[Curve]) -> list[Claim]:
                 "h and h_i stay consistent" if expected else "-",
                 "; ".join(f"{_words(s)}: {worst[s]:.0e}" for s in there),
                 holds,
+                _range(worst.values()) if method in ("FedNMap", "NIID-2021", "NIID-2023") else "",
             )
         )
     return claims
+
+
+def _range(values: Iterable[float]) -> str:
+    low, high = min(values := list(values)), max(values)
+    return f"{low:.0e} to {high:.0e} of the first |grad psi|^2"
+
+
+def _count(words: Iterable[str]) -> str:
+    """How often each word."""
+    return ", ".join(f"{word} in {count} settings" for word, count in sorted(Counter(words).items()))
 
 
 def _last(curves: list[Curve]) -> dict[int, float]:
@@ -132,6 +144,7 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
                     "10.0 % on CIFAR-10",
                     f"{_number(old)} %, chance is {least:.1f} %",
                     all(v <= least + SMALLEST for v in old.values()),
+                    f"{_number(old)} %, chance {least:.1f} %",
                 )
             )
         there = _settings(curves, part)
@@ -148,6 +161,7 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
                     "-",
                     "; ".join(f"{_words(s)}: {_number(ours[s])} and {_number(theirs[s])}, {words[s]}" for s in there),
                     all(word in wanted for word in words.values()),
+                    _count(words.values()) if other == "FedAvg" else "",
                 )
             )
     return claims
