@@ -64,7 +64,7 @@ COMMANDS = {
     "reproduce": (
         "fednmap.commands.reproduce",
         "reproduce",
-        "Run a figure of the paper and judge its claims. A second call continues, to the same bits.",
+        "Run a figure of the paper or a benchmark of others, and judge its claims. A second call goes on.",
     ),
     "audit": (
         "fednmap.commands.audit",

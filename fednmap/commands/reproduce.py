@@ -1,4 +1,4 @@
-"""`fednmap reproduce`: the paper's figures, with a verdict on each claim."""
+"""`fednmap reproduce`: the paper's figures and benchmarks of others, with a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
-NAMES = ("nn", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table", "all")
+PAPER = ("nn", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
+NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "all")
 
 
 def reproduce(
@@ -43,7 +44,7 @@ def reproduce(
     threads: Threads = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge the trials there are.")] = False,
 ) -> None:
-    """Run a figure of the paper and judge its claims. A second call continues, to the same bits."""
+    """Run a figure of the paper or a benchmark of others, and judge its claims. A second call goes on."""
     from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
     from fednmap.paper.overview import overview
     from fednmap.paper.reproduce import reproduce as reproduce_figure

@@ -20,6 +20,7 @@ from fednmap.data.heart_disease import heart_disease
 from fednmap.data.mnist_files import fashion_mnist, mnist
 from fednmap.data.svm_files import svm
 from fednmap.data.synthetic import sparse_regression, synthetic
+from fednmap.data.tcga_brca import tcga_brca
 from fednmap.names import InputError, called, choose, imported, is_code, parted
 
 __all__ = ["DATASETS", "Dataset", "digits", "load"]
@@ -50,6 +51,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "fashion-mnist": fashion_mnist,
     "cifar10": cifar10,
     "heart-disease": heart_disease,
+    "tcga-brca": tcga_brca,
     "svm": svm,
     "csv": csv,
     "synthetic": synthetic,
@@ -61,9 +63,9 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 def load(name: str, **options: Any) -> Dataset:
     """The data set called `name`, with `options` of the function that makes it.
 
-    After a colon: the path of a file (svm:PATH, csv:PATH), or numbers (synthetic:ALPHA,BETA, cifar10:N). Options may
-    follow a path: csv:table.csv,label=outcome,client=hospital. One of the user's own is package.module:Name:word,...,
-    a function of the words that gives a Dataset.
+    After a colon: the path of a file (svm:PATH, csv:PATH), numbers (synthetic:ALPHA,BETA, cifar10:N), or a word
+    (heart-disease:flamby). Options may follow a path: csv:table.csv,label=outcome,client=hospital. One of the user's
+    own is package.module:Name:word,..., a function of the words that gives a Dataset.
 
     >>> len(load("digits").x_train), len(load("digits").x_test)
     (1438, 359)
@@ -80,6 +82,8 @@ def load(name: str, **options: Any) -> Dataset:
         arguments = _numbers(argument)
     elif name == "cifar10" and colon:
         arguments = [_whole(argument)]
+    elif name == "heart-disease" and colon:
+        arguments = [argument]
     elif colon and not arguments:
         raise InputError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
     allowed = list(inspect.signature(make).parameters)[len(arguments) :]

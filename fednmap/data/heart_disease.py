@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fednmap.data import cache
@@ -36,16 +39,31 @@ FACTORS = (
 )
 
 
-def heart_disease() -> Dataset:
+def heart_disease(variant: str | None = None) -> Dataset:
     """Heart disease or none: 740 patients of four hospitals (the clients), 13 features, 2 labels.
 
     The columns slope, ca and thal, mostly missing, are dropped, then every row with a missing value; the
     kinds of chest pain and of resting ECG become indicators. Features have mean 0 and deviation 1 over
     all training rows. Every fifth row of every hospital is for the test.
 
+    variant: "flamby" divides and normalises the same rows as Fed-Heart-Disease, each hospital by the mean and deviation
+             of its own training rows; "flamby-pooled" by those of all training rows. See `fednmap.data.flamby`.
+
     Reference: Janosi et al., Heart disease, UCI machine learning repository, 1988; the choice of rows and
     columns is that of du Terrail et al., FLamby, NeurIPS 2022.
     """
+    x, y, clients = patients()
+    if variant is not None:
+        from fednmap.data.flamby import heart
+
+        return _described(heart(variant, x, y, clients))
+    data = hold_out(x, y, clients)
+    mean, deviation = data.x_train.mean(0), data.x_train.std(0)
+    return _described(replace(data, x_train=(data.x_train - mean) / deviation, x_test=(data.x_test - mean) / deviation))
+
+
+def patients() -> tuple[Tensor, Tensor, Tensor]:
+    """Features as they are, labels and hospitals of the patients with no missing value, in the files' order."""
     rows, clients = [], []
     for i, (hospital, md5) in enumerate(HOSPITALS.items()):
         file = f"processed.{hospital}.data"
@@ -60,17 +78,8 @@ def heart_disease() -> Dataset:
     pooled = torch.cat(rows)
     plain = [j for j in range(pooled.shape[1] - 1) if j not in (CHEST_PAIN, REST_ECG)]
     kinds = [one_hot(pooled[:, j].long() - pooled[:, j].long().min())[:, 1:] for j in (CHEST_PAIN, REST_ECG)]
-    x = torch.cat([pooled[:, plain], *kinds], dim=1)
-    data = hold_out(x, (pooled[:, -1] > 0).long(), torch.cat(clients))
-    mean, deviation = data.x_train.mean(0), data.x_train.std(0)
-    return Dataset(
-        (data.x_train - mean) / deviation,
-        data.y_train,
-        (data.x_test - mean) / deviation,
-        data.y_test,
-        data.clients,
-        data.test_clients,
-        features=FACTORS,
-        labels=("healthy", "sick"),
-        sites=tuple(HOSPITALS),
-    )
+    return torch.cat([pooled[:, plain], *kinds], dim=1), (pooled[:, -1] > 0).long(), torch.cat(clients)
+
+
+def _described(data: Dataset) -> Dataset:
+    return replace(data, features=FACTORS, labels=("healthy", "sick"), sites=tuple(HOSPITALS))

@@ -1,6 +1,6 @@
 """The paper's experiments: one file per figure, with what the paper claims of it and the verdict."""
 
-from fednmap.paper import local_stepsize, mobilenet, nn, sensitivity, speedup_n, speedup_q, table1
+from fednmap.paper import flamby, local_stepsize, mobilenet, nn, sampling, sensitivity, speedup_n, speedup_q, table1
 from fednmap.paper.figure import Figure
 
 FIGURES: dict[str, Figure] = {
@@ -11,6 +11,9 @@ FIGURES: dict[str, Figure] = {
     "sensitivity": sensitivity.FIGURE,
     "mobilenet": mobilenet.FIGURE,
     "table": table1.FIGURE,
+    "flamby-heart": flamby.HEART,
+    "flamby-tcga": flamby.TCGA,
+    "sampling": sampling.FIGURE,
 }
 
 __all__ = ["FIGURES", "Figure"]

@@ -68,9 +68,14 @@ def _discard(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def computed(setting: Setting, measure: Callable[[], list[Record]], path: Path) -> list[Record]:
-    """A trial of a few seconds on a problem with no model to keep: if it is stopped, it begins again."""
+def computed(
+    setting: Setting, measure: Callable[[], list[Record]], path: Path, data: str | None = None
+) -> list[Record]:
+    """A trial of a few seconds on a problem with no model to keep: if it is stopped, it begins again.
+
+    data: the SHA-256 of the data, where there are any.
+    """
     with clear_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        write_atomically(path / "environment.json", to_json(provenance(setting)))
+        write_atomically(path / "environment.json", to_json(provenance(setting) | ({"data": data} if data else {})))
     return measure()

@@ -310,6 +310,11 @@ def _of_sites(config: Config) -> bool:
 
 def _check(dataset: Dataset, config: Config) -> None:
     """Refuse data from which nothing can be learnt; warn of columns that no step size suits."""
+    if dataset.y_train.ndim > 1:
+        raise InputError(
+            f"the targets of {config.data} are times and events, which no model here predicts; use "
+            "fednmap.estimators.FederatedCoxRegression, or fednmap.problems.Cox"
+        )
     if dataset.classes is not None:
         if config.model == "least-squares":
             raise InputError(
