@@ -157,7 +157,12 @@ MUTATIONS = [
     ("client_level", "one noise for all clients", "exchange.t, i, field", "exchange.t, 0, field"),
     ("client_level", "one share for two vectors", "exchange.t, i, field", "exchange.t, i, 0"),
     ("client_level", "too few shares will do", "len(ids) >= self.among", "True"),
-    ("client_level", "rounds with nobody are left out", "self.among is None or len(ids)", "weight > 0 and len(ids)"),
+    (
+        "client_level",
+        "rounds with nobody are left out",
+        "return self.among is None or",
+        "return weight > 0 if self.among is None else",
+    ),
     ("client_level", "nothing is forgotten", "algorithm.forgetful(self.forget) if self.forget else ", ""),
     ("client_level", "sampling counted twice", "coin(federation), rounds", "coin(federation) ** 2, rounds"),
     ("noise", "shares too small", "among**0.5", "among"),
