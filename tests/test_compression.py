@@ -132,7 +132,7 @@ def test_random_entries_do_not_bear_longer_steps(long_lasso):
         assert not distance(algorithm.model(last(algorithm, problem, rounds=1500).server), solution) < 0.5
 
 
-def test_pace_is_the_share_of_a_step():
+def test_pace_of_compressed_fednmap_is_the_share_of_a_step():
     given = {"eta_a": 0.5 / L, "gamma": 1 / L, "Q": 5, "K": 2}
     one, other = CompressedFedNMap(PHI, **given, pace=0.5), CompressedFedNMap(PHI, **given, eta_s=0.5, pace=1.0)
     assert torch.equal(last(one, rounds=9).server.z, last(other, rounds=9).server.z)
