@@ -68,9 +68,9 @@ def test_contract_of_every_compressor(compressor, bits):
     """compressed_fednmap: the exact optimum with everybody, sampled, and with lost replies."""
     report = check_algorithm(
         lambda phi, L, Q: CompressedFedNMap(
-            phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L, K=2, compressor=compressor, bits=bits
+            phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L, K=4, compressor=compressor, bits=bits
         ),
-        rounds=6000,
+        rounds=3000,
     )
     assert max(report) < 1e-10
 
