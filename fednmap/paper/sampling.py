@@ -25,7 +25,8 @@ RULE = f"""\
 Exact gradients: what counts is the largest |grad psi(x)|^2 that is measured in the last tenth of the rounds, over the
 first value. A method is exact in a setting if that is {SETTLED:g} or less in every trial; it is not if it is above
 {STUCK:g} in every trial; else it is undecided. A claim about all settings holds if it is true of each of them, and is
-not judged if one is undecided and none contradicts.
+not judged if one is undecided and none contradicts. Rounds were made more after a first look at which {SETTLED:g} was
+not reached everywhere, the values still falling.
 
 Accuracy, per cent, after the last round: a method is at chance if it is within {SMALLEST:g} point of always saying the
 most frequent label. A is better than B if the mean over the trials of the differences, trial by trial, is above its

@@ -62,7 +62,7 @@ class Part(NamedTuple):
 A9A, CHANCE = ("svm:libsvm/a9a", "libsvm/a9a.t"), 12435 / 16281
 LENET = "lenet"
 PARTS = {
-    "exact": Part(*A9A, "logistic", None, 5, 0.2, 0.02, {0.1: 250, 0.02: 1200}, 40, CHANCE),
+    "exact": Part(*A9A, "logistic", None, 5, 0.2, 0.02, {0.1: 400, 0.02: 2000}, 40, CHANCE),
     "a9a": Part(*A9A, "mlp:32,16,8:relu", 64, 51, 0.1, 5e-6, {0.1: 30, 0.02: 90}, 6, CHANCE),
     "mnist": Part("mnist", None, "mlp:32:relu", 64, 47, 0.1, 5e-6, {0.1: 15, 0.02: 45}, 3, 0.1135),
     "cifar10": Part(
