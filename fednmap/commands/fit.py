@@ -98,6 +98,8 @@ def fit(
     if choice:
         _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
         estimator.on_fold = lambda k, of, name: _say(quiet, f"fold {k} of {of}: {name}")
+        if any(s.kind == "number" and s.missing for s in preprocessor.statistics_):
+            estimator.refill = _refill(preprocessor, list(features.values()))
     estimator.fit(frame, y, where)
     found = None
     if choice:
@@ -167,6 +169,17 @@ def _targets(
                 "--family gaussian"
             )
     return y, family, [target]
+
+
+def _refill(preprocessor: tables.FederatedPreprocessor, sites: list[tables.Table]) -> Any:
+    """A function from a mask of rows to the matrix of all rows, with gaps filled by what those of the mask say."""
+    ends = np.cumsum([t.rows for t in sites])[:-1]
+
+    def matrix(mask: Any) -> Any:
+        told = preprocessor.refilled([t.some(part) for t, part in zip(sites, np.split(mask, ends), strict=True)])
+        return np.concatenate([told.transform(t) for t in sites])
+
+    return matrix
 
 
 def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class CrossValidated(Federated):
     random_state: int
     on_fold: Callable[[int, int, str], None] | None = None
     """Hears the number of a fold, how many there are, and its name, before it is computed."""
+    refill: Callable[[Any], Any] | None = None
+    """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
 
     def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
         """Choose lam, and fit the model there to all rows."""
@@ -85,6 +87,8 @@ class CrossValidated(Federated):
             raise InputError(
                 "cross-validation of a Cox model needs weights='samples'; sites weigh unequally in its folds"
             )
+        if self.refill is not None:
+            rows = rows._replace(X=self.refill(~test))
         train = rows.some(~test)
         try:
             self._family().check(train.y, train.sites)
