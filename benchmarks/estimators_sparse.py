@@ -3,8 +3,8 @@
     python benchmarks/estimators_sparse.py [fit predict path cv]
 
 w8a-like: 50,000 rows, 300 columns, 4 % of them not zero; wide: 20,000 rows, 50,000 columns, 0.1 %. Ten sites, logistic
-regression, l1. Each is done by a process of its own; memory is the table (CSR, float64) and what the process grows by at
-most when it is there. "vectors" are those of the server that grow with the model and
+regression, l1. Each is done by a process of its own; memory is the table (CSR, float64) and what the process grows by
+at most when it is there. "vectors" are those of the server that grow with the model and
 not with the table: what FedNMap remembers, and the coefficients of a path. The exit code says whether the w8a-like ones
 stay below 3 tables.
 """

@@ -61,8 +61,16 @@ def test_gradients_at_once_are_those_one_by_one(family, intercept, thin, monkeyp
     shares = weights / weights.sum()
     assert torch.allclose(squares, sum(s**2 * torch.outer(g, g) for s, g in zip(shares, each, strict=True)))
     if intercept and family != "multinomial":
-        shift = torch.tensor(rng.normal(size=5))
-        centred = Centred(problem, shift, 1)
+        shift, factor = torch.tensor(rng.normal(size=5)), torch.tensor(rng.random(5))
+        centred = Centred(problem, shift, factor, 1)
+        written_out = ClientData.of(
+            [((X[a:b] - shift.numpy()) * factor.numpy(), torch.tensor(y[a:b])) for a, b in itertools.pairwise(ends)]
+        )
+        plain = GLM(written_out, family, intercept=True, weights="samples", sample_weights=weights)
+        assert torch.allclose(centred.gradients(points), plain.gradients(points))
+        assert torch.allclose(centred.losses(points), plain.losses(points))
+        assert torch.allclose(centred.hessian(points[0]), plain.hessian(points[0]))
+        assert torch.allclose(centred.outer(points[0]), plain.outer(points[0]))
         assert torch.allclose(centred.gradients(points), torch.stack([centred.gradient(x) for x in points]))
         assert torch.allclose(centred.losses(points), torch.stack([centred.loss(x) for x in points]))
 

@@ -222,6 +222,15 @@ def _same(frame: Any) -> list[tuple[str, str]]:
     return twins
 
 
+def _chosen(estimator: Any) -> tuple[list[str], list[list[Any]]]:
+    """What lam was chosen by, at every lam: the criterion, or held-out losses."""
+    if estimator.select not in ("min", "1se"):
+        both = zip(estimator.lambdas_, estimator.criterion_, strict=True)
+        return ["lam", estimator.select], [[float(lam), float(value)] for lam, value in both]
+    columns = (estimator.lambdas_, estimator.cv_mean_, estimator.cv_se_, *estimator.cv_losses_)
+    return ["lam", "mean", "se", *estimator.folds_], np.stack(columns, 1).tolist()
+
+
 def _place(out: Path | None) -> Path:
     place = out or Path("runs") / clock.strftime("%Y%m%d-%H%M%S-fit")
     if place.exists() and not place.is_dir():
@@ -273,6 +282,7 @@ def _write(place: Path, made: dict[str, Any]) -> None:
             walked = [[float(v), *map(float, c.flatten())] for v, c in zip(found.lambdas, found.coefs, strict=True)]
             write_atomically(place / "path.csv", kept.as_csv(["lam", *names], walked).encode())
         if made["choice"]:
+            write_atomically(place / "cv.csv", kept.as_csv(*_chosen(estimator)).encode())
             plot_cv(estimator, place / "cv.png")
             pictures.append(place / "cv.png")
         sites = [[s["site"], s["rows"], s["weight"], s["loss"]] for s in estimator.site_report_]

@@ -189,7 +189,8 @@ def prepare(
     intercept = fit_intercept and family.level
     scale = scaling(X, each, standardize=standardize, free_level=intercept or not family.level)
     site_weights = np.bincount(sites.of_row, each, len(sites)).astype(float)
-    data = ClientData(tensor(scale.apply(X)), dense(y), dense(sites.sizes))
+    untouched = intercept and sparse.issparse(X)
+    data = ClientData(tensor(X if untouched else scale.apply(X)), dense(y), dense(sites.sizes))
     problem: Any = family.problem(
         data,
         outputs,
@@ -197,8 +198,8 @@ def prepare(
         weights=dense(site_weights),
         sample_weights=None if bool((sample_weight == sample_weight[0]).all()) else dense(sample_weight),
     )
-    if intercept and sparse.issparse(X):
-        problem = Centred(problem, dense(scale.shift * scale.factor), outputs)
+    if untouched:
+        problem = Centred(problem, dense(scale.shift), dense(scale.factor), outputs)
     elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > problem.dim <= together.SIZE:
         problem = Gram(problem)
     constants = family.constants(y, each)

@@ -26,7 +26,7 @@ from scipy import linalg
 
 from fednmap.estimators.sites import Floats
 
-SIZE = 600
+SIZE = 1000
 """Most coordinates for which a dense model is kept."""
 NEAR = 4.0
 """Penalties whose weights differ by less than this factor share a model where the Hessian changes with x; the first of
@@ -142,7 +142,8 @@ class Dense:
         v = s @ self.D
         before = _solved(s @ v.T, v)
         if before is not None:
-            self.D += y.T @ y - v.T @ before
+            self.D += y.T @ y
+            self.D -= v.T @ before
 
     def largest(self) -> float:
         """The largest eigenvalue and a little more, by power iteration from where the last one ended."""
