@@ -177,6 +177,35 @@ def test_mistakes_are_one_line(command, hospitals, words, message):
     assert len(err.splitlines()) == 1
 
 
+COX = ["--time", "time", "--event", "event", "--drop-columns", "outcome"]
+COUNTS = ["--target", "event", "--family", "poisson", "--drop-columns", "outcome,time"]
+IN_A_FILE = [
+    ("time", float("inf"), COX, "bern: column 'time' has inf in row 3; give finite numbers"),
+    ("time", -1.0, COX, "bern: column 'time' has -1 in row 3; times must be at least 0"),
+    ("event", 2, COX, "bern: column 'event' has 2 in row 3; 1 is an event, 0 censored"),
+    ("event", -2, COUNTS, "bern: column 'event' has -2 in row 3; counts must be at least 0"),
+    ("age", float("inf"), COUNTS, "column 'age' has infinity at site 'bern', row 3"),
+    ("age", float("inf"), ["--target", "age", "--family", "huber"], "bern: column 'age' has inf in row 3"),
+    ("age", "old", COUNTS, "column 'age' has 'old' in row 3 at site 'bern', among numbers"),
+    ("outcome", None, ["--target", "outcome"], "bern: the target 'outcome' has no value in row 3"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "words", "message"), IN_A_FILE, ids=[m for *_, m in IN_A_FILE])
+def test_what_is_wrong_in_a_file_is_told_by_site_column_and_row(command, hospitals, column, value, words, message):
+    """Rows are numbered within the file."""
+    table = pl.read_csv(hospitals / "bern.csv")
+    values = table[column].to_list()
+    values[3] = value
+    table.with_columns(pl.Series(column, list(map(str, values)) if value == "old" else values, strict=False)).write_csv(
+        hospitals / "bern.csv"
+    )
+    code, out, err = command("fit", "--data", f"csv:{hospitals}", *words, "--quiet")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
 def test_what_is_not_a_fit_or_not_its_table(command, hospitals):
     code, _, err = command("predict", hospitals, hospitals / "zug.csv")
     assert (code, "holds no model.json; give the folder of a `fednmap fit`" in err) == (2, True)

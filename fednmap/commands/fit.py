@@ -24,7 +24,7 @@ from fednmap.estimators.path import path as walk_path
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, settled_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
-from fednmap.estimators.task import check_goals, complete, labels, listed, numbers
+from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, times
 from fednmap.names import InputError, choose
 from fednmap.runs.files import clear_errors, json_text, write_atomically
 from fednmap.tables.table import is_words
@@ -144,8 +144,7 @@ def _targets(
     """y of all rows, the family, and the columns that y is made of."""
     check_goals(family, target, time, event)
     if time is not None and event is not None:
-        pairs = [np.stack([numbers(t, name) for name in (time, event)], 1) for t in sites.values()]
-        return np.concatenate(pairs), "cox", [time, event]
+        return np.concatenate([times(t, time, event) for t in sites.values()]), "cox", [time, event]
     assert target is not None  # checked above
     parts = {t.name: complete(t, target) for t in sites.values()}
     words = [name for name, values in parts.items() if is_words(values)]
@@ -160,14 +159,16 @@ def _targets(
     choose("family", family, FAMILIES)
     if words and family != "logistic":
         raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
-    if family == "logistic":
-        y = np.concatenate([labels(t, target) for t in sites.values()]).astype(str)
-        most = len(np.unique(y))
-        if most > MANY_CLASSES:
-            raise InputError(
-                f"the target {target!r} has {most} different values; logistic tells classes apart, for numbers use "
-                "--family gaussian"
-            )
+    if family != "logistic":
+        read = counts if family == "poisson" else numbers
+        return np.concatenate([read(t, target) for t in sites.values()]), family, [target]
+    y = np.concatenate([labels(t, target) for t in sites.values()]).astype(str)
+    most = len(np.unique(y))
+    if most > MANY_CLASSES:
+        raise InputError(
+            f"the target {target!r} has {most} different values; logistic tells classes apart, for numbers use "
+            "--family gaussian"
+        )
     return y, family, [target]
 
 
