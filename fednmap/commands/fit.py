@@ -21,7 +21,7 @@ from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.path import path as walk_path
-from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, settled_lam
+from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
 from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, times
@@ -200,11 +200,6 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
     return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
 
 
-def _lam(penalty: str, lam: float | None) -> float | None:
-    """The weight that the fit had; None where the penalty has none."""
-    return None if penalty_name(penalty) in WITHOUT_WEIGHT else settled_lam(penalty, lam)
-
-
 def _frame(X: Any, columns: list[str]) -> Any:
     """The matrix with names, so that messages can say them."""
     import polars
@@ -253,7 +248,7 @@ def _write(place: Path, made: dict[str, Any]) -> None:
     level = -estimator.centre_ if family == "cox" else estimator.intercept_  # hazards are relative to the mean row
     intercept = np.atleast_1d(np.asarray(level, float))
     classes = tuple(map(str, estimator.classes_)) if family == "logistic" else ()
-    lam = estimator.lam_ if made["choice"] else _lam(made["penalty"], made["lam"])
+    lam = estimator.lam_ if made["choice"] else told_lam(made["penalty"], made["lam"])
     target = " and ".join(made["goals"])
     model = kept.FittedModel(family, target, tuple(made["columns"]), coef, intercept, classes, made["preprocessor"])
     about = {

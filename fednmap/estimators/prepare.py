@@ -207,7 +207,8 @@ def prepare(
     square = np.where(scale.square > 0, scale.square, 1.0)
     diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
     first = family.first(y, each, outputs) if intercept else np.zeros(0)
-    start = np.concatenate([np.zeros(outputs * X.shape[1]), first, constants])
+    start = torch.from_numpy(np.concatenate([np.zeros(outputs * X.shape[1]), first, constants]))
+    problem.start = start  # where the curvature of families without a bound is asked for
     return Prepared(
         family,
         problem,
@@ -219,7 +220,7 @@ def prepare(
         intercept,
         len(constants),
         family.unit(y, each),
-        torch.from_numpy(start),
+        start,
         diagonal,
     )
 
