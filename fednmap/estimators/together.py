@@ -142,8 +142,12 @@ class Dense:
         v = s @ self.D
         before = _solved(s @ v.T, v)
         if before is not None:
-            self.D += y.T @ y
-            self.D -= v.T @ before
+            self._add(1.0, y, y)
+            self._add(-1.0, v, before)
+
+    def _add(self, factor: float, a: Floats, b: Floats) -> None:
+        """D + factor a' b, in place: a product of its own would be as large as D."""
+        linalg.blas.dgemm(factor, a.T, b.T, beta=1.0, c=self.D.T, trans_b=1, overwrite_c=1)
 
     def largest(self) -> float:
         """The largest eigenvalue and a little more, by power iteration from where the last one ended."""
