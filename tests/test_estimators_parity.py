@@ -161,17 +161,37 @@ def test_cox(n, ties):
 
 @pytest.mark.slow  # skglm compiles itself first
 @SITES
-def test_mcp(n):
-    from skglm import GeneralizedLinearEstimator
-    from skglm.datafits import Quadratic
-    from skglm.penalties import MCPenalty
-    from skglm.solvers import AndersonCD
+def test_lasso_of_skglm(n):
+    skglm = pytest.importorskip("skglm")
+    X, y = scaled(load_diabetes)
+    reference = skglm.Lasso(alpha=1.0, tol=1e-12, max_iter=1000).fit(X, y)
+    same(FederatedLasso(1.0, standardize=False, **TIGHT).fit(X, y, by_target(y, n)), reference)
 
+
+@pytest.mark.slow
+@SITES
+def test_logistic_l1_of_skglm(n):
+    skglm = pytest.importorskip("skglm")
+    X, y = scaled(load_breast_cancer)
+    solver = skglm.solvers.ProxNewton(tol=1e-12, max_iter=1000)
+    reference = skglm.GeneralizedLinearEstimator(skglm.datafits.Logistic(), skglm.penalties.L1(0.02), solver)
+    reference.fit(np.asfortranarray(X), 2.0 * y - 1)
+    reference.coef_, reference.intercept_ = np.atleast_2d(reference.coef_), np.atleast_1d(reference.intercept_)
+    fitted = FederatedLogisticRegression("l1", 0.02, standardize=False, **TIGHT).fit(X, y, by_target(y, n))
+    same(fitted, reference)
+
+
+@pytest.mark.slow
+@SITES
+@pytest.mark.parametrize("penalty", ["mcp", "scad"])
+def test_folded_concave_of_skglm(n, penalty):
+    skglm = pytest.importorskip("skglm")
     X, y = scaled(load_diabetes)
     y = (y - y.mean()) / y.std()
-    reference = GeneralizedLinearEstimator(Quadratic(), MCPenalty(0.1, 3.0), AndersonCD(tol=1e-12, fit_intercept=False))
-    reference.fit(X, y)
-    fitted = FederatedGLM("gaussian", "mcp:3", 0.1, **TIGHT).fit(X, y, by_target(y, n))
+    phi = skglm.penalties.MCPenalty(0.1, 3.0) if penalty == "mcp" else skglm.penalties.SCAD(0.1, 3.7)
+    solver = skglm.solvers.AndersonCD(tol=1e-12, fit_intercept=False)
+    reference = skglm.GeneralizedLinearEstimator(skglm.datafits.Quadratic(), phi, solver).fit(X, y)
+    fitted = FederatedGLM("gaussian", penalty, 0.1, **TIGHT).fit(X, y, by_target(y, n))
     assert fitted.converged_
     assert (fitted.coef_ != 0).tolist() == (reference.coef_ != 0).tolist()
     assert fitted.coef_ == pytest.approx(reference.coef_, abs=1e-6)

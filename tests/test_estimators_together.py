@@ -61,8 +61,16 @@ def test_gradients_at_once_are_those_one_by_one(family, intercept, thin, monkeyp
     shares = weights / weights.sum()
     assert torch.allclose(squares, sum(s**2 * torch.outer(g, g) for s, g in zip(shares, each, strict=True)))
     if intercept and family != "multinomial":
-        shift = torch.tensor(rng.normal(size=5))
-        centred = Centred(problem, shift, 1)
+        shift, factor = torch.tensor(rng.normal(size=5)), torch.tensor(rng.random(5))
+        centred = Centred(problem, shift, factor, 1)
+        written_out = ClientData.of(
+            [((X[a:b] - shift.numpy()) * factor.numpy(), torch.tensor(y[a:b])) for a, b in itertools.pairwise(ends)]
+        )
+        plain = GLM(written_out, family, intercept=True, weights="samples", sample_weights=weights)
+        assert torch.allclose(centred.gradients(points), plain.gradients(points))
+        assert torch.allclose(centred.losses(points), plain.losses(points))
+        assert torch.allclose(centred.hessian(points[0]), plain.hessian(points[0]))
+        assert torch.allclose(centred.outer(points[0]), plain.outer(points[0]))
         assert torch.allclose(centred.gradients(points), torch.stack([centred.gradient(x) for x in points]))
         assert torch.allclose(centred.losses(points), torch.stack([centred.loss(x) for x in points]))
 
@@ -98,9 +106,8 @@ def test_a_path_in_common_rounds_is_the_path(estimator, load):
     X, y = load(return_X_y=True)
     sites = np.arange(len(y)) % 3
     path = estimator.path(X, y, sites, lambdas=12)
-    assert path.together
     assert path.converged
-    assert path.total_rounds == path.rounds.max()
+    assert path.rounds.max() <= path.total_rounds < path.rounds.sum()
     prepared = estimator._prepare(estimator._read(X, y, sites, None))
     for k in (0, 5, 11):
         phi = prepared._on_coefficients(estimator._regularizer(prepared, path.lambdas[k]))
@@ -114,6 +121,27 @@ def test_a_path_takes_few_rounds():
     assert FederatedLasso().path(X, y, np.arange(len(y)) % 4).total_rounds <= 8
     X, y = load_breast_cancer(return_X_y=True)
     assert FederatedLogisticRegression().path(X, y, np.arange(len(y)) % 4).total_rounds <= 60
+
+
+def test_penalties_that_come_in_later_save_gradients(monkeypatch):
+    X, y = load_breast_cancer(return_X_y=True)
+    few = FederatedLogisticRegression(**TIGHT).path(X, y, np.arange(len(y)) % 4)
+    monkeypatch.setattr("fednmap.estimators.together.NEAR", 1.0 + 1e-9)  # nobody has a neighbour
+    all_at_once = FederatedLogisticRegression(**TIGHT).path(X, y, np.arange(len(y)) % 4)
+    assert few.converged
+    assert all_at_once.converged
+    assert few.rounds.sum() < 0.9 * all_at_once.rounds.sum()
+    assert few.losses == pytest.approx(all_at_once.losses, abs=1e-7)
+    assert few.coefs == pytest.approx(all_at_once.coefs, abs=1e-3)
+
+
+@pytest.mark.parametrize("most", [2, 5])
+def test_a_path_that_is_cut_short_says_so(most):
+    X, y = load_breast_cancer(return_X_y=True)
+    path = FederatedLogisticRegression(max_rounds=most).path(X, y, np.arange(len(y)) % 4)
+    assert not path.converged
+    assert path.rounds.max() <= most
+    assert np.isfinite(path.coefs).all()
 
 
 def test_what_is_sent_is_counted():
@@ -177,7 +205,7 @@ def test_a_quadratic_is_minimised():
         constant=True,
     )
     assert (found.sizes <= 1e-9).all()
-    assert found.rounds.max() <= 12
+    assert found.total == found.rounds.max() <= 14
     for x, lam in zip(found.x, lambdas[:, 0], strict=True):
         slope = H @ x - b
         assert slope[x != 0] == pytest.approx(-lam * np.sign(x[x != 0]), abs=1e-8)

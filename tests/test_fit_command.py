@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from hospital_files import write_hospitals
 
-from fednmap.estimators import FederatedLogisticRegression
+from fednmap.estimators import FederatedLasso, FederatedLogisticRegression
 from fednmap.tables import FederatedPreprocessor, read_sites
 
 
@@ -27,7 +27,7 @@ def test_a_fit_with_names_path_and_choice(command, hospitals):
     assert "outcome = sick" in out
     run = hospitals.parent / "run"
     assert {p.name for p in run.iterdir()} == {
-        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.png", "report.html")
+        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html")
     }
     page = (run / "report.html").read_text()
     assert "pressure=missing" in page
@@ -58,6 +58,40 @@ def test_the_command_is_the_estimator(command, hospitals):
     code, out, _ = command("predict", "run", hospitals / "bern.csv", "--out", "said.csv")
     said = pl.read_csv(hospitals.parent / "said.csv")
     assert said["P(sick)"].to_numpy() == pytest.approx(alone.predict_proba(X)[where == "bern", 1])
+
+
+def lower_median(values):
+    return np.nanquantile(values, 0.5, method="inverted_cdf")
+
+
+def with_flag(values, by):
+    return np.c_[np.where(np.isnan(values), by, values), np.isnan(values)]
+
+
+@pytest.mark.parametrize(("impute", "fill"), [("mean", np.nanmean), ("median", lower_median)])
+def test_rows_that_are_held_out_do_not_fill_gaps(command, hospitals, impute, fill):
+    """The held-out loss at every lam is that of tables whose gaps were filled by the other sites alone."""
+    words = ("--target", "age", "--family", "gaussian", "--tol", 1e-9, "--drop-columns", "sex,ecg,outcome,time,event")
+    more = ("--impute", impute, "--cv", "leave-one-site-out", "--quiet", "--json", "--out", "run")
+    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, *more)
+    assert code == 0
+    sites = read_sites(f"csv:{hospitals}")
+    lambdas = pl.read_csv(hospitals.parent / "run" / "path.csv")["lam"].to_numpy()
+    losses = np.zeros(len(lambdas))
+    for out_there in sites:
+        kept = [t for name, t in sites.items() if name != out_there]
+        by = fill(np.concatenate([t["pressure"] for t in kept]))
+        tables = {name: with_flag(t["pressure"], by) for name, t in sites.items()}
+        X = np.concatenate([tables[t.name] for t in kept])
+        where = np.repeat([t.name for t in kept], [t.rows for t in kept])
+        path = FederatedLasso(tol=1e-9).path(X, np.concatenate([t["age"] for t in kept]), where, lambdas=lambdas)
+        for k, (coef, intercept) in enumerate(zip(path.coefs, path.intercepts, strict=True)):
+            found = tables[out_there] @ coef[0] + intercept[0]
+            losses[k] += np.square(found - sites[out_there]["age"]).sum() / 2 / 300
+    assert json.loads(out)["lam_min"] == pytest.approx(lambdas[losses.argmin()])
+    said = pl.read_csv(hospitals.parent / "run" / "cv.csv")
+    assert said.columns == ["lam", "mean", "se", *sites]
+    assert said["mean"].to_numpy() == pytest.approx(losses, rel=1e-7)
 
 
 def test_a_weight_by_default_is_told(command, hospitals):
@@ -137,6 +171,35 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
 def test_mistakes_are_one_line(command, hospitals, words, message):
+    code, out, err = command("fit", "--data", f"csv:{hospitals}", *words, "--quiet")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+COX = ["--time", "time", "--event", "event", "--drop-columns", "outcome"]
+COUNTS = ["--target", "event", "--family", "poisson", "--drop-columns", "outcome,time"]
+IN_A_FILE = [
+    ("time", float("inf"), COX, "bern: column 'time' has inf in row 3; give finite numbers"),
+    ("time", -1.0, COX, "bern: column 'time' has -1 in row 3; times must be at least 0"),
+    ("event", 2, COX, "bern: column 'event' has 2 in row 3; 1 is an event, 0 censored"),
+    ("event", -2, COUNTS, "bern: column 'event' has -2 in row 3; counts must be at least 0"),
+    ("age", float("inf"), COUNTS, "column 'age' has infinity at site 'bern', row 3"),
+    ("age", float("inf"), ["--target", "age", "--family", "huber"], "bern: column 'age' has inf in row 3"),
+    ("age", "old", COUNTS, "column 'age' has 'old' in row 3 at site 'bern', among numbers"),
+    ("outcome", None, ["--target", "outcome"], "bern: the target 'outcome' has no value in row 3"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "words", "message"), IN_A_FILE, ids=[m for *_, m in IN_A_FILE])
+def test_what_is_wrong_in_a_file_is_told_by_site_column_and_row(command, hospitals, column, value, words, message):
+    """Rows are numbered within the file."""
+    table = pl.read_csv(hospitals / "bern.csv")
+    values = table[column].to_list()
+    values[3] = value
+    table.with_columns(pl.Series(column, list(map(str, values)) if value == "old" else values, strict=False)).write_csv(
+        hospitals / "bern.csv"
+    )
     code, out, err = command("fit", "--data", f"csv:{hospitals}", *words, "--quiet")
     assert (code, out) == (2, "")
     assert message in err

@@ -21,10 +21,10 @@ from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.path import path as walk_path
-from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, settled_lam
+from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
-from fednmap.estimators.task import check_goals, complete, labels, listed, numbers
+from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, times
 from fednmap.names import InputError, choose
 from fednmap.runs.files import clear_errors, json_text, write_atomically
 from fednmap.tables.table import is_words
@@ -98,6 +98,8 @@ def fit(
     if choice:
         _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
         estimator.on_fold = lambda k, of, name: _say(quiet, f"fold {k} of {of}: {name}")
+        if any(s.kind == "number" and s.missing for s in preprocessor.statistics_):
+            estimator.refill = _refill(preprocessor, list(features.values()))
     estimator.fit(frame, y, where)
     found = None
     if choice:
@@ -142,8 +144,7 @@ def _targets(
     """y of all rows, the family, and the columns that y is made of."""
     check_goals(family, target, time, event)
     if time is not None and event is not None:
-        pairs = [np.stack([numbers(t, name) for name in (time, event)], 1) for t in sites.values()]
-        return np.concatenate(pairs), "cox", [time, event]
+        return np.concatenate([times(t, time, event) for t in sites.values()]), "cox", [time, event]
     assert target is not None  # checked above
     parts = {t.name: complete(t, target) for t in sites.values()}
     words = [name for name, values in parts.items() if is_words(values)]
@@ -158,15 +159,28 @@ def _targets(
     choose("family", family, FAMILIES)
     if words and family != "logistic":
         raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
-    if family == "logistic":
-        y = np.concatenate([labels(t, target) for t in sites.values()]).astype(str)
-        most = len(np.unique(y))
-        if most > MANY_CLASSES:
-            raise InputError(
-                f"the target {target!r} has {most} different values; logistic tells classes apart, for numbers use "
-                "--family gaussian"
-            )
+    if family != "logistic":
+        read = counts if family == "poisson" else numbers
+        return np.concatenate([read(t, target) for t in sites.values()]), family, [target]
+    y = np.concatenate([labels(t, target) for t in sites.values()]).astype(str)
+    most = len(np.unique(y))
+    if most > MANY_CLASSES:
+        raise InputError(
+            f"the target {target!r} has {most} different values; logistic tells classes apart, for numbers use "
+            "--family gaussian"
+        )
     return y, family, [target]
+
+
+def _refill(preprocessor: tables.FederatedPreprocessor, sites: list[tables.Table]) -> Any:
+    """A function from a mask of rows to the matrix of all rows, with gaps filled by what those of the mask say."""
+    ends = np.cumsum([t.rows for t in sites])[:-1]
+
+    def matrix(mask: Any) -> Any:
+        told = preprocessor.refilled([t.some(part) for t, part in zip(sites, np.split(mask, ends), strict=True)])
+        return np.concatenate([told.transform(t) for t in sites])
+
+    return matrix
 
 
 def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
@@ -186,11 +200,6 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
     return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
 
 
-def _lam(penalty: str, lam: float | None) -> float | None:
-    """The weight that the fit had; None where the penalty has none."""
-    return None if penalty_name(penalty) in WITHOUT_WEIGHT else settled_lam(penalty, lam)
-
-
 def _frame(X: Any, columns: list[str]) -> Any:
     """The matrix with names, so that messages can say them."""
     import polars
@@ -207,6 +216,15 @@ def _same(frame: Any) -> list[tuple[str, str]]:
         if first != name:
             twins.append((first, name))
     return twins
+
+
+def _chosen(estimator: Any) -> tuple[list[str], list[list[Any]]]:
+    """What lam was chosen by, at every lam: the criterion, or held-out losses."""
+    if estimator.select not in ("min", "1se"):
+        both = zip(estimator.lambdas_, estimator.criterion_, strict=True)
+        return ["lam", estimator.select], [[float(lam), float(value)] for lam, value in both]
+    columns = (estimator.lambdas_, estimator.cv_mean_, estimator.cv_se_, *estimator.cv_losses_)
+    return ["lam", "mean", "se", *estimator.folds_], np.stack(columns, 1).tolist()
 
 
 def _place(out: Path | None) -> Path:
@@ -230,7 +248,7 @@ def _write(place: Path, made: dict[str, Any]) -> None:
     level = -estimator.centre_ if family == "cox" else estimator.intercept_  # hazards are relative to the mean row
     intercept = np.atleast_1d(np.asarray(level, float))
     classes = tuple(map(str, estimator.classes_)) if family == "logistic" else ()
-    lam = estimator.lam_ if made["choice"] else _lam(made["penalty"], made["lam"])
+    lam = estimator.lam_ if made["choice"] else told_lam(made["penalty"], made["lam"])
     target = " and ".join(made["goals"])
     model = kept.FittedModel(family, target, tuple(made["columns"]), coef, intercept, classes, made["preprocessor"])
     about = {
@@ -260,6 +278,7 @@ def _write(place: Path, made: dict[str, Any]) -> None:
             walked = [[float(v), *map(float, c.flatten())] for v, c in zip(found.lambdas, found.coefs, strict=True)]
             write_atomically(place / "path.csv", kept.as_csv(["lam", *names], walked).encode())
         if made["choice"]:
+            write_atomically(place / "cv.csv", kept.as_csv(*_chosen(estimator)).encode())
             plot_cv(estimator, place / "cv.png")
             pictures.append(place / "cv.png")
         sites = [[s["site"], s["rows"], s["weight"], s["loss"]] for s in estimator.site_report_]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fednmap.data import cache
@@ -23,9 +24,9 @@ WORDS = {
 }
 
 
-def hospital_files(folder: Path) -> list[Path]:
+def hospital_files(folder: Path, left_out: Sequence[str] = LEFT_OUT) -> list[Path]:
     """Writes HOSPITAL.csv for each of the four into `folder`; what is missing is an empty cell."""
-    tables = {hospital: _table(hospital, md5) for hospital, md5 in HOSPITALS.items()}
+    tables = {hospital: _table(hospital, md5, left_out) for hospital, md5 in HOSPITALS.items()}
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for hospital, lines in tables.items():
@@ -34,15 +35,17 @@ def hospital_files(folder: Path) -> list[Path]:
     return made
 
 
-def _table(hospital: str, md5: str) -> list[str]:
+def _table(hospital: str, md5: str, left_out: Sequence[str]) -> list[str]:
     file = f"processed.{hospital}.data"
     path = cache.find("heart_disease", [file]) or cache.download("heart_disease", file, md5, ADDRESSES)
     contents = cache.read(path)
     cache.check_md5(path, contents, md5)
-    lines = [",".join(name for name in COLUMNS if name not in LEFT_OUT)]
+    lines = [",".join(name for name in COLUMNS if name not in left_out)]
     for line in contents.decode().split():
-        row = zip(COLUMNS, line.split(","), strict=True)
-        lines.append(",".join(_word(name, cell) for name, cell in row if name not in LEFT_OUT))
+        row = dict(zip(COLUMNS, line.split(","), strict=True))
+        if hospital == "switzerland" and row["cholesterol"] == "0":
+            row["cholesterol"] = "?"
+        lines.append(",".join(_word(name, cell) for name, cell in row.items() if name not in left_out))
     return lines
 
 

@@ -117,7 +117,7 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
         where = divide(sites, X.shape[0])
         inputs.finite(X, self._names(), where)
         y = self._targets(y, where)
-        weight = inputs.sample_weights(sample_weight, X)
+        weight = inputs.sample_weights(sample_weight, X.shape[0], where)
         rows = Rows(X, y, where, weight)
         if not bool((weight > 0).all()):
             rows = rows.some(weight > 0)
@@ -192,10 +192,14 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
             raise InputError(
                 f"weights is {self.weights!r}; 'samples' counts every row once, 'sites' every site as much as any other"
             )
-        if not 0 < self.tol < np.inf:
+        if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < np.inf:
             raise InputError(f"tol is {self.tol!r}; it must be a finite number above 0")
-        if isinstance(self.max_rounds, bool) or not self.max_rounds >= 1:
-            raise InputError(f"max_rounds is {self.max_rounds!r}; it must be at least 1")
+        if (
+            isinstance(self.max_rounds, bool)
+            or not isinstance(self.max_rounds, int | np.integer)
+            or self.max_rounds < 1
+        ):
+            raise InputError(f"max_rounds is {self.max_rounds!r}; it must be a whole number, at least 1")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,4 +1,4 @@
-"""Centred columns that are not touched: sparse rows stay sparse."""
+"""Columns that are centred and scaled without being touched: sparse rows stay sparse, and are not copied."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fednmap.problems import GLM
 
 
 class Centred:
-    """f of a model for columns minus `shift`, from a problem with an intercept whose columns are as they are.
+    """f of a model for (columns - shift) factor, from a problem with an intercept whose columns are as they are.
 
-    <a - shift, w> + c = <a, w> + (c - <shift, w>): a linear change of variables x -> T x, so the gradient is T' grad f.
-    It makes the intercept independent of the coefficients, which saves rounds.
+    <(a - shift) factor, w> + c = <a, v> + (c - <shift, v>) for v = factor w: a linear change of variables x -> T x, so
+    the gradient is T' grad f. It makes the intercept independent of the coefficients, which saves rounds.
     """
 
-    def __init__(self, problem: GLM, shift: Tensor, outputs: int) -> None:
-        self.problem, self.shift, self.outputs = problem, shift, outputs
+    def __init__(self, problem: GLM, shift: Tensor, factor: Tensor, outputs: int) -> None:
+        self.problem, self.shift, self.factor, self.outputs = problem, shift, factor, outputs
         self.n, self.dim, self.weights, self.chunk = problem.n, problem.dim, problem.weights, problem.chunk
         self.start = problem.start
         self._ends = outputs * len(shift), outputs * len(shift) + outputs
@@ -51,14 +51,16 @@ class Centred:
 
     def alone(self, i: int) -> Self:
         """Client i by itself."""
-        return type(self)(self.problem.alone(i), self.shift, self.outputs)
+        return type(self)(self.problem.alone(i), self.shift, self.factor, self.outputs)
 
     def _inner(self, x: Tensor) -> Tensor:
         """T x."""
         w, c, rest = x.tensor_split(self._ends, -1)
-        return torch.cat([w, c - w.unflatten(-1, (self.outputs, -1)) @ self.shift, rest], -1)
+        v = w.unflatten(-1, (self.outputs, -1)) * self.factor
+        return torch.cat([v.flatten(-2), c - v @ self.shift, rest], -1)
 
     def _back(self, g: Tensor) -> Tensor:
         """T' g."""
-        w, c, rest = g.tensor_split(self._ends, -1)
-        return torch.cat([w - (c.unsqueeze(-1) * self.shift).flatten(-2), c, rest], -1)
+        v, c, rest = g.tensor_split(self._ends, -1)
+        w = (v.unflatten(-1, (self.outputs, -1)) - c.unsqueeze(-1) * self.shift) * self.factor
+        return torch.cat([w.flatten(-2), c, rest], -1)

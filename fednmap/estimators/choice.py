@@ -36,6 +36,8 @@ class CrossValidated(Federated):
     random_state: int
     on_fold: Callable[[int, int, str], None] | None = None
     """Hears the number of a fold, how many there are, and its name, before it is computed."""
+    refill: Callable[[Any], Any] | None = None
+    """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
 
     def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
         """Choose lam, and fit the model there to all rows."""
@@ -85,9 +87,12 @@ class CrossValidated(Federated):
             raise InputError(
                 "cross-validation of a Cox model needs weights='samples'; sites weigh unequally in its folds"
             )
+        if self.refill is not None:
+            rows = rows._replace(X=self.refill(~test))
         train = rows.some(~test)
         try:
             self._family().check(train.y, train.sites)
+            self._all_classes(train)
         except InputError as error:
             raise InputError(f"without {name}: {error}") from None
         prepared = self._prepare(train)
@@ -97,6 +102,16 @@ class CrossValidated(Federated):
         whole, part = (float(r.weight.sum()) * losses(self, prepared, found, r) for r in (rows, train))
         added: Floats = (whole - part) / float(rows.weight[test].sum())
         return added  # the partial likelihood of a fold is what it adds to that of the others
+
+    def _all_classes(self, train: Rows) -> None:
+        """Refuse a fold without which a class has no rows: no model of the others knows of it."""
+        classes = self._classes()
+        lacking = set(range(len(classes))) - set(np.unique(train.y).astype(int).tolist()) if classes else ()
+        if lacking:
+            raise InputError(
+                f"no row of class {classes[min(lacking)]!r} is left to learn it from; leave the class out, or choose "
+                "folds that share it"
+            )
 
     def _by_criterion(self, rows: Rows) -> int:
         """-2 log-likelihood + log(N) (nonzero) + 2 gamma log C(p, nonzero)."""
@@ -134,8 +149,11 @@ def losses(estimator: Federated, prepared: Prepared, path: Path, rows: Rows) -> 
         weights=dense(np.bincount(rows.sites.of_row, each, len(rows.sites))),
         sample_weights=dense(rows.weight),
     )
-    found = []
+    points = []
     for coef, intercept, scale in zip(path.coefs, path.intercepts, path.scales, strict=True):
         parts = [coef.flatten(), intercept if prepared.intercept else [], [] if scale is None else [scale]]
-        found.append(float(problem.loss(dense(np.concatenate(parts)))))
-    return np.array(found)
+        points.append(np.concatenate(parts))
+    if prepared.constants:
+        return np.array([float(problem.loss(dense(point))) for point in points])
+    found: Floats = problem.losses(dense(np.stack(points))).numpy()
+    return found

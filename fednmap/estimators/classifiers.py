@@ -74,7 +74,7 @@ class FederatedLogisticRegression(ClassifierMixin, Federated):  # type: ignore[m
     def _targets(self, y: Any, sites: Sites) -> Floats:
         self.classes_, numbers = inputs.labels(y, len(sites.of_row))
         if len(self.classes_) < 2:
-            raise InputError(f"y holds one class only, {self.classes_[0]!r}, at all sites; two are needed")
+            raise InputError(f"y holds one class only, {self.classes_[0]}, at all sites; two are needed")
         return numbers
 
     def _outputs(self) -> int:

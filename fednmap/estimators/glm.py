@@ -115,7 +115,7 @@ class FederatedGLM(Federated):
             return super()._targets(y, sites)
         self.classes_, numbers = inputs.labels(y, len(sites.of_row))
         if len(self.classes_) < 2:
-            raise InputError(f"y holds one class only, {self.classes_[0]!r}, at all sites; two are needed")
+            raise InputError(f"y holds one class only, {self.classes_[0]}, at all sites; two are needed")
         return numbers
 
     def _outputs(self) -> int:

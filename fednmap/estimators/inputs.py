@@ -9,15 +9,19 @@ from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import get_tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_array, column_or_1d, validate_data
+from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from fednmap.estimators.sites import Floats, Sites
 from fednmap.names import InputError
+
+LARGEST = 1e100
+"""Of numbers whose squares and sums of squares are finite without a doubt."""
 
 
 def table(estimator: BaseEstimator, X: Any, *, reset: bool) -> Any:
     """X as float64, dense or CSR, with the estimator's names of columns set or compared."""
     thin = "csr" if get_tags(estimator).input_tags.sparse else False
+    _columns_of_numbers(X)
     X = validate_data(
         estimator, X, reset=reset, accept_sparse=thin, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1
     )
@@ -27,6 +31,34 @@ def table(estimator: BaseEstimator, X: Any, *, reset: bool) -> Any:
     return X
 
 
+def _columns_of_numbers(X: Any) -> None:
+    """Refuse a frame with no columns, with two of one name, or with words, by column."""
+    names = list(map(str, X.columns)) if "columns" in dir(X) else None
+    if names is None:
+        return
+    if not names:
+        raise InputError("X has no columns; give at least one")
+    twice = [name for k, name in enumerate(names) if name in names[:k]]
+    if twice:
+        raise InputError(f"X has two columns called {twice[0]!r}; names must differ")
+    for name, given in zip(names, X.columns, strict=True):
+        values = X[given].to_numpy()
+        word = next((v for v in values if isinstance(v, str)), None) if values.dtype.kind in "OU" else None
+        if word is not None and not _is_number(word):
+            raise InputError(
+                f"column {name!r} holds words, such as {word!r:.40}; make numbers of them "
+                "(tables.FederatedPreprocessor), or drop the column"
+            )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def names_of(estimator: BaseEstimator, columns: int) -> list[str]:
     """The columns' names, or their numbers as words."""
     named = getattr(estimator, "feature_names_in_", None)
@@ -34,17 +66,22 @@ def names_of(estimator: BaseEstimator, columns: int) -> list[str]:
 
 
 def finite(X: Any, names: list[str], sites: Sites) -> None:
-    """Refuse NaN and infinity, by column and site."""
+    """Refuse NaN, infinity and numbers whose squares are, by column and site."""
     values = X.data if sparse.issparse(X) else X
-    if bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all()):
+    if max(values.max(initial=0.0), -values.min(initial=0.0)) <= LARGEST:  # no for NaN
         return
     if sparse.issparse(X):
-        at = int(np.flatnonzero(~np.isfinite(X.data))[0])
+        at = int(np.flatnonzero(~(np.abs(X.data) <= LARGEST))[0])
         row, column = int(np.searchsorted(X.indptr, at, "right")) - 1, int(X.indices[at])
         value = X.data[at]
     else:
-        row, column = (int(k) for k in np.argwhere(~np.isfinite(X))[0])
+        row, column = (int(k) for k in np.argwhere(~(np.abs(X) <= LARGEST))[0])
         value = X[row, column]
+    if np.isfinite(value):
+        raise InputError(
+            f"column {names[column]!r} has {value:.3g} in row {row}{sites.at(row)}; beyond {LARGEST:g} squares "
+            "overflow: use another unit"
+        )
     what = "NaN" if np.isnan(value) else "infinity"
     if not sparse.issparse(X):
         mine = sites.of_row == sites.of_row[row]
@@ -67,8 +104,8 @@ def targets(y: Any, rows: int, columns: int = 1) -> Floats:
         if sparse.issparse(y):
             raise InputError("y is sparse; give a dense array of one number per row")
         found = column_or_1d(y, warn=True, dtype=None)
-        if found.dtype.kind == "O":
-            found = found.astype(np.float64)
+        if found.dtype.kind in "OU":
+            found = _numbers_of(found)
         found = check_array(found, ensure_2d=False, dtype=np.float64, ensure_all_finite=False, input_name="y")
     else:
         found = check_array(y, ensure_2d=False, dtype=np.float64, ensure_all_finite=False, input_name="y")
@@ -78,12 +115,20 @@ def targets(y: Any, rows: int, columns: int = 1) -> Floats:
     return numbers
 
 
+def _numbers_of(y: Any) -> Floats:
+    for row, value in enumerate(y):
+        if isinstance(value, str) and not _is_number(value):
+            raise InputError(f"y holds words, such as {str(value)!r:.40} in row {row}; this model needs numbers")
+    found: Floats = y.astype(np.float64)
+    return found
+
+
 def finite_targets(y: Floats, sites: Sites, names: tuple[str, ...] = ("y",)) -> None:
-    wrong = np.argwhere(~np.isfinite(y))
+    wrong = np.argwhere(~(np.abs(y) <= LARGEST))
     if len(wrong):
         row = int(wrong[0][0])
-        name = names[int(wrong[0][1])] if y.ndim == 2 else names[0]
-        what = "NaN" if np.isnan(y[tuple(wrong[0])]) else "infinity"
+        name, value = names[int(wrong[0][1])] if y.ndim == 2 else names[0], y[tuple(wrong[0])]
+        what = "NaN" if np.isnan(value) else "infinity" if np.isinf(value) else f"{value:.3g}"
         raise InputError(f"{name} has {what} in row {row}{sites.at(row)}; leave the row out")
 
 
@@ -99,8 +144,21 @@ def labels(y: Any, rows: int) -> tuple[Any, Floats]:
     return classes, numbers.astype(np.float64)
 
 
-def sample_weights(weight: Any, X: Any) -> Floats:
-    found: Floats = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
+def sample_weights(weight: Any, rows: int, sites: Sites) -> Floats:
+    """What each row counts: numbers of at least 0, some above."""
+    if weight is None:
+        return np.ones(rows)
+    found: Floats = np.asarray(weight, np.float64)
+    if found.ndim == 0:
+        found = np.full(rows, float(found))
+    if found.shape != (rows,):
+        raise InputError(f"sample_weight has shape {found.shape}; give one number per row, {rows} in all")
+    wrong = np.flatnonzero(~((found >= 0) & (found <= LARGEST)))
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"sample_weight is {found[row]:g} in row {row}{sites.at(row)}; give a finite number, at least 0"
+        )
     if not found.sum() > 0:
         raise InputError("Sample weights must contain at least one non-zero number; all are 0")
     return found

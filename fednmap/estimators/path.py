@@ -48,18 +48,13 @@ class Path:
     names: tuple[str, ...]
     classes: tuple[str, ...]
     """One word per output; one output has none."""
-    together: bool
-    """Whether a round carried the points of all lam that had not ended."""
+    total_rounds: int
+    """Of the whole path; several lam may share a round."""
 
     @property
     def rounds(self) -> Floats:
         """In which each lam took part."""
         return np.array([fit.rounds for fit in self.fits])
-
-    @property
-    def total_rounds(self) -> int:
-        """Of the whole path."""
-        return int(self.rounds.max() if self.together else self.rounds.sum())
 
     @property
     def converged(self) -> bool:
@@ -161,12 +156,14 @@ def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null |
     """
     phis = [estimator._regularizer(prepared, lam) for lam in lambdas]
     first = None if null is None or null.fit is not None else null.gradient
-    fits = prepared.solve_together(phis, estimator.tol, estimator.max_rounds, first)
-    together = fits is not None
-    if fits is None:
+    together = prepared.solve_together(phis, estimator.tol, estimator.max_rounds, first)
+    if together is None:
         steps = Walk(estimator, prepared)
         steps.last = None if null is None else null.fit
         fits = [steps.at(lam) for lam in lambdas]
+        rounds = sum(fit.rounds for fit in fits)
+    else:
+        fits, rounds = together
     models = [prepared.parameters(fit.x) for fit in fits]
     return Path(
         lambdas,
@@ -177,7 +174,7 @@ def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null |
         tuple(fits),
         tuple(estimator._names()),
         estimator._classes(),
-        together,
+        rounds,
     )
 
 

@@ -64,6 +64,11 @@ def settled_lam(penalty: str | Regularizer, lam: float | None) -> float:
     return float(lam)
 
 
+def told_lam(penalty: str | Regularizer, lam: float | None) -> float | None:
+    """The weight that a fit had; None where the penalty has none."""
+    return settled_lam(penalty, lam) if weighted(penalty) else None
+
+
 def regularizer(
     penalty: str | Regularizer, lam: float, l1_ratio: float, groups: Sequence[int] | None, outputs: int
 ) -> Regularizer:

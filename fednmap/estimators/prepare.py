@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,13 @@ class Parameters:
     """sigma, where the family has one."""
 
 
+class Together(NamedTuple):
+    """Fits with several phi, and the rounds that they took, of which they share most."""
+
+    fits: list[Fit]
+    rounds: int
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A problem of scaled columns and the meaning of its vector: coefficients, one output after another, then the
@@ -66,13 +73,13 @@ class Prepared:
         """The minimiser of f + phi, phi on the coefficients; begun where `after` ended, a fit with another phi."""
         found = self.solve_together([phi], tol, max_rounds) if after is None else None
         if found is not None:
-            return found[0]
+            return found.fits[0]
         whole = self._on_coefficients(phi)
         return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
 
     def solve_together(
         self, phis: Sequence[Regularizer], tol: float, max_rounds: int, first: Tensor | None = None
-    ) -> list[Fit] | None:
+    ) -> Together | None:
         """The minimisers for several phi at once, in the same rounds; None where `together` does not take them.
 
         first: the gradient at the start, where it is known.
@@ -95,15 +102,16 @@ class Prepared:
         losses = self.problem.losses(torch.from_numpy(found.x)).numpy()
         objectives = losses + shrink.value(found.x)
         each = 2 * self.start.nbytes * len(self.sites)  # a point to every site, a gradient back
-        fits = []
+        fits, total = [], found.total
         for k, phi in enumerate(phis):
             x, rounds = torch.from_numpy(found.x[k]), int(found.rounds[k])
             sent, size = each * (rounds if k == 0 else rounds - 1), float(found.sizes[k])  # the first is common to all
             fit = Fit(x, rounds, sent, float(objectives[k]), size, size <= tol * self.unit, float(losses[k]), None)
             if not fit.converged and rounds < max_rounds:
                 fit = self._finished(fit, phi, tol, max_rounds)
+                total += fit.rounds - rounds
             fits.append(fit)
-        return fits
+        return Together(fits, total)
 
     def _finished(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> Fit:
         """From where `together` has not come to an end, by FedNMap with a short memory."""
@@ -181,7 +189,8 @@ def prepare(
     intercept = fit_intercept and family.level
     scale = scaling(X, each, standardize=standardize, free_level=intercept or not family.level)
     site_weights = np.bincount(sites.of_row, each, len(sites)).astype(float)
-    data = ClientData(tensor(scale.apply(X)), dense(y), dense(sites.sizes))
+    untouched = intercept and sparse.issparse(X)
+    data = ClientData(tensor(X if untouched else scale.apply(X)), dense(y), dense(sites.sizes))
     problem: Any = family.problem(
         data,
         outputs,
@@ -189,8 +198,8 @@ def prepare(
         weights=dense(site_weights),
         sample_weights=None if bool((sample_weight == sample_weight[0]).all()) else dense(sample_weight),
     )
-    if intercept and sparse.issparse(X):
-        problem = Centred(problem, dense(scale.shift * scale.factor), outputs)
+    if untouched:
+        problem = Centred(problem, dense(scale.shift), dense(scale.factor), outputs)
     elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > problem.dim <= together.SIZE:
         problem = Gram(problem)
     constants = family.constants(y, each)
@@ -198,7 +207,8 @@ def prepare(
     square = np.where(scale.square > 0, scale.square, 1.0)
     diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
     first = family.first(y, each, outputs) if intercept else np.zeros(0)
-    start = np.concatenate([np.zeros(outputs * X.shape[1]), first, constants])
+    start = torch.from_numpy(np.concatenate([np.zeros(outputs * X.shape[1]), first, constants]))
+    problem.start = start  # where the curvature of families without a bound is asked for
     return Prepared(
         family,
         problem,
@@ -210,7 +220,7 @@ def prepare(
         intercept,
         len(constants),
         family.unit(y, each),
-        torch.from_numpy(start),
+        start,
         diagonal,
     )
 

@@ -69,11 +69,11 @@ class Task(BaseModel):
     def y(self, rows: Table) -> Column:
         """The targets of one site: words for labels, numbers, or (time, event)."""
         if self.time is not None and self.event is not None:
-            return np.stack([numbers(rows, name) for name in (self.time, self.event)], 1)
+            return times(rows, self.time, self.event)
         assert self.target is not None  # checked when the task was made
         if self.family == "logistic":
             return labels(rows, self.target)
-        return numbers(rows, self.target)
+        return counts(rows, self.target) if self.family == "poisson" else numbers(rows, self.target)
 
 
 def listed(words: str | None) -> list[str]:
@@ -104,7 +104,30 @@ def numbers(rows: Table, name: str) -> Floats:
     values = complete(rows, name)
     if is_words(values):
         raise InputError(f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed")
+    _every(rows, name, np.isfinite(values), "give finite numbers, or leave the row out")
     return values
+
+
+def counts(rows: Table, name: str) -> Floats:
+    """A column of numbers, none below 0."""
+    values = numbers(rows, name)
+    _every(rows, name, values >= 0, "counts must be at least 0")
+    return values
+
+
+def times(rows: Table, time: str, event: str) -> Floats:
+    """Columns of times and events, (N, 2)."""
+    found = np.stack([numbers(rows, time), numbers(rows, event)], 1)
+    _every(rows, time, found[:, 0] >= 0, "times must be at least 0")
+    _every(rows, event, (found[:, 1] == 0) | (found[:, 1] == 1), "1 is an event, 0 censored")
+    return found
+
+
+def _every(rows: Table, name: str, right: Any, words: str) -> None:
+    """Refuse the first row that is not right, by its number at the site."""
+    if not bool(right.all()):
+        row = int(right.argmin())
+        raise InputError(f"{rows.where}column {name!r} has {rows[name][row]:g} in row {row}; {words}")
 
 
 def complete(rows: Table, name: str) -> Column:

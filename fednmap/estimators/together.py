@@ -8,7 +8,8 @@ its rows once for all of them. The server keeps a dense model D of the Hessian o
 
 the step of FedNMap with memory (`fednmap.algorithms.memory`). D is updated (BFGS, in blocks) by the secants between a
 point and the next, and between the points of neighbouring penalties in one round: 50 of them teach it fifty times as
-fast, and the 50 lasso models of a path take fewer rounds than the last of them by itself.
+fast, and the 50 lasso models of a path take fewer rounds than the last of them by itself. Where the Hessian changes
+with x, most penalties of a path come in later: when their neighbours are half way there, and from where those are.
 
 Reference for blocks: Schnabel, Quasi-Newton methods using multiple secant equations, 1983.
 """
@@ -25,13 +26,14 @@ from scipy import linalg
 
 from fednmap.estimators.sites import Floats
 
-SIZE = 600
+SIZE = 1000
 """Most coordinates for which a dense model is kept."""
 NEAR = 4.0
-"""Penalties whose weights differ by less than this factor share a model where the Hessian changes with x."""
+"""Penalties whose weights differ by less than this factor share a model where the Hessian changes with x; the first of
+them begins alone."""
 CURVED = 1e-10
 """Least cosine between s and y of a secant that is believed."""
-CLOSE = 0.03
+CLOSE = 0.1
 """The model is minimised until its residual is so much smaller than the point's."""
 APART = 1e-4
 """Directions of several secants in which f curves this much less than in another are not told apart from the change of
@@ -52,6 +54,7 @@ TINY = float(np.finfo(np.float64).tiny)
 EPS = float(np.finfo(np.float64).eps)
 
 Numbers = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
 Gradients = Callable[[Floats], Floats]
 """Gradients of f at points (k, d)."""
 
@@ -67,8 +70,10 @@ class Shrink:
     def prox(self, v: Floats, step: Floats | float) -> Floats:
         """Row by row; v may be written over."""
         w, reach = v[:, : self.end], step * self.l1
-        w -= np.clip(w, -reach, reach)
-        w /= 1 + step * self.l2
+        short = np.maximum(w, -reach)
+        w -= np.minimum(short, reach, out=short)
+        if self.l2.any():
+            w /= 1 + step * self.l2
         return v
 
     def value(self, x: Floats) -> Floats:
@@ -93,12 +98,13 @@ class Shrink:
 
 
 class Found(NamedTuple):
-    """Minimisers (k, d), the gradients of f there, |F_nat| of each, and the rounds in which each took part."""
+    """Minimisers (k, d), the gradients of f there, |F_nat| of each, the rounds in which each took part, and all."""
 
     x: Floats
     g: Floats
     sizes: Floats
     rounds: Numbers
+    total: int
     gamma: float
 
 
@@ -136,7 +142,12 @@ class Dense:
         v = s @ self.D
         before = _solved(s @ v.T, v)
         if before is not None:
-            self.D += y.T @ y - v.T @ before
+            self._add(1.0, y, y)
+            self._add(-1.0, v, before)
+
+    def _add(self, factor: float, a: Floats, b: Floats) -> None:
+        """D + factor a' b, in place: a product of its own would be as large as D."""
+        linalg.blas.dgemm(factor, a.T, b.T, beta=1.0, c=self.D.T, trans_b=1, overwrite_c=1)
 
     def largest(self) -> float:
         """The largest eigenvalue and a little more, by power iteration from where the last one ended."""
@@ -231,10 +242,18 @@ def minimised(
     sizes, values = _norms(phi.residuals(x, g, gamma)), phi.value(x)
     models, groups = [Dense(np.diag(diagonal), constant)], [np.arange(k)]
     refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
+    inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
+    inside[[-1, *(rows[0] for rows in phi.neighbours())]] = True
     for done in range(1, max_rounds):
-        left = np.flatnonzero(~(sizes <= tol))
+        late, near = _joining(inside, (sizes <= half) | (done >= max_rounds // 2))
+        if len(late):
+            x[late], g[late], inside[late] = x[near], g[near], True
+            values[late] = phi.some(late).value(x[late])
+            sizes[late] = _norms(phi.some(late).residuals(x[late], g[late], gamma))
+        left = np.flatnonzero(inside & ~(sizes <= tol))
         if not len(left):
             break
+        total += 1
         if done == 2 and not constant and k > 1:
             groups = phi.neighbours()
             models = [models[0].copy() for _ in groups]
@@ -263,7 +282,16 @@ def minimised(
         kept = usable[better]
         x[kept], g[kept], values[kept] = trial[kept], new[kept], after[better]
         sizes[kept] = _norms(phi.some(kept).residuals(x[kept], g[kept], gamma))
-    return Found(x, g, sizes, rounds, gamma)
+    return Found(x, g, sizes, rounds, total, gamma)
+
+
+def _joining(inside: Flags, close: Flags) -> tuple[Numbers, Numbers]:
+    """Those that are not inside yet and whose neighbours inside, on both sides, are close; and the nearer neighbour."""
+    marks, late = np.flatnonzero(inside), np.flatnonzero(~inside)
+    after = np.searchsorted(marks, late)
+    low, high = marks[after - 1], marks[after]
+    joining = close[low] & close[high]
+    return late[joining], np.where(late - low <= high - late, low, high)[joining]
 
 
 def _working(models: list[Dense], groups: list[Numbers], meant: Numbers) -> Iterator[tuple[Dense, Numbers]]:
@@ -277,7 +305,7 @@ def _working(models: list[Dense], groups: list[Numbers], meant: Numbers) -> Iter
 
 
 def _dots(a: Floats, b: Floats) -> Floats:
-    found: Floats = (a * b).sum(1)
+    found: Floats = np.einsum("ij,ij->i", a, b)
     return found
 
 

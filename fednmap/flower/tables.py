@@ -24,7 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 from fednmap.estimators import folder as kept
 from fednmap.estimators.agreement import Agreement, answer, converse
 from fednmap.estimators.coefficients import coefficient_rows
-from fednmap.estimators.penalties import settled_lam
+from fednmap.estimators.penalties import told_lam
 from fednmap.estimators.task import Task
 from fednmap.flower import client as plain
 from fednmap.flower.audit import audited
@@ -225,7 +225,7 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
     about = {
         "data": "own",
         "penalty": task.penalty,
-        "lam": settled_lam(task.penalty, task.lam),
+        "lam": told_lam(task.penalty, task.lam),
         "standardize": task.standardize,
         "weights": task.weights,
         "rounds": closing["rounds"],

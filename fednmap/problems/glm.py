@@ -24,6 +24,7 @@ from fednmap.problems.weighting import RowWeights, Weights, per_client
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
 PIECE_BYTES = 2 << 20  # of rows that are gone through together for gradients at several points
+SPARSE_BYTES = 256 << 10  # of their outputs, if the rows are sparse: a few such tables are to be small beside them
 KEPT_BYTES = 16 << 20  # of padded copies of small clients that a problem keeps between rounds
 
 
@@ -186,7 +187,8 @@ class GLM(FiniteSum):
     def _pieces(self, points: int, dtype: torch.dtype) -> list[Prepared]:
         """All rows, cut so that a piece and its outputs at so many points stay in cache; kept for the next round."""
         of_outputs = points * self.family.outputs * self.data.x.element_size()
-        step = max(64, PIECE_BYTES // max(self._row_bytes, of_outputs))
+        most = SPARSE_BYTES if is_sparse(self.data.x) else PIECE_BYTES
+        step = max(64, min(PIECE_BYTES // self._row_bytes, most // of_outputs))
         kept = self._cut.get((step, dtype))
         if kept is None:
             equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")

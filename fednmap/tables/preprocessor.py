@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +11,18 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from fednmap.names import InputError, choose
-from fednmap.tables.statistics import Answers, Floats, Question, Statistic, answer, carry, levels_of, talk
+from fednmap.tables.statistics import (
+    Answers,
+    Floats,
+    Question,
+    Statistic,
+    answer,
+    carry,
+    given,
+    levels_of,
+    median,
+    talk,
+)
 from fednmap.tables.table import Table, is_words, missing, table
 
 
@@ -70,14 +82,27 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         self.n_features_in_ = len(self.statistics_)
         return self
 
+    def refilled(self, tables: Sequence[Table]) -> FederatedPreprocessor:
+        """The same columns, with the gaps in numbers filled by what these rows, some of every site's, say."""
+        found = []
+        for s in self.statistics_:
+            parts = [given(t[s.column]) for t in tables] if s.kind == "number" and s.missing else []
+            count = sum(len(part) for part in parts)
+            if count and self.impute == "median":
+                s = replace(s, fill=median([part for part in parts if len(part)]))
+            elif count:
+                s = replace(s, fill=float(sum(part.sum() for part in parts) / count))
+            found.append(s)
+        return type(self)(**self.get_params()).know(found)
+
     def transform(self, X: Any) -> Floats:
         """A frame as numbers; a level that no site had is refused."""
-        given = table(X)
-        lacking = [s.column for s in self.statistics_ if s.column not in given.columns]
+        rows = table(X)
+        lacking = [s.column for s in self.statistics_ if s.column not in rows.columns]
         if lacking:
-            raise InputError(f"{given.where}column {lacking[0]!r} is missing; the model was fitted with it")
-        parts = [part for s in self.statistics_ for part in _encoded(s, given, self.standardize)]
-        return np.stack(parts, 1) if parts else np.empty((given.rows, 0))
+            raise InputError(f"{rows.where}column {lacking[0]!r} is missing; the model was fitted with it")
+        parts = [part for s in self.statistics_ for part in _encoded(s, rows, self.standardize)]
+        return np.stack(parts, 1) if parts else np.empty((rows.rows, 0))
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
         return np.array([name for s in self.statistics_ for name in s.names], object)
@@ -100,16 +125,16 @@ def by_site(X: Any, sites: Any = None) -> list[Table]:
     return [Table(whole.some(labels == site).columns, str(site)) for site in np.unique(labels)]
 
 
-def _encoded(s: Statistic, given: Table, standardize: bool) -> list[Floats]:
+def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
     """The columns that one column becomes."""
-    values = given[s.column]
+    values = rows[s.column]
     gaps = missing(values)
     if s.kind == "number":
         if is_words(values):
             if not bool(gaps.all()):
                 row = int((~gaps).argmax())
                 raise InputError(
-                    f"{given.where}column {s.column!r} has {values[row]!r} in row {row}; the model knows numbers there"
+                    f"{rows.where}column {s.column!r} has {values[row]!r} in row {row}; the model knows numbers there"
                 )
             values = np.full(len(values), np.nan)
         filled = np.where(gaps, s.fill, values)
@@ -121,12 +146,12 @@ def _encoded(s: Statistic, given: Table, standardize: bool) -> list[Floats]:
     for row, word in enumerate(words):
         if word is not None and word not in known:
             raise InputError(
-                f"{given.where}column {s.column!r} has the level {word!r} in row {row}, which no site had; known are "
+                f"{rows.where}column {s.column!r} has the level {word!r} in row {row}, which no site had; known are "
                 f"{', '.join(s.levels[:12])}"
             )
     if bool(gaps.any()) and not s.flagged:
         raise InputError(
-            f"{given.where}column {s.column!r} has no value in row {int(gaps.argmax())}, and no site had gaps there; "
+            f"{rows.where}column {s.column!r} has no value in row {int(gaps.argmax())}, and no site had gaps there; "
             "fill it"
         )
     columns = [(words == level).astype(float) for level in s.levels[1:]]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fednmap.names import InputError
-from fednmap.tables.table import Column, Table, as_word, is_words, looks_like_id, missing
+from fednmap.tables.table import MOSTLY, Column, Table, as_word, is_words, looks_like_id, missing
 
 Floats = npt.NDArray[np.float64]
 Question = dict[str, Any]
@@ -172,6 +172,8 @@ def _told(name: str, values: Column, site: str, categorical: bool, max_levels: i
     gaps = np.array([w is None for w in levels_of(values)], bool) if words else missing(values)
     if len(values) and bool(gaps.all()):
         raise InputError(f"column {name!r} has no value{at}; leave the column or the site out")
+    if is_words(values) and not categorical:
+        _no_stray_word(name, values, at, max_levels)
     if not categorical and looks_like_id(name, values):
         raise InputError(
             f"column {name!r} looks like an identifier ({int((~gaps).sum())} different values in as many rows{at}); "
@@ -192,6 +194,25 @@ def _told(name: str, values: Column, site: str, categorical: bool, max_levels: i
         "count": len(kept),
         "sum": float(kept.sum()),
     }
+
+
+def _no_stray_word(name: str, values: Column, at: str, max_levels: int) -> None:
+    """Refuse a word among so many different numbers that they cannot be levels, by its row."""
+    words = {row: word for row, word in enumerate(values) if word is not None and not _is_number(word)}
+    others = {word for row, word in enumerate(values) if word is not None and row not in words}
+    if words and len(others) > max_levels and len(words) < (1 - MOSTLY) * len(values):
+        row, word = next(iter(words.items()))
+        raise InputError(
+            f"column {name!r} has {word!r:.40} in row {row}{at}, among numbers; correct it, or leave the cell empty"
+        )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _kind(name: str, parts: Answers) -> str:

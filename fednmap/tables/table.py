@@ -22,7 +22,7 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 MOSTLY = 0.8
-"""Share of dates from which on a column is one of dates."""
+"""Share of dates, or of numbers, from which on a column is one of them."""
 ID = re.compile(
     r"(.*[_\s.-])?(p?id|uuid|mrn|ssn|identifier|index|unnamed: ?\d*)"
     r"|(patient|subject|person|case|record|study|sample|row)s?[_\s.-]*(id|no|nr|num|number|code|names?)?",
