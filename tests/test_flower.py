@@ -63,7 +63,7 @@ def test_a_server_optimiser_of_another_method_follows_the_simulator(tmp_path):
 
 
 def test_reshuffled_minibatches_are_those_of_the_simulator(tmp_path):
-    problem = make_problem(batch_size=5, minibatches="reshuffle", local_steps=3)
+    problem = make_problem(batch_size=5, minibatches="reshuffle", local_steps=5)
     federation = Federation(tmp_path, problem, batch_size=5, participation=0.5, seed=3, **settings_for("fednmap"))
     federation.start()
     assert_same(federation)
