@@ -6,12 +6,15 @@ The blocks of a page run in their order, in one namespace and one temporary fold
 """
 
 import ast
+import doctest
 import importlib
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -225,3 +228,15 @@ def test_gallery_runs(script, tmp_path):
 
 def _environment():
     return os.environ | {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
+
+
+def test_a_readme_away_from_the_repository_has_absolute_links():
+    spec = importlib.util.spec_from_file_location("dist", ROOT / "tools" / "dist.py")
+    dist = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(dist)
+    assert doctest.testmod(dist).failed == 0
+    text = dist.absolute((ROOT / "README.md").read_text(), "https://example.org/x", "v1")
+    assert "](docs/" not in text
+    assert "![Six methods on handwritten digits](https://example.org/x/raw/v1/docs/images/first-run.png)" in text
+    project = tomllib.loads(dist.with_addresses((ROOT / "pyproject.toml").read_text(), "https://example.org/x", "v1"))
+    assert project["project"]["urls"]["Changelog"] == "https://example.org/x/blob/v1/CHANGELOG.md"
