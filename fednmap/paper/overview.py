@@ -14,10 +14,10 @@ from fednmap.paper.verdict import markdown_table, word
 
 INTRODUCTION = """\
 Every figure of *Achieving Linear Speedup for Composite Federated Learning* (Huang, Pu and Johansson, 2026), its
-Table 1, and benchmarks of others (FLamby, NIID-Bench), run with this library; each claim is judged by a program, from the numbers, by a rule stated on the figure's
-own page. A claim that does not hold here is reported as not holding. The paper leaves some settings open (hidden
-width, batch size, rounds, initialisation, ...): what was chosen is on the figure's page, and how the verdict depends
-on the choice.
+Table 1, and benchmarks of others (FLamby, NIID-Bench), run with this library; each claim is judged by a program, from
+the numbers, by a rule stated on the figure's own page. A claim that does not hold here is reported as not holding. The
+paper leaves some settings open (hidden width, batch size, rounds, initialisation, ...): what was chosen is on the
+figure's page, and how the verdict depends on the choice.
 
 This page and everything it shows are written by the command `fednmap reproduce`. A second call continues: trials that
 are finished (`{trials}`) are not run again, and `--trials` adds more. The file of a trial says what it was made from:
