@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fednmap import run
+from fednmap.algorithms import FedNMap
 from fednmap.measure import hoyer, residual
 from fednmap.names import InputError
+from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1
 from fednmap.report.progress import Warnings
 from fednmap.runs.configuration import Config
@@ -88,3 +91,23 @@ def test_a_sample_is_measured_in_between_and_everything_at_the_end(tmp_path):
 def test_a_sample_and_a_tolerance_do_not_go_together():
     with pytest.raises(InputError, match="eval_samples is 20, and tol is judged on all samples"):
         Config.make(eval_samples=20, tol=1e-3)
+
+
+def test_clients_weigh_in_a_sample_what_they_weigh_in_all(tmp_path):
+    """At least one row is taken of every client, however few it has."""
+    sizes = [900, *[5] * 20]
+    lines = [f"{i},{(7 * k + i) % 11},{k % 3 + i}" for i, size in enumerate(sizes) for k in range(size)]
+    (tmp_path / "table.csv").write_text("\n".join(["site,a,y", *lines]) + "\n")
+    source = f"csv:{tmp_path / 'table.csv'},label=y,client=site,regression=true"
+    config = Config.make(data=source, model="least-squares", partition="natural", weights="samples", eval_samples=50)
+    experiment = prepare(config)
+    assert experiment.sample is not None
+    assert len(experiment.sample.data.x) < 100
+    assert torch.equal(experiment.sample.weights, experiment.problem.weights)
+
+
+@pytest.mark.parametrize("sample", [3, LeastSquares([(torch.ones(4, 2), torch.ones(4))])])
+def test_a_sample_that_is_no_such_problem_is_refused(sample):
+    problem = LeastSquares([(torch.ones(4, 3), torch.ones(4))])
+    with pytest.raises(InputError, match=r"^sample is of type [^\n]*; a problem is due, of 3 parameters[^\n]*$"):
+        run(FedNMap(L1(0.1), eta_a=0.1), problem, rounds=1, sample=sample)

@@ -1,6 +1,7 @@
 """FedAvgM, FedAdam, FedYogi and FedAdagrad as the server of any method that takes a step there."""
 
 import itertools
+import pickle
 from dataclasses import replace
 
 import boxes
@@ -154,6 +155,20 @@ def test_a_run_names_the_method_of_a_server_optimiser(tmp_path):
     folder = begin(tmp_path / "run", **settings, set=chosen)
     plain = begin(tmp_path / "plain", **settings)
     assert outcome(folder) != outcome(plain)
+
+
+def test_a_run_leaves_the_method_of_a_server_optimiser_its_own_seed():
+    chosen = {"fedadam.of": "compressed-fednmap", "compressed-fednmap.compressor": "random"}
+    for own, due in (({}, 3), ({"compressed-fednmap.seed": 7}, 7)):
+        experiment = prepare(small(algorithms=("fedadam",), reg="l1:0.01", seed=3, set=chosen | own))
+        assert experiment.algorithm("fedadam").of.seed == due
+
+
+def test_the_state_of_a_server_optimiser_can_be_pickled():
+    *_, last = simulate(A.FedAdam(of=BELOW["SCAFFOLD"]), least_squares(), rounds=2)
+    again = pickle.loads(pickle.dumps(last.server))
+    assert type(again) is type(last.server)
+    assert all(torch.equal(v, w) for v, w in zip(again, last.server, strict=True))
 
 
 @pytest.mark.parametrize("of", ["fedadam", "norm-ed", "nothing", 3.0, "zhang"])

@@ -126,6 +126,12 @@ class ServerOptimiser(Algorithm):
 @cache
 def _beside(below: Any, kept: tuple[str, ...]) -> Any:
     """The method's state with the optimiser's vectors beside it."""
-    state = namedtuple("Server", (*below._fields, *kept))  # type: ignore[misc]
-    state.below = below  # type: ignore[attr-defined]
+    state = cast(Any, namedtuple)("Server", (*below._fields, *kept))
+    state.below = below
+    state.__reduce__ = lambda self: (_again, (below, kept, tuple(self)))
     return state
+
+
+def _again(below: Any, kept: tuple[str, ...], values: tuple[Tensor, ...]) -> State:
+    """Such a state out of a pickle, which finds classes by name."""
+    return _beside(below, kept)(*values)

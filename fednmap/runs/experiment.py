@@ -99,7 +99,9 @@ class Methods:
         if missing := [f.name for f in fields(kind) if _is_required(f) and f.name not in ("phi", *given)]:  # type: ignore[arg-type]
             raise InputError(f"{name} also needs {', '.join(missing)}; give it with --set {name}.{missing[0]}=VALUE")
         algorithm = kind(phi, **given)  # type: ignore[call-arg]
-        if "seed" not in overrides:
+        if "seed" not in overrides and not isinstance(
+            algorithm, ServerOptimiser
+        ):  # which is of a method that has its own
             algorithm = algorithm.seeded(config.seed)
         held = torch.finfo(getattr(torch, config.dtype))
         for parameter, value in vars(algorithm).items():
@@ -221,7 +223,11 @@ def prepare(config: Config) -> Experiment:
         rows = config.dp_clip is not None and config.dp_unit == "example"
         config = trust.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
         methods = replace(methods, config=config)
-    few = None if config.eval_samples is None else _problem(dataset, data.thinned(config.eval_samples), config)
+    few = (
+        None
+        if config.eval_samples is None
+        else _problem(dataset, data.thinned(config.eval_samples), config, data.sizes)
+    )
     experiment = Experiment(methods, dataset, problem, few)
     for name in config.algorithms:
         algorithm = experiment.algorithm(name)
@@ -360,13 +366,15 @@ def _divide(dataset: Dataset, config: Config) -> ClientData:
     return ClientData.split(dataset.x_train, dataset.y_train, parts)
 
 
-def _problem(dataset: Dataset, data: ClientData, config: Config) -> FiniteSum:
+def _problem(dataset: Dataset, data: ClientData, config: Config, sizes: Tensor | None = None) -> FiniteSum:
+    """sizes: by which clients weigh, where `data` are fewer rows than they have."""
     options: dict[str, Any] = {"batch_size": config.batch_size or None, "seed": config.seed}
     if config.minibatches == "reshuffle":
         steps = 1 if config.topology else config.local_steps  # on a graph a round is a step
         options |= {"minibatches": config.minibatches, "local_steps": steps}
     if config.weights == "samples":
-        options["weights"] = data.sizes.double() / len(data.x)
+        counts = (data.sizes if sizes is None else sizes).double()
+        options["weights"] = counts / counts.sum()
     if config.model == "least-squares":
         return LeastSquares(data, intercept=bool(config.intercept), **options)
     if config.model == "logistic":

@@ -104,6 +104,10 @@ def run(
     """
     check_kinds(algorithm, problem)
     check_measuring(every, closing, measure_gamma, metrics or {})
+    if sample is not None and not (isinstance(sample, Problem) and sample.dim == problem.dim):
+        raise InputError(
+            f"sample is of type {type(sample).__name__}; a problem is due, of {problem.dim} parameters as the first one"
+        )
     phi = algorithm.phi if phi is None else phi
     start, stops = first_point(problem, start), listeners(stop)
     crew = Crew(threads)
