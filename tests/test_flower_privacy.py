@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,15 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
-from flower_grid import NAMES, Federation, make_problem
+from flower_grid import NAMES, FakeGrid, Federation, make_problem
 
 from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.flower import wire
+from fednmap.flower.client import client_app
 from fednmap.flower.ledger import Store
+from fednmap.flower.plan import plan_from
+from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.privacy import Privacy, accounting
 from fednmap.regularizers import L1
@@ -195,3 +199,55 @@ def test_what_would_look_private_and_is_not_is_refused_in_a_line(given, why):
 def test_a_method_that_cannot_is_refused(tmp_path):
     with pytest.raises(ValueError, match="FedDR cannot say what its state is"):
         Federation(tmp_path, make_problem(), algorithm="feddr", dp_clip=1.0).start()
+
+
+def test_a_sum_with_too_little_noise_is_not_unmasked_by_the_clients(tmp_path):
+    """A server that is content with three clients' noise where four must add theirs is not told the sum."""
+
+    def fault(name, message, answer):
+        reply, kind = answer(), message.metadata.message_type
+        return [] if kind == "train" and name == "dora" else [reply]
+
+    honest = Federation(tmp_path, rounds=1, eval_every=1, deadline=0.5, attempts=1, **NOISE | {"dp_among": 4})
+    states = tmp_path / "states"
+    grid = FakeGrid(dict(enumerate(NAMES, 101)), client_app(honest.load), honest.settings, states, fault)
+    lying = read(honest.settings | {"dp-among": 2})
+    server = Coordinator(grid, *lying, lambda config, start: plan_from(config, honest.problem.start))
+    with pytest.raises(TimeoutError, match="round 0 failed 1 times"):
+        server.run()
+    assert "a sum of 3 clients, at least 4 are due" in (states / "anna" / "sent.jsonl").read_text()
+
+
+def test_a_plan_without_the_privacy_of_the_settings_is_refused_on_either_side(tmp_path):
+    federation = Federation(tmp_path, rounds=1, attempts=1, **NOISE)
+    bare = lambda *_: replace(federation.plan(), privacy=None)  # noqa: E731
+    app = client_app(federation.load, plan=bare)
+    nodes = dict(enumerate(NAMES, 101))
+    grid = FakeGrid(nodes, app, federation.settings, tmp_path / "states")
+    with pytest.raises(ValueError, match="the plan's privacy is None, and the settings ask for Privacy"):
+        Coordinator(grid, federation.config, federation.federation, bare).run()
+    other = read(federation.settings | {"run-folder": str(tmp_path / "other")})
+    with pytest.raises(TimeoutError, match="the plan's privacy is None"):
+        Coordinator(grid, *other, lambda *_: federation.plan()).run()
+
+
+def test_noise_that_has_no_room_in_the_sum_is_refused_before_the_first_round(tmp_path):
+    """In the round its client would say how long it is, and the same again whenever it is repeated."""
+    federation = Federation(tmp_path, rounds=1, secagg_bound=1.5, **NOISE)
+    with pytest.raises(ValueError, match=r"secagg_bound is 1\.5, and an uplink is up to 1\.5\d long with its noise"):
+        federation.start()
+    assert not [m for _, m in federation.grid.asked if m.metadata.message_type == "train"]
+    Federation(tmp_path / "wide", rounds=1, secagg_bound=1.6, **NOISE).start()
+
+
+def test_weights_of_clients_that_clip_are_shares_of_one(tmp_path):
+    """Clipping at a length that nothing has changes nothing, also where weights are no float32 numbers."""
+    ends = []
+    for given in ({}, {"dp_clip": 1e6}):
+        federation = Federation(tmp_path / str(len(given)), rounds=4, eval_every=4, **given)
+        plan = replace(federation.plan(), weights=(0.1, 0.2, 0.3, 0.7))
+        federation.plan = lambda plan=plan: plan
+        federation.start()
+        ends.append(federation.server()[0])
+    for one, other in zip(*ends, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-14)

@@ -88,6 +88,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
             log.warning("%s: the server refused the last reply: %.200s", name, order["refused"])
         store = Store(_state_dir(context), order["run"], name)
         plan = make_plan(context, local)
+        plan.check(settings(context.run_config)[0])
         with store.locked():
             up = _answer(plan, local, message.content, order, store, None if masks is None else masks.quantised)
             noised = plan.privacy is not None and plan.privacy.noise_multiplier > 0

@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fednmap.core import Algorithm, Regularizer
+from fednmap.core import Algorithm, Regularizer, State
 from fednmap.names import InputError
 from fednmap.privacy import Privacy
 from fednmap.privacy.client_level import check_belief
 from fednmap.regularizers.layers import trained
 from fednmap.runs.configuration import Config
+from fednmap.runs.execution import grid_of
 from fednmap.runs.experiment import Methods
 from fednmap.runs.folder import Model
 from fednmap.runs.trust import privacy_of
 from fednmap.simulation import quantised
+from fednmap.simulation.loop import dry_run
 
 
 class Point(NamedTuple):
@@ -56,6 +58,23 @@ class Plan:
     weights: tuple[float, ...] | None = None
     privacy: Privacy | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, config: Config) -> None:
+        """Refuse a plan that hides clients otherwise than the settings say, and noise that has no room in secure sums.
+
+        A vector that is longer than its bound is refused by the client, whose noise is then the same again.
+        """
+        if self.privacy != privacy_of(config):
+            raise InputError(
+                f"the plan's privacy is {self.privacy}, and the settings ask for {privacy_of(config)}; make the plan "
+                "by plan_from, or give it Plan(..., privacy=privacy_of(config))"
+            )
+        grid = grid_of(config, config.clients)
+        if self.privacy is not None and grid is not None:
+            self.privacy.check_room(grid.bound, grid.slack(up := self._up()), sum(v.numel() for v in up))
+
+    def _up(self) -> State:
+        return dry_run(self.algorithm, *self.algorithm.init(self.start))
 
     def counts(self, client: int) -> float:
         """What a client counts, relative to the others."""

@@ -110,7 +110,7 @@ class SecureSum:
     ) -> Sum:
         keys = self._ask(nodes, "keys", lambda n: {"client": n}, ticket, least, whole, _keys)
         numbers, threshold = sorted(keys), self.threshold.of(len(keys))
-        least = max(least, threshold)
+        least = max(least, self.threshold.summed(len(keys)))
         everybody = {
             "clients": numbers,
             "mask": [keys[i].mask for i in numbers],
@@ -256,7 +256,7 @@ def give_unmasking(context: Context, order: Any, threshold: Threshold, answers: 
     """Stage 4 on the client."""
     secrets = _kept(context, order["ticket"], "unmask")
     answers.once(order["ticket"], "unmask")
-    least = threshold.of(len(secrets.order))
+    least = threshold.summed(len(secrets.order))
     after, told = masking.reveal(secrets, order["survivors"], order["lost"], least)
     answers.unmask(secrets.run, secrets.kind, round_of(secrets.ticket), sorted(order["survivors"]))
     _keep(context, after)

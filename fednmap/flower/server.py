@@ -167,6 +167,7 @@ class Coordinator:
         self.roster.wait(self._least(self.n), self.federation.deadline)
         all_have = self.sites.check(self.roster.nodes, self._least(self.n), self.folder.path / SITES)
         plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
+        plan.check(self.config)
         if len(plan.start) != all_have.dimension:
             words = f"the sites' model has {all_have.dimension} parameters, the server's {len(plan.start)}"
             raise InputError(f"{words}; give both the same model")
@@ -248,7 +249,7 @@ class Coordinator:
 
     @property
     def _everybody(self) -> Everybody:
-        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
+        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights, dtype=torch.float64)
         return Everybody(self.n, weights, Uniform(), 0.0, 0)
 
     def _counts(self, name: str) -> float:

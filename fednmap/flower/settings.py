@@ -119,6 +119,7 @@ class Threshold(NamedTuple):
     least:   in any sum.
     part:    of the clients that hold shares; those of a round, or all when the model is measured.
     clients: of the federation.
+    noisy:   clients whose noise must be in a sum before it is unmasked; 0 where there is none.
 
     >>> rule = Threshold(least=3, part=Fraction(3, 4), clients=10)
     >>> rule.of(4), rule.of(10)
@@ -128,6 +129,7 @@ class Threshold(NamedTuple):
     least: int
     part: Fraction
     clients: int
+    noisy: int = 0
 
     def of(self, holders: int) -> int:
         """For a sum of which so many clients hold shares.
@@ -137,17 +139,22 @@ class Threshold(NamedTuple):
         """
         return max(self.least, holders // 2 + 1, math.ceil(self.part * holders))
 
+    def summed(self, holders: int) -> int:
+        """Clients that must be in such a sum: also those whose noise it needs."""
+        return max(self.of(holders), self.noisy)
+
 
 def threshold(config: Config, federation: Federation) -> Threshold:
     n = len(federation.names)
     drawn = max(1, round(config.participation * n))
+    noisy = (config.dp_among or 0) if config.dp_noise else 0
     if federation.secagg_threshold is None:
-        return Threshold(drawn // 2 + 1, Fraction(1, 2), n)
-    return Threshold(federation.secagg_threshold, Fraction(federation.secagg_threshold, drawn), n)
+        return Threshold(drawn // 2 + 1, Fraction(1, 2), n, noisy)
+    return Threshold(federation.secagg_threshold, Fraction(federation.secagg_threshold, drawn), n, noisy)
 
 
 def _masked(config: Config, federation: Federation, drawn: int) -> None:
-    least, _, n = threshold(config, federation)
+    least, n = threshold(config, federation).least, len(federation.names)
     if drawn < 2:
         raise InputError(f"secagg hides a client among others, and {drawn} of {n} is drawn in a round; draw at least 2")
     if least > drawn:

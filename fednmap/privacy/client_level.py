@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ FORGET = 0.5
 """What corrections forget by default where there is noise, by measurement: see `docs/privacy.md`."""
 
 COARSE = 0.1  # of the clip, that rounding for secure aggregation may take
+SURE = 10.0  # deviations by which the length of noise is overestimated
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,26 @@ class Privacy(Uplink):
                     "among counts on every client's noise, and some weigh 0: theirs is not heard; use None"
                 )
 
-    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        if federation.slack > COARSE * self.clip:
+    def check_room(self, bound: float, slack: float, numbers: int) -> None:
+        """Refuse secure sums that have no room for an uplink of so many numbers with its noise, or a grid too coarse.
+
+        bound: the longest vector. Noise is longer than here with a probability of exp(-SURE^2 / 2) at most.
+        slack: the most by which rounding makes an uplink longer.
+        """
+        if slack > COARSE * self.clip:
             raise InputError(
-                f"secagg rounds uplinks by up to {federation.slack:.2g}, too much for a clip of {self.clip:g}; use "
-                "64 bits, or a smaller secagg_bound"
+                f"secagg rounds uplinks by up to {slack:.2g}, too much for a clip of {self.clip:g}; use 64 bits, or a "
+                "smaller secagg_bound"
             )
+        noise = 0.0 if self.among is None else self.noise_multiplier * self.clip / self.among**0.5
+        longest = self.clip + noise * (numbers**0.5 + SURE)
+        if longest > bound:
+            raise InputError(
+                f"secagg_bound is {bound:g}, and an uplink is up to {longest:.3g} long with its noise; use a larger one"
+            )
+
+    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
+        self.check_room(math.inf, federation.slack, 0)
         sent, new = clipped(algorithm, exchange, self.clip - federation.slack)  # rounded, it is no longer than clip
         if self.among is None or not self.noise_multiplier:
             return sent, new
