@@ -28,9 +28,11 @@ first value. A method is exact in a setting if that is {SETTLED:g} or less in ev
 not judged if one is undecided and none contradicts. Rounds were made more after a first look at which {SETTLED:g} was
 not reached everywhere, the values still falling.
 
-Accuracy, per cent, after the last round: a method is at chance if it is within {SMALLEST:g} point of always saying the
-most frequent label. A is better than B if the mean over the trials of the differences, trial by trial, is above its
-standard deviation and at least {SMALLEST:g} point; worse if below as much; else they are level."""
+Accuracy, per cent, after the last round: a method is at chance if in no trial it is above that of always saying the
+most frequent label by more than {SMALLEST:g} point; saying a rarer one gives less. A model whose numbers are no longer
+finite counts as always saying the most frequent label. A is better than B if the mean over the trials of the
+differences, trial by trial, is above its standard deviation and at least {SMALLEST:g} point; worse if below as much;
+else they are level."""
 
 CHOICES = f"""\
 NIID-Bench (Li, Diao, Chen and He, ICDE 2022) reports SCAFFOLD at 10.0 %, which is chance, on CIFAR-10 with 100 parties
@@ -67,7 +69,8 @@ def judge(curves: list[Curve]) -> Verdict:
 
 
 def _settings(curves: list[Curve], part: str) -> list[tuple[float, float]]:
-    return [s for s in SETTINGS if _of(curves, part, "FedNMap", s)]
+    """Those that every method of the part was run in."""
+    return [s for s in SETTINGS if all(_of(curves, part, method, s) for method in PARTS[part].methods)]
 
 
 def _of(curves: list[Curve], part: str, method: str, setting: tuple[float, float]) -> list[Curve]:
@@ -139,13 +142,14 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
     for part in ("a9a", "mnist", "cifar10"):
         for setting in _settings(curves, part)[:1]:
             old, least = _last(_of(curves, part, "NIID-2021", setting)), 100 * PARTS[part].chance
+            once = ", one trial" if len(old) == 1 else ""
             claims.append(
                 Claim(
                     f"{NAMES['NIID-2021']}, is at chance on {part} with {_words(setting)}",
                     "10.0 % on CIFAR-10",
                     f"{_number(old)} %, chance is {least:.1f} %",
                     all(v <= least + SMALLEST for v in old.values()),
-                    f"{_number(old)} %, chance {least:.1f} %",
+                    f"{_number(old)} %, chance {least:.1f} %{once}",
                 )
             )
         there = _settings(curves, part)
