@@ -145,6 +145,16 @@ def test_rows_are_kept_back_in_every_centre(name: str, counts: list[int]) -> Non
     assert torch.equal(sizes, task.clients().sizes)
 
 
+def test_one_region_has_no_metric_on_the_rows_kept_back() -> None:
+    """Nobody there outlives its one death: the mean is over the other five."""
+    brca()
+    back, start = TCGA.clients(TCGA.kept_back()), Loaded(TCGA, 42).start
+    each = [concordance(TCGA.scores(start, a), b).value for a, b in back]
+    assert [int(b[:, 1].sum()) for _, b in back] == [9, 7, 3, 3, 1, 1]
+    assert np.isnan(each).tolist() == [False] * 5 + [True]
+    assert TCGA.mean_metric(start, back) == pytest.approx(np.mean(each[:5]))
+
+
 # --- losses and metrics
 
 
@@ -274,6 +284,17 @@ def test_a_difference_must_exceed_spread_and_test_error() -> None:
     assert flamby.Difference.of(b, a).word == "worse"
     assert flamby.Difference.of(a._replace(error=6.0), b).word == "level"
     assert flamby.Difference.of(flamby.Number((70.0, 90.0, 80.0)), b).word == "level"
+
+
+def test_first_table_says_how_far_the_means_are_apart() -> None:
+    """Within two standard errors may be many points."""
+    moved = curves(0.0)
+    for curve in moved:
+        if curve.setting["part"] == "published":
+            curve["pooled"][-1] -= 0.02
+    claim = flamby.judge(moved, "heart").claims[0]
+    assert claim.holds is True
+    assert claim.effect == "5 of 10 numbers to the digit, means up to 2.0 points apart"
 
 
 def curves(shift: float, error: float = 0.01) -> list[Curve]:
