@@ -19,7 +19,7 @@ from fednmap.paper import flamby, flamby_trials
 from fednmap.paper.flamby_problem import HEART, TASKS, TCGA, UPDATES, Loaded, accuracy, concordance, cox_slope
 from fednmap.paper.flamby_published import PUBLISHED, SEEDS
 from fednmap.paper.reproduce import reproduce
-from fednmap.paper.trials import Curve
+from fednmap.paper.trials import Curve, Made, made
 from fednmap.problems import Cox
 from fednmap.regularizers import Zero
 from fednmap.simulation import simulate
@@ -264,6 +264,26 @@ def test_fednmap_without_phi_is_scaffold_on_regions() -> None:
     a, b = (m.model(r.server) for m, r in zip(methods, rounds, strict=True))
     torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
     assert rounds[0].bytes_up == 2 * rounds[1].bytes_up
+
+
+@pytest.mark.parametrize("method", flamby_trials.KINDS)
+def test_a_trial_is_kept_when_its_method_gains_a_parameter(method: str) -> None:
+    """It is then at its default in both; a parameter that is another makes another trial."""
+    now = flamby_trials.made_from("heart", "by-loss", method)
+    assert not [name for name in now if "traits" in name]  # these follow from the parameters
+    eta_a = f"{method}.eta_a"
+    before = Made({name: v for name, v in now.items() if name != f"{method}.phi"}, None, None)
+    assert before.differs(now) == ""
+    assert Made({**now, eta_a: "0.5"}, None, None).differs(now) == f"{eta_a} was '0.5' and is '1.0'"
+
+
+def test_trials_that_are_kept_are_of_what_is_run_now() -> None:
+    """Those of the repository: none is left out by itself when the code has changed and the numbers have not."""
+    folder = Path(__file__).parents[1] / "docs" / "reproduction" / "trials"
+    jobs = flamby_trials.jobs("heart", "paper", 5)
+    said = [made(folder / job.file) for job in jobs if (folder / job.file).is_file()]
+    assert len(said) == len(jobs) == 150
+    assert {known.differs(job.configuration) for known, job in zip(said, jobs, strict=True) if known} == {""}
 
 
 def test_published_numbers_have_all_seeds() -> None:
