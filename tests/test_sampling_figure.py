@@ -131,6 +131,10 @@ def test_a_setting_is_judged_when_all_methods_have_been_run() -> None:
     assert found.holds is True
     assert "2 % sampled, 10 % lost" in found.measured
     assert "2 % sampled, 30 % lost" not in found.measured
+    without = [c for c in there if c.setting["method"] != "Zhang"]
+    claims = {c.claim: c for c in sampling.judge(without).claims}
+    assert "2 % sampled, 30 % lost" in claims["FedNMap is exact under sampling and losses"].measured
+    assert "Zhang is exact under sampling and losses" not in claims
 
 
 @pytest.mark.parametrize(("right", "holds"), [(0.2362, True), (0.7638, True), (0.7732, True), (0.775, False)])

@@ -69,8 +69,13 @@ def judge(curves: list[Curve]) -> Verdict:
 
 
 def _settings(curves: list[Curve], part: str) -> list[tuple[float, float]]:
-    """Those that every method of the part was run in."""
-    return [s for s in SETTINGS if all(_of(curves, part, method, s) for method in PARTS[part].methods)]
+    """Those that FedNMap was run in, and every other method that has been run in the part at all."""
+    methods = {"FedNMap", *_methods(curves, part)}
+    return [s for s in SETTINGS if all(_of(curves, part, method, s) for method in methods)]
+
+
+def _methods(curves: list[Curve], part: str) -> list[str]:
+    return [method for method in PARTS[part].methods if select(curves, part=part, method=method)]
 
 
 def _of(curves: list[Curve], part: str, method: str, setting: tuple[float, float]) -> list[Curve]:
@@ -97,7 +102,7 @@ def exact(curves: Iterable[Curve]) -> bool | None:
 
 def _exactness(curves: list[Curve]) -> list[Claim]:
     claims, there = [], _settings(curves, "exact")
-    for method in METHODS if there else ():
+    for method in _methods(curves, "exact") if there else ():
         found = {s: exact(_of(curves, "exact", method, s)) for s in there}
         worst = {s: max(map(relative, _of(curves, "exact", method, s))) for s in there}
         expected = method in ("FedNMap", "Zhang", "SCAFFOLD")
@@ -122,7 +127,8 @@ def _range(values: Iterable[float]) -> str:
 
 def _count(words: Iterable[str]) -> str:
     """How often each word."""
-    return ", ".join(f"{word} in {count} settings" for word, count in sorted(Counter(words).items()))
+    counts = Counter(words)
+    return ", ".join(f"{word} in {counts[word]} of {counts.total()} settings" for word in sorted(counts))
 
 
 def _last(curves: list[Curve]) -> dict[int, float]:
@@ -201,7 +207,7 @@ def _table(curves: list[Curve], part: str) -> list[list[str]]:
 
 def _relative_table(curves: list[Curve]) -> list[list[str]]:
     rows = [["method", *map(_words, _settings(curves, "exact"))]]
-    for method in METHODS:
+    for method in _methods(curves, "exact"):
         found = [_of(curves, "exact", method, s) for s in _settings(curves, "exact")]
         rows.append([NAMES.get(method, method), *(", ".join(f"{relative(c):.0e}" for c in each) for each in found)])
     return rows
