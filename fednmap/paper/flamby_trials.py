@@ -106,11 +106,12 @@ def _job(task: str, part: str, method: str, trial: int) -> Trial:
 def made_from(task: str, part: str, method: str) -> dict[str, Any]:
     """What the numbers of a part follow from besides the seed, as JSON has it.
 
-    The method's parameters stand beside the rest, one by one: a trial from before it had one of them is none of others.
+    The method's parameters stand beside the rest, one by one, so that a trial from before it had one of them counts.
     """
     about, chosen_alike = TASKS[task], part != "published"
     algorithm = _algorithm(task, method, 1.0, 1.0)
-    parameters = {f"{method}.{field.name}": str(getattr(algorithm, field.name)) for field in fields(algorithm)}
+    names = [field.name for field in fields(algorithm)]  # type: ignore[arg-type]
+    parameters = {f"{method}.{name}": str(getattr(algorithm, name)) for name in names}
     return {
         "data": about.data,
         "part": part,
