@@ -266,14 +266,16 @@ def fedopt(g, n, x, T, *, kind, a, Q, mu=0.0, **numbers):
         yield x
 
 
-def fedpd(g, n, start, T, *, a, Q, r):
+def fedpd(g, n, start, T, *, a, Q, r, before=False):
+    """before: as in the official Matlab code, which sends the lambda_i from before the round."""
     x, lam, x_0 = [start] * n, [torch.zeros_like(start)] * n, start
     for t in range(T):
+        old = list(lam)
         for i in range(n):
             for q in range(Q):
                 x[i] = x[i] - a * (g(i, t, q, x[i]) + lam[i] + (x[i] - x_0) / r)
             lam[i] = lam[i] + (x[i] - x_0) / r
-        x_0 = mean([x[i] + r * lam[i] for i in range(n)])
+        x_0 = mean([x[i] + r * (old if before else lam)[i] for i in range(n)])
         yield x_0
 
 

@@ -19,7 +19,7 @@ from fednmap.paper import flamby, flamby_trials
 from fednmap.paper.flamby_problem import HEART, TASKS, TCGA, UPDATES, Loaded, accuracy, concordance, cox_slope
 from fednmap.paper.flamby_published import PUBLISHED, SEEDS
 from fednmap.paper.reproduce import reproduce
-from fednmap.paper.trials import Curve
+from fednmap.paper.trials import Curve, Made, made
 from fednmap.problems import Cox
 from fednmap.regularizers import Zero
 from fednmap.simulation import simulate
@@ -145,6 +145,16 @@ def test_rows_are_kept_back_in_every_centre(name: str, counts: list[int]) -> Non
     assert torch.equal(sizes, task.clients().sizes)
 
 
+def test_one_region_has_no_metric_on_the_rows_kept_back() -> None:
+    """Nobody there outlives its one death: the mean is over the other five."""
+    brca()
+    back, start = TCGA.clients(TCGA.kept_back()), Loaded(TCGA, 42).start
+    each = [concordance(TCGA.scores(start, a), b).value for a, b in back]
+    assert [int(b[:, 1].sum()) for _, b in back] == [9, 7, 3, 3, 1, 1]
+    assert np.isnan(each).tolist() == [False] * 5 + [True]
+    assert TCGA.mean_metric(start, back) == pytest.approx(np.mean(each[:5]))
+
+
 # --- losses and metrics
 
 
@@ -256,6 +266,26 @@ def test_fednmap_without_phi_is_scaffold_on_regions() -> None:
     assert rounds[0].bytes_up == 2 * rounds[1].bytes_up
 
 
+@pytest.mark.parametrize("method", flamby_trials.KINDS)
+def test_a_trial_is_kept_when_its_method_gains_a_parameter(method: str) -> None:
+    """It is then at its default in both; a parameter that is another makes another trial."""
+    now = flamby_trials.made_from("heart", "by-loss", method)
+    assert not [name for name in now if "traits" in name]  # these follow from the parameters
+    eta_a = f"{method}.eta_a"
+    before = Made({name: v for name, v in now.items() if name != f"{method}.phi"}, None, None)
+    assert before.differs(now) == ""
+    assert Made({**now, eta_a: "0.5"}, None, None).differs(now) == f"{eta_a} was '0.5' and is '1.0'"
+
+
+def test_trials_that_are_kept_are_of_what_is_run_now() -> None:
+    """Those of the repository: none is left out by itself when the code has changed and the numbers have not."""
+    folder = Path(__file__).parents[1] / "docs" / "reproduction" / "trials"
+    jobs = flamby_trials.jobs("heart", "paper", 5)
+    said = [made(folder / job.file) for job in jobs if (folder / job.file).is_file()]
+    assert len(said) == len(jobs) == 150
+    assert {known.differs(job.configuration) for known, job in zip(said, jobs, strict=True) if known} == {""}
+
+
 def test_published_numbers_have_all_seeds() -> None:
     for methods in PUBLISHED.values():
         assert all(len(p.mean) == len(p.pooled) == len(SEEDS) for p in methods.values())
@@ -274,6 +304,17 @@ def test_a_difference_must_exceed_spread_and_test_error() -> None:
     assert flamby.Difference.of(b, a).word == "worse"
     assert flamby.Difference.of(a._replace(error=6.0), b).word == "level"
     assert flamby.Difference.of(flamby.Number((70.0, 90.0, 80.0)), b).word == "level"
+
+
+def test_first_table_says_how_far_the_means_are_apart() -> None:
+    """Within two standard errors may be many points."""
+    moved = curves(0.0)
+    for curve in moved:
+        if curve.setting["part"] == "published":
+            curve["pooled"][-1] -= 0.02
+    claim = flamby.judge(moved, "heart").claims[0]
+    assert claim.holds is True
+    assert claim.effect == "5 of 10 numbers to the digit, means up to 2.0 points apart"
 
 
 def curves(shift: float, error: float = 0.01) -> list[Curve]:

@@ -123,6 +123,32 @@ def test_verdict_on_exactness(end: float, holds: bool | None) -> None:
     assert found["FedNMap sends half of what SCAFFOLD sends"] is True
 
 
+def test_a_setting_is_judged_when_all_methods_have_been_run() -> None:
+    """A run that was stopped has FedNMap's trial of a setting and not yet Zhang's."""
+    hardest = {"part": "exact", "method": "Zhang", "share": 0.02, "drop": 0.3}
+    there = [c for c in curves(1e-9, 0.84) if not hardest.items() <= c.setting.items()]
+    (found,) = [c for c in sampling.judge(there).claims if c.claim == "FedNMap is exact under sampling and losses"]
+    assert found.holds is True
+    assert "2 % sampled, 10 % lost" in found.measured
+    assert "2 % sampled, 30 % lost" not in found.measured
+    without = [c for c in there if c.setting["method"] != "Zhang"]
+    claims = {c.claim: c for c in sampling.judge(without).claims}
+    assert "2 % sampled, 30 % lost" in claims["FedNMap is exact under sampling and losses"].measured
+    assert "Zhang is exact under sampling and losses" not in claims
+
+
+@pytest.mark.parametrize(("right", "holds"), [(0.2362, True), (0.7638, True), (0.7732, True), (0.775, False)])
+def test_chance_is_an_upper_limit(right: float, holds: bool) -> None:
+    """A model that always says the rarer of two labels has learned no more than one that says the other."""
+    made = curves(1e-9, 0.84)
+    for curve in made:
+        if curve.setting["method"] == "NIID-2021":
+            curve["accuracy"][-1] = right
+    (found,) = [c for c in sampling.judge(made).claims if "is at chance on a9a" in c.claim]
+    assert found.holds is holds
+    assert found.effect.endswith("chance 76.4 %, one trial")
+
+
 @pytest.mark.parametrize(
     ("accuracy", "better", "level"), [(0.84, True, True), (0.77, False, True), (0.7, False, False)]
 )

@@ -28,7 +28,7 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="quick: minutes; middle: hours (mobilenet); paper: the paper's sizes, hours.")
     ] = "quick",
-    trials: Annotated[int | None, typer.Option(help="Repetitions; default 2 or 3, by figure.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Repetitions; default 1 to 5, by figure and scale.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder; each figure has its own inside. [default: runs/reproduce-SCALE]")
     ] = None,

@@ -32,9 +32,10 @@ two digits, seed by seed, is said beside it.
 
 A is better than B on a test if the difference of the means exceeds both the spread over the seeds, sqrt(sd_A^2 +
 sd_B^2), and the standard error that the size of the test set leaves: of a share for the accuracy, sqrt(p (1 - p) / N),
-of a jackknife over patients for the concordance; for the mean of the centres the root of the sum of their squares over
-the number of centres. It is worse if the difference is below zero by as much, else they are level. A claim that A is
-better than what is published holds if A is better on both tests; it does not hold if A is level or worse on one."""
+of a jackknife over patients for the concordance, of A and B the larger; for the mean of the centres the root of the sum
+of their squares over the number of centres. It is worse if the difference is below zero by as much, else they are
+level. A claim that A is better than what is published holds if A is better on both tests; it does not hold if A is
+level or worse on one."""
 
 
 class Number(NamedTuple):
@@ -151,19 +152,21 @@ def _tuned(curves: list[Curve], method: str, criterion: str) -> list[Curve]:
 
 
 def _lands(task: str, method: str, curves: list[Curve]) -> Claim:
-    words, holds, digits = [], True, 0
+    words, holds, digits, most = [], True, 0, 0.0
     for metric, name in METRICS.items():
         a, b = measured(curves, metric), cited(task, method, metric)
         apart = abs(a.mean - b.mean)
         error = sqrt(a.spread**2 / len(a.values) + b.spread**2 / len(b.values))
         same = sum(f"{x:.2f}" == f"{y:.2f}" for x, y in zip(a.values, b.values, strict=False))
-        holds, digits = holds and apart <= LANDS * error, digits + same
+        holds, digits, most = holds and apart <= LANDS * error, digits + same, max(most, apart)
         off = f"{apart / error:.1f} standard errors off" if error else f"{apart:.2f} points off"
         words.append(f"{name} {a}, {off}, {same} of {len(a.values)} seeds to the digit")
     paper = "; ".join(f"{METRICS[k]} {cited(task, method, k)}" for k in METRICS)
     claim = f"{method} with the published steps lands on the published numbers"
     many = len(METRICS) * len(curves)
-    effect = f"{digits} of {many} numbers to the digit" if method == "FedAvg" else ""
+    effect = (
+        f"{digits} of {many} numbers to the digit, means up to {most:.1f} points apart" if method == "FedAvg" else ""
+    )
     return Claim(claim, paper, "; ".join(words), holds, effect)
 
 
@@ -293,8 +296,11 @@ TCGA = _figure(
     "tcga",
     "FLamby's Fed-TCGA-BRCA: six regions, Cox regression",
     """\
-Risk sets stay within a minibatch. Age is in years beside indicators of 0 and 1, so that steps of 0.1 overshoot far: one
-seed in five falls below 50 %, published as here. Deaths among the test patients: 14, 4, 8, 3, 2 and 1, among those
-kept back 9, 7, 3, 3, 1 and 1. The published runs are older than the present form of that program, and the order of
-their minibatches cannot be had from a seed any more: means over the seeds are compared, not seeds.""",
+Risk sets stay within a minibatch. Age is in years beside indicators of 0 and 1, so that steps of 0.1 overshoot far:
+FedAvg falls below 50 % for one seed in five, published as here. Deaths among the test patients: 14, 4, 8, 3, 2 and 1; a
+jackknife says little of a centre with one death (no error at all if every pair is right), so that the error of the mean
+of the centres is too small. Deaths among those kept back: 9, 7, 3, 3, 1 and 1, the last of them after everybody else's
+time: that centre has no metric, the mean there is over the other five. The published runs are older than the present
+form of that program, and the order of their minibatches cannot be had from a seed any more: means over the seeds are
+compared, not seeds.""",
 )

@@ -194,7 +194,10 @@ def accuracy(scores: Tensor, y: Tensor) -> Score:
 
 
 def concordance(scores: Tensor, y: Tensor) -> Score:
-    """Harrell's concordance for targets (time, event); the standard error of a jackknife over rows."""
+    """Harrell's concordance for targets (time, event); the standard error of a jackknife over rows.
+
+    With one event there is no telling what another would have given: the error is then too small.
+    """
     time, event = y[:, 0].numpy(), y[:, 1].numpy() == 1
     s = scores.double().numpy()
     later = (time[None] > time[:, None]) | ((time[None] == time[:, None]) & ~event[None])

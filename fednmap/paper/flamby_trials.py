@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from itertools import product
 from math import inf
@@ -103,18 +104,24 @@ def _job(task: str, part: str, method: str, trial: int) -> Trial:
 
 
 def made_from(task: str, part: str, method: str) -> dict[str, Any]:
-    """What the numbers of a part follow from besides the seed, as JSON has it."""
+    """What the numbers of a part follow from besides the seed, as JSON has it.
+
+    The method's parameters stand beside the rest, one by one, so that a trial from before it had one of them counts.
+    """
     about, chosen_alike = TASKS[task], part != "published"
+    algorithm = _algorithm(task, method, 1.0, 1.0)
+    names = [field.name for field in fields(algorithm)]  # type: ignore[arg-type]
+    parameters = {f"{method}.{name}": str(getattr(algorithm, name)) for name in names}
     return {
         "data": about.data,
         "part": part,
         "method": method,
-        "parameters": {name: str(v) for name, v in vars(_algorithm(task, method, 1.0, 1.0)).items()},
         "steps": [list(g) for g in grid(part, method)] if chosen_alike else list(PUBLISHED[task][method][2:]),
         "batch": about.batch,
         "rounds": about.rounds,
         "updates": UPDATES,
         "kept_back": [KEPT_BACK, CUT_SEED] if chosen_alike else None,
+        **parameters,
     }
 
 

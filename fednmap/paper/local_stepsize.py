@@ -148,7 +148,7 @@ FIGURE = Figure(
     judge=judge,
     draw=draw,
     choices=f"{shallow.CHOICES}\n\nn = 30, {ROUNDS} rounds; the numbers of local steps are chosen here. "
-    f"1/sqrt(Q) was also run, {FEWER} trials, with Q = 2 and with four times the gamma, as was found by trying: what "
-    "the sentence depends on is the length of the step, not its noise (batch 32 gave the same).",
+    f"1/sqrt(Q) was also run, {FEWER} trials, with Q = 2 and with four times the gamma: settings that were found by "
+    "trying, so that they show where the sentence is true and not how often.",
     trials={"quick": 2, "paper": 3},
 )

@@ -34,8 +34,8 @@ takes them as they are, as for this page; without it they are run again."""
 
 
 CODE = """\
-Of the files that name the code they were made by (the first digits of a SHA-256 of the parts that numbers follow from):
-{codes}."""
+Of the files that name the code they were made by (the first digits of a SHA-256 of the library's parts that numbers
+follow from; what `fednmap/paper` adds for a figure is not in it): {codes}."""
 
 
 def overview(folder: Path, figures: Iterable[Figure]) -> str:

@@ -28,9 +28,11 @@ first value. A method is exact in a setting if that is {SETTLED:g} or less in ev
 not judged if one is undecided and none contradicts. Rounds were made more after a first look at which {SETTLED:g} was
 not reached everywhere, the values still falling.
 
-Accuracy, per cent, after the last round: a method is at chance if it is within {SMALLEST:g} point of always saying the
-most frequent label. A is better than B if the mean over the trials of the differences, trial by trial, is above its
-standard deviation and at least {SMALLEST:g} point; worse if below as much; else they are level."""
+Accuracy, per cent, after the last round: a method is at chance if in no trial it is above that of always saying the
+most frequent label by more than {SMALLEST:g} point; saying a rarer one gives less. A model whose numbers are no longer
+finite counts as always saying the most frequent label. A is better than B if the mean over the trials of the
+differences, trial by trial, is above its standard deviation and at least {SMALLEST:g} point; worse if below as much;
+else they are level."""
 
 CHOICES = f"""\
 NIID-Bench (Li, Diao, Chen and He, ICDE 2022) reports SCAFFOLD at 10.0 %, which is chance, on CIFAR-10 with 100 parties
@@ -67,7 +69,13 @@ def judge(curves: list[Curve]) -> Verdict:
 
 
 def _settings(curves: list[Curve], part: str) -> list[tuple[float, float]]:
-    return [s for s in SETTINGS if _of(curves, part, "FedNMap", s)]
+    """Those that FedNMap was run in, and every other method that has been run in the part at all."""
+    methods = {"FedNMap", *_methods(curves, part)}
+    return [s for s in SETTINGS if all(_of(curves, part, method, s) for method in methods)]
+
+
+def _methods(curves: list[Curve], part: str) -> list[str]:
+    return [method for method in PARTS[part].methods if select(curves, part=part, method=method)]
 
 
 def _of(curves: list[Curve], part: str, method: str, setting: tuple[float, float]) -> list[Curve]:
@@ -94,7 +102,7 @@ def exact(curves: Iterable[Curve]) -> bool | None:
 
 def _exactness(curves: list[Curve]) -> list[Claim]:
     claims, there = [], _settings(curves, "exact")
-    for method in METHODS if there else ():
+    for method in _methods(curves, "exact") if there else ():
         found = {s: exact(_of(curves, "exact", method, s)) for s in there}
         worst = {s: max(map(relative, _of(curves, "exact", method, s))) for s in there}
         expected = method in ("FedNMap", "Zhang", "SCAFFOLD")
@@ -119,7 +127,8 @@ def _range(values: Iterable[float]) -> str:
 
 def _count(words: Iterable[str]) -> str:
     """How often each word."""
-    return ", ".join(f"{word} in {count} settings" for word, count in sorted(Counter(words).items()))
+    counts = Counter(words)
+    return ", ".join(f"{word} in {counts[word]} of {counts.total()} settings" for word in sorted(counts))
 
 
 def _last(curves: list[Curve]) -> dict[int, float]:
@@ -139,13 +148,14 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
     for part in ("a9a", "mnist", "cifar10"):
         for setting in _settings(curves, part)[:1]:
             old, least = _last(_of(curves, part, "NIID-2021", setting)), 100 * PARTS[part].chance
+            once = ", one trial" if len(old) == 1 else ""
             claims.append(
                 Claim(
                     f"{NAMES['NIID-2021']}, is at chance on {part} with {_words(setting)}",
                     "10.0 % on CIFAR-10",
                     f"{_number(old)} %, chance is {least:.1f} %",
                     all(v <= least + SMALLEST for v in old.values()),
-                    f"{_number(old)} %, chance {least:.1f} %",
+                    f"{_number(old)} %, chance {least:.1f} %{once}",
                 )
             )
         there = _settings(curves, part)
@@ -197,7 +207,7 @@ def _table(curves: list[Curve], part: str) -> list[list[str]]:
 
 def _relative_table(curves: list[Curve]) -> list[list[str]]:
     rows = [["method", *map(_words, _settings(curves, "exact"))]]
-    for method in METHODS:
+    for method in _methods(curves, "exact"):
         found = [_of(curves, "exact", method, s) for s in _settings(curves, "exact")]
         rows.append([NAMES.get(method, method), *(", ".join(f"{relative(c):.0e}" for c in each) for each in found)])
     return rows

@@ -110,7 +110,7 @@ def made(path: Path) -> Made | None:
 
 
 ROOMS = ("algorithms", "core.py", "data", "measure.py", "models", "problems", "regularizers", "runs", "simulation")
-"""The parts of the package that a trial's numbers follow from."""
+"""The parts of the package that a trial's numbers follow from, but for what a file of `paper` adds for its figure."""
 
 
 @cache
