@@ -491,3 +491,9 @@ def test_settings_of_a_federation_name_no_code(mine):
     with pytest.raises(InputError, match="'mine:digits' names code"):
         read({"names": "a,b", "run-folder": "run", "data": "mine:digits"})
     assert not (mine / "loaded").exists()
+
+
+def test_help_tells_what_an_argument_is(command):
+    code, out, _ = command("reproduce", "--help")
+    assert code == 0
+    assert "speedup-n" in out  # a newer click drops it
