@@ -12,6 +12,7 @@ import threading
 import time
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_a_folder_holds_what_its_description_says(tmp_path):
         *("checkpoints", "environment.json", "metrics.csv", "models", "results.json", "run.toml")
     ]
     assert folder.config() == small()
-    assert folder.environment()["torch"] == torch.__version__
+    assert folder.environment()["torch"] == version("torch")
     assert folder.environment()["settings"]["drop"] == 0.3
     states = sorted(p.name for p in folder.checkpoints(FEDNMAP).iterdir())
     assert states == [f"round-{t:08d}.{end}" for t in (15, 19) for end in ("json", "safetensors")]
@@ -311,7 +312,7 @@ def test_other_versions_are_told(tmp_path):
     folder = stopped(tmp_path / "run", 14)
     began = folder.environment() | {"torch": "1.0"}
     (folder.path / "environment.json").write_text(json.dumps(began))
-    assert f"began with torch 1.0 and goes on with {torch.__version__}" in resume(folder).lines[0]
+    assert f"began with torch 1.0 and goes on with {version('torch')}" in resume(folder).lines[0]
 
 
 @pytest.mark.parametrize("name", ["results.json", "environment.json", "run.toml"])
