@@ -47,7 +47,7 @@ def worker(rank: int, meeting: str, name: str, repeats: int, result: Path) -> No
     problem, Q = JOBS[name][0](), JOBS[name][1]
     bare = gradients(problem, Q, problem.chunk) if name == "network" else module_gradients(problem, Q)
     algorithm = A.FedNMap(L1(1e-4), eta_a=0.01, Q=Q)
-    shared = simulate(algorithm, problem, rounds=10**6)
+    shared = simulate(algorithm, problem, rounds=10**6, threads=1)
     next(shared)
     seconds: dict[str, list[float]] = {"gradients": [], "copies": [], "round": [], "workers": []}
 
@@ -75,10 +75,12 @@ def idle() -> None:
 
 def rounds_alone(algorithm: A.FedNMap, problem: Network) -> Callable[[], object]:
     """Each call runs one round more in this process alone, though it belongs to a group."""
-    running = simulate(algorithm, problem, rounds=10**6)
+    alone = patch.object(distributed, "size", lambda: 1)
+    with alone:  # who computes which clients is settled here
+        running = simulate(algorithm, problem, rounds=10**6, threads=1)
 
     def run() -> object:
-        with patch.object(distributed, "size", lambda: 1):
+        with alone:
             return next(running)
 
     return run

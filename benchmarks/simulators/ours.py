@@ -14,7 +14,7 @@ from fednmap.models import mlp
 from fednmap.problems import Network
 from fednmap.regularizers import L1
 
-torch.set_num_threads(int(sys.argv[3]))
+torch.set_num_threads(1)
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
     if os.environ["RANK"] != "0":
@@ -22,7 +22,7 @@ if "RANK" in os.environ:
 method = {"FedAvg": FedAvg(eta_a=RATE, Q=STEPS), "FedNMap": FedNMap(L1(1e-4), eta_a=RATE, Q=STEPS)}[sys.argv[2]]
 data = [tuple(map(torch.from_numpy, client(i))) for i in range(CLIENTS)]
 problem = Network(mlp(INPUTS, CLASSES, [HIDDEN]), nn.functional.cross_entropy, data, batch_size=BATCH)
-rounds = simulate(method, problem, rounds=10**6)
+rounds = simulate(method, problem, rounds=10**6, threads=int(sys.argv[3]))
 report(lambda t: next(rounds))
 if dist.is_initialized():
     dist.barrier()
