@@ -111,6 +111,15 @@ def parsed(text: str) -> bool | int | float | str:
     return text
 
 
+def is_number(word: str) -> bool:
+    """Whether a word of a table is a number, also nan and inf."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def called(spec: str, make: Callable[..., T], first: Sequence[Any], argument: str) -> T:
     """make(*first, ...) with the words of `argument`, separated by commas; refused where they do not fit."""
     arguments = [*first, *(parsed(word.strip()) for word in argument.split(",") if argument)]

@@ -83,7 +83,7 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
         raise InputError(
             f"{path} needs a header, two columns and a row; it has {len(header)} columns and {len(rows)} rows"
         )
-    if all(_is_number(name) for name in header):
+    if all(_is_finite(name) for name in header):
         raise InputError(f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns")
     for k, row in enumerate(rows):
         if len(row) != len(header):
@@ -99,7 +99,7 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
     values = [row[target].strip() for row in rows]
     if "" in values:
         raise InputError(f"{path}, row {values.index('') + 1}: no value in column {header[target]!r}; fill or drop it")
-    y = np.array(values, float) if all(map(_is_number, values)) else np.array(values)
+    y = np.array(values, float) if all(map(_is_finite, values)) else np.array(values)
     return (
         [header[j] for j in features],
         x,
@@ -121,14 +121,14 @@ def _column(path: Path, header: list[str], name: str) -> int:
 
 def _numbers(path: Path, name: str, cells: list[str]) -> npt.NDArray[np.float64]:
     for k, cell in enumerate(cells):
-        if not _is_number(cell):
+        if not _is_finite(cell):
             raise InputError(
                 f"{path}, row {k + 1}: {cell!r} in column {name!r} is not a number; encode, fill or drop it"
             )
     return np.array(cells, float)
 
 
-def _is_number(cell: str) -> bool:
+def _is_finite(cell: str) -> bool:
     try:
         return bool(np.isfinite(float(cell)))
     except ValueError:

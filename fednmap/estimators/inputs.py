@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from fednmap.estimators.sites import Floats, Sites
-from fednmap.names import InputError
+from fednmap.names import InputError, is_number
 
 LARGEST = 1e100
 """Of numbers whose squares and sums of squares are finite without a doubt."""
@@ -44,19 +44,11 @@ def _columns_of_numbers(X: Any) -> None:
     for name, given in zip(names, X.columns, strict=True):
         values = X[given].to_numpy()
         word = next((v for v in values if isinstance(v, str)), None) if values.dtype.kind in "OU" else None
-        if word is not None and not _is_number(word):
+        if word is not None and not is_number(word):
             raise InputError(
                 f"column {name!r} holds words, such as {word!r:.40}; make numbers of them "
                 "(tables.FederatedPreprocessor), or drop the column"
             )
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def names_of(estimator: BaseEstimator, columns: int) -> list[str]:
@@ -117,7 +109,7 @@ def targets(y: Any, rows: int, columns: int = 1) -> Floats:
 
 def _numbers_of(y: Any) -> Floats:
     for row, value in enumerate(y):
-        if isinstance(value, str) and not _is_number(value):
+        if isinstance(value, str) and not is_number(value):
             raise InputError(f"y holds words, such as {str(value)!r:.40} in row {row}; this model needs numbers")
     found: Floats = y.astype(np.float64)
     return found

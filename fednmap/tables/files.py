@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fednmap.names import InputError
+from fednmap.names import InputError, is_number
 from fednmap.tables.table import Column, Table, table
 
 KINDS = (".csv", ".parquet")
@@ -99,7 +99,7 @@ def _first_line(path: Path) -> tuple[list[str], str]:
         raise InputError(f"{path} is empty, or its first line is; it must name the columns")
     found = {mark: next(csv.reader([first], delimiter=mark)) for mark in SEPARATORS}
     names, mark = max(((names, mark) for mark, names in found.items()), key=lambda each: len(each[0]))
-    if all(_is_number(name) for name in names):
+    if all(is_number(name) for name in names):
         raise InputError(f"{path} begins with numbers ({names[0].strip()}, ...); its first line must name the columns")
     return names, mark
 
@@ -121,14 +121,6 @@ def _readable(path: Path) -> Iterator[None]:
     except Exception as error:  # polars has many kinds, all about the contents of the file
         why = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} cannot be read as a table: {why[:200]}") from None
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def places(words: str) -> list[Path]:

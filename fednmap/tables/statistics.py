@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fednmap.names import InputError
+from fednmap.names import InputError, is_number
 from fednmap.tables.table import MOSTLY, Column, Table, as_word, is_words, looks_like_id, missing
 
 Floats = npt.NDArray[np.float64]
@@ -198,21 +198,13 @@ def _told(name: str, values: Column, site: str, categorical: bool, max_levels: i
 
 def _no_stray_word(name: str, values: Column, at: str, max_levels: int) -> None:
     """Refuse a word among so many different numbers that they cannot be levels, by its row."""
-    words = {row: word for row, word in enumerate(values) if word is not None and not _is_number(word)}
+    words = {row: word for row, word in enumerate(values) if word is not None and not is_number(word)}
     others = {word for row, word in enumerate(values) if word is not None and row not in words}
     if words and len(others) > max_levels and len(words) < (1 - MOSTLY) * len(values):
         row, word = next(iter(words.items()))
         raise InputError(
             f"column {name!r} has {word!r:.40} in row {row}{at}, among numbers; correct it, or leave the cell empty"
         )
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _kind(name: str, parts: Answers) -> str:
