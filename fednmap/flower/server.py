@@ -27,7 +27,8 @@ from torch import Tensor
 from fednmap.core import Algorithm, State
 from fednmap.flower import wire
 from fednmap.flower.identity import Identities
-from fednmap.flower.plan import Measured, Plan, Point, plan_from
+from fednmap.flower.measuring import NOTHING, Measurement, summed, told
+from fednmap.flower.plan import Plan, plan_from
 from fednmap.flower.roster import Exchange, Roster, end_pulls_with_the_deadline, exchange
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import Federation, read, threshold
@@ -45,7 +46,6 @@ from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, sampler_of, take_part
-from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.traffic import Traffic
 from fednmap.simulation.trajectory import TOTALS
 from fednmap.simulation.uplink import Federation as Everybody
@@ -54,7 +54,6 @@ from fednmap.simulation.uplink import Received
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
 SITES = "sites.json"
-EVERYBODY = "*"  # stands for the client's name where only the sum over clients is known
 LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
@@ -115,15 +114,6 @@ class News(NamedTuple):
     ticket: str
     up: ArrayRecord
     facts: dict[str, Any]
-
-
-class Measurement(NamedTuple):
-    """Numbers by client, or of all of them together; how many were measured, their mean loss and gradient."""
-
-    told: dict[str, dict[str, float]]
-    clients: int
-    loss: float
-    gradient: Tensor | None
 
 
 class Coordinator:
@@ -384,62 +374,34 @@ class Coordinator:
         """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
         plan, began = self.plan, time.monotonic()
         x = plan.algorithm.model(server)
-        message = RecordDict({"model": wire.pack(Point(x))})
-        nodes = self.sites.fitting(self.roster.refresh())
-        told, count, loss, gradient = self._measuring(done, nodes, x, message)
+        found = self._measuring(done, self.sites.fitting(self.roster.refresh()), x)
+        gradient = found.gradient
         if gradient is None and self.federation.measure_stationarity:
             gradient = torch.full_like(x, math.nan)
-        record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
-        record |= {"clients_measured": count, **{name: f(x) for name, f in plan.metrics.items()}}
+        record = {"round": done, **numbers(x, found.loss, gradient, plan.phi, plan.measure_gamma)}
+        record |= {"clients_measured": found.clients, **{name: f(x) for name, f in plan.metrics.items()}}
         record |= {} if plan.privacy is None else plan.privacy.spent(self._everybody, done)
         self.totals["eval_seconds"] += time.monotonic() - began
         with (self.folder.path / CLIENTS).open("a") as file:
-            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in told.items())
+            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in found.told.items())
         record |= self.totals
         self.folder.append(self.job, record)  # last: what is not there was not measured
         return record
 
-    def _measuring(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
+    def _measuring(self, done: int, nodes: dict[str, int], x: Tensor) -> Measurement:
         """By whoever may: where noise hides what clients have, by nobody."""
         if self.config.dp_noise:
-            return Measurement({}, 0, math.nan, None)
-        return (self._told if self.quantised is None else self._summed)(done, nodes, x, message)
-
-    def _told(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
-        """What each client says of the model."""
-        found = exchange(self.grid, nodes, MessageType.EVALUATE, lambda _: message, self.federation.deadline)
-        told: dict[str, dict[str, float]] = {}
-        gradients: list[Point] = []
-        for name, content in found.replies.items():
-            try:
-                about = _numbers(content["about"])
-                if self.federation.measure_stationarity:
-                    gradients.append(wire.unpack(content.get("gradient"), Point(x)))
-                told[name] = about
-            except (ValueError, KeyError, TypeError) as error:
-                log.warning("%s: measurement left out: %.200s", name, error)
-        self._count_measuring(found)
-        each = [self._counts(name) for name in told]
-        loss = sum(w * v["loss"] for w, v in zip(each, told.values(), strict=True)) / sum(each) if told else math.nan
-        return Measurement(told, len(told), loss, mean(gradients, each).x if gradients else None)
-
-    def _summed(self, done: int, nodes: dict[str, int], x: Tensor, message: RecordDict) -> Measurement:
-        """What they say together, where the server sees sums alone."""
-        like = Measured(x.new_zeros(3, dtype=torch.float64), x if self.federation.measure_stationarity else x[:0])
-        settled = self.secure.settled(MessageType.EVALUATE, done)
-        nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
-        found = self.secure(nodes, MessageType.EVALUATE, lambda _: message, _ticket(done), like, Quantised(self.n), 2)
-        self._count_measuring(found.found)
-        if not found.names:
-            return Measurement({}, 0, math.nan, None)
-        loss, accuracy, measured = found.mean.numbers.tolist()
-        told = {"loss": loss} | ({"accuracy": accuracy / measured} if measured else {})
-        gradient = found.mean.gradient if self.federation.measure_stationarity else None
-        return Measurement({EVERYBODY: told}, len(found.names), loss, gradient)
-
-    def _count_measuring(self, found: Exchange) -> None:
+            return NOTHING
+        exactly = self.federation.measure_stationarity
+        if self.quantised is None:
+            found = told(self.grid, nodes, x, exactly, self.federation.deadline, self._counts)
+        else:
+            settled = self.secure.settled(MessageType.EVALUATE, done)
+            nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
+            found = summed(self.secure, nodes, x, exactly, _ticket(done))
         self.totals["eval_wire_up"] += found.wire_up
         self.totals["eval_wire_down"] += found.wire_down
+        return found
 
     def _count_bytes(self, asked: int, following: int, found: Exchange) -> None:
         traffic = self.traffic
@@ -540,12 +502,3 @@ def _is_exact(content: RecordDict) -> bool:
     """Whether a client says that its gradients have no noise; if not so, the measurement that follows tells."""
     about = content.get("about")
     return isinstance(about, MetricRecord) and about.get("exact") == 1
-
-
-def _numbers(record: Any) -> dict[str, float]:
-    if not isinstance(record, MetricRecord):
-        raise InputError("no numbers where a measurement was due")
-    values = {key: float(record[key]) for key in ("loss", "samples", "accuracy") if key in record}  # type: ignore[arg-type]
-    if not math.isfinite(values.get("loss", math.nan)):
-        raise InputError(f"numbers {values}; due was a finite loss")
-    return {key: v for key, v in values.items() if math.isfinite(v)}  # accuracy on no samples is NaN

@@ -1,0 +1,97 @@
+"""What the clients say of a model: each for itself, or all together where the server sees sums alone."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fednmap.flower import wire
+from fednmap.flower.plan import Measured, Point
+from fednmap.flower.roster import exchange
+from fednmap.flower.secure import SecureSum
+from fednmap.names import InputError
+from fednmap.simulation.loop import mean
+from fednmap.simulation.quantised import Quantised
+
+EVERYBODY = "*"  # stands for the client's name where only the sum over clients is known
+
+log = logging.getLogger("flwr")
+
+
+class Measurement(NamedTuple):
+    """Numbers by client, or of all of them together; how many were measured, their mean loss and gradient."""
+
+    told: dict[str, dict[str, float]]
+    clients: int
+    loss: float
+    gradient: Tensor | None
+    wire_up: int = 0
+    wire_down: int = 0
+
+
+NOTHING = Measurement({}, 0, math.nan, None)
+
+
+def told(
+    grid: Grid,
+    nodes: Mapping[str, int],
+    x: Tensor,
+    exactly: bool,
+    deadline: float,
+    counts: Callable[[str], float],
+) -> Measurement:
+    """What each client says of the model x.
+
+    exactly: whether they also send the exact gradient.
+    counts:  what a client counts, relative to the others.
+    """
+    message = _model(x)
+    found = exchange(grid, nodes, MessageType.EVALUATE, lambda _: message, deadline)
+    said: dict[str, dict[str, float]] = {}
+    gradients: list[Point] = []
+    for name, content in found.replies.items():
+        try:
+            about = _numbers(content["about"])
+            if exactly:
+                gradients.append(wire.unpack(content.get("gradient"), Point(x)))
+            said[name] = about
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s: measurement left out: %.200s", name, error)
+    each = [counts(name) for name in said]
+    loss = sum(w * v["loss"] for w, v in zip(each, said.values(), strict=True)) / sum(each) if said else math.nan
+    gradient = mean(gradients, each).x if gradients else None
+    return Measurement(said, len(said), loss, gradient, found.wire_up, found.wire_down)
+
+
+def summed(secure: SecureSum, nodes: Mapping[str, int], x: Tensor, exactly: bool, ticket: str) -> Measurement:
+    """What they say together."""
+    message = _model(x)
+    like = Measured(x.new_zeros(3, dtype=torch.float64), x if exactly else x[:0])
+    grid = Quantised(len(secure.names))
+    found = secure(nodes, MessageType.EVALUATE, lambda _: message, ticket, like, grid, 2)
+    wires = found.found.wire_up, found.found.wire_down
+    if not found.names:
+        return Measurement({}, 0, math.nan, None, *wires)
+    loss, accuracy, measured = found.mean.numbers.tolist()
+    said = {"loss": loss} | ({"accuracy": accuracy / measured} if measured else {})
+    return Measurement({EVERYBODY: said}, len(found.names), loss, found.mean.gradient if exactly else None, *wires)
+
+
+def _model(x: Tensor) -> RecordDict:
+    return RecordDict({"model": wire.pack(Point(x))})
+
+
+def _numbers(record: Any) -> dict[str, float]:
+    if not isinstance(record, MetricRecord):
+        raise InputError("no numbers where a measurement was due")
+    values = {key: float(record[key]) for key in ("loss", "samples", "accuracy") if key in record}  # type: ignore[arg-type]
+    if not math.isfinite(values.get("loss", math.nan)):
+        raise InputError(f"numbers {values}; due was a finite loss")
+    return {key: v for key, v in values.items() if math.isfinite(v)}  # accuracy on no samples is NaN
