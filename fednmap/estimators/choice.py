@@ -45,18 +45,24 @@ class CrossValidated(Federated):
             raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
         rows = self._read(X, y, sites, sample_weight)
         fold = self._folds(rows) if self.select in ("min", "1se") else None
+        self.lambdas_ = self._grid(rows)
+        chosen = None if fold is None else self._by_folds(rows, fold)  # first: prepared rows take memory
         prepared = self._prepare(rows)
-        null = null_model(self, prepared)
-        first = lambda_max(self, prepared, null) if isinstance(self.lambdas, int | np.integer) else 0.0
-        self.lambdas_ = lambdas_down(first, self.lambdas, *rows.X.shape)
-        self.path_ = walk(self, prepared, self.lambdas_, null)
-        chosen = self._by_criterion(rows) if fold is None else self._by_folds(rows, fold)
+        self.path_ = walk(self, prepared, self.lambdas_, null_model(self, prepared))
+        chosen = self._by_criterion(rows) if chosen is None else chosen
         self.lam_ = float(self.lambdas_[chosen])
         self._keep(prepared, self.path_.fits[chosen])
         self.n_iter_ = max(1, self.path_.total_rounds)
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes
         self._finish(rows)
         return self
+
+    def _grid(self, rows: Rows) -> Floats:
+        """The values of lam, from lambda_max down where they are not given."""
+        if not isinstance(self.lambdas, int | np.integer):
+            return lambdas_down(0.0, self.lambdas, *rows.X.shape)
+        prepared = self._prepare(rows)
+        return lambdas_down(lambda_max(self, prepared, null_model(self, prepared)), self.lambdas, *rows.X.shape)
 
     def _folds(self, rows: Rows) -> Any:
         """The fold of every row."""

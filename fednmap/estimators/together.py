@@ -169,32 +169,25 @@ class Dense:
     def _by_sets(self, x: Floats, g: Floats, l1: float, l2: float, end: int) -> Floats | None:
         """Semismooth Newton: guess which coefficients are not 0 and of what sign, solve, look again; None: no end."""
         D, b = self.D, self.D @ x - g
-        diagonal = D.diagonal().copy()
+        diagonal, pull = D.diagonal().copy(), np.full_like(x, l1)
         diagonal[:end] += l2
-        v = x * diagonal - (D @ x - b)  # of a step by the diagonal alone, times the diagonal
-        v[:end] -= l2 * x[:end]
+        pull[end:] = 0.0
         if l1 == 0:
-            A = D.copy()
-            A[np.arange(end), np.arange(end)] += l2
-            return _solved(A, b)
-        sign = np.where(np.abs(v) > l1, np.sign(v), 0.0)
-        sign[end:] = 2.0
-        u = x
+            return _solved(_ridged(D.copy(), l2, end), b)
+        v = x * diagonal - g  # of a step by the diagonal alone, times the diagonal
+        v[:end] -= l2 * x[:end]
+        sign = _signs(v, l1, end)
         for _ in range(NEWTON):
-            inside = np.flatnonzero(sign)
+            inside = sign.nonzero()[0]
             A = D[inside[:, None], inside]
-            ridge = np.count_nonzero(inside < end)
-            A[np.arange(ridge), np.arange(ridge)] += l2
-            solved = _solved(A, b[inside] - l1 * np.where(inside < end, sign[inside], 0.0))
+            solved = _solved(_ridged(A, l2, int(np.count_nonzero(inside < end))), (b - pull * sign)[inside])
             if solved is None:
                 return None
             u = np.zeros_like(x)
             u[inside] = solved
             slope = D @ u - b
             slope[:end] += l2 * u[:end]
-            v = diagonal * u - slope
-            new = np.where(np.abs(v) > l1, np.sign(v), 0.0)
-            new[end:] = 2.0
+            new = _signs(diagonal * u - slope, l1, end)
             if bool((new == sign).all()):
                 return u
             sign = new
@@ -245,8 +238,8 @@ def minimised(
     inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
     inside[[-1, *(rows[0] for rows in phi.neighbours())]] = True
     for done in range(1, max_rounds):
-        late, near = _joining(inside, (sizes <= half) | (done >= max_rounds // 2))
-        if len(late):
+        if not inside.all():
+            late, near = _joining(inside, (sizes <= half) | (done >= max_rounds // 2))
             x[late], g[late], inside[late] = x[near], g[near], True
             values[late] = phi.some(late).value(x[late])
             sizes[late] = _norms(phi.some(late).residuals(x[late], g[late], gamma))
@@ -257,19 +250,18 @@ def minimised(
         if done == 2 and not constant and k > 1:
             groups = phi.neighbours()
             models = [models[0].copy() for _ in groups]
-        for model, rows in _working(models, groups, left[refused[left] < 2]):
+        shorter = refused[left] >= 2
+        for model, rows in _working(models, groups, left[~shorter]):
             trial[rows] = model.next_points(x[rows], g[rows], phi.some(rows), CLOSE * sizes[rows])
-        shorter = left[refused[left] >= 2]
-        trial[shorter] = x[shorter] + BACK * (trial[shorter] - x[shorter])
+        if shorter.any():
+            rows = left[shorter]
+            trial[rows] = x[rows] + BACK * (trial[rows] - x[rows])
         new[left] = gradients(trial[left])
         rounds[left] += 1
         finite = np.isfinite(new[left]).all(1)
         usable = left[finite]
         for model, rows in _working(models, groups, usable):
-            model.learn(
-                np.concatenate([trial[rows] - x[rows], np.diff(trial[rows], axis=0)]),
-                np.concatenate([new[rows] - g[rows], np.diff(new[rows], axis=0)]),
-            )
+            model.learn(_differences(x[rows], trial[rows]), _differences(g[rows], new[rows]))
         refused[left[~finite]] = 2
         after = phi.some(usable).value(trial[usable])
         slope = 0.5 * _dots(trial[usable] - x[usable], g[usable] + new[usable])
@@ -283,6 +275,11 @@ def minimised(
         x[kept], g[kept], values[kept] = trial[kept], new[kept], after[better]
         sizes[kept] = _norms(phi.some(kept).residuals(x[kept], g[kept], gamma))
     return Found(x, g, sizes, rounds, total, gamma)
+
+
+def _differences(old: Floats, new: Floats) -> Floats:
+    """From every old row to the new one, and from every new row to the next."""
+    return new - old if len(new) == 1 else np.concatenate([new - old, np.diff(new, axis=0)])
 
 
 def _joining(inside: Flags, close: Flags) -> tuple[Numbers, Numbers]:
@@ -304,6 +301,20 @@ def _working(models: list[Dense], groups: list[Numbers], meant: Numbers) -> Iter
             yield model, mine
 
 
+def _signs(v: Floats, l1: float, end: int) -> Floats:
+    """Of the coefficients after a prox step; those that are not penalised are marked too."""
+    found = np.sign(v) * (np.abs(v) > l1)
+    found[end:] = 2.0
+    return found
+
+
+def _ridged(A: Floats, l2: float, end: int) -> Floats:
+    """A + l2 on the first `end` places of the diagonal, in place."""
+    if l2:
+        A[np.arange(end), np.arange(end)] += l2
+    return A
+
+
 def _dots(a: Floats, b: Floats) -> Floats:
     found: Floats = np.einsum("ij,ij->i", a, b)
     return found
@@ -315,8 +326,8 @@ def _norms(a: Floats) -> Floats:
 
 
 def _solved(A: Floats, b: Floats) -> Floats | None:
-    """A^-1 b for a positive definite A; None where it is not."""
+    """A^-1 b for a positive definite A, which is written over; None where it is not."""
     if not len(b):
         return b
-    _, found, info = linalg.lapack.dposv(A, b, lower=1)
+    _, found, info = linalg.lapack.dposv(A.T, b, lower=1, overwrite_a=1)
     return found if info == 0 else None
