@@ -15,7 +15,7 @@ CONSTANT = 1e-10
 
 AT_ONCE = 500
 """Dense rows gone through together, which stay in cache."""
-ROWS = 10_000
+ROWS = 2_000
 """Sparse rows gone through together."""
 
 
