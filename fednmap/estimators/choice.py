@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
+from scipy.sparse import issparse
 from scipy.special import gammaln
 
 from fednmap.data.clients import ClientData
@@ -95,12 +96,12 @@ class CrossValidated(Federated):
             )
         if self.refill is not None:
             rows = rows._replace(X=self.refill(~test))
-        train = rows.some(~test)
         try:
-            self._family().check(train.y, train.sites)
-            self._all_classes(train)
+            self._family().check(rows.y[~test], rows.sites.some(~test))
+            self._all_classes(rows.y[~test])
         except InputError as error:
             raise InputError(f"without {name}: {error}") from None
+        train = self._without(rows, test)
         prepared = self._prepare(train)
         found = walk(self, prepared, self.lambdas_)
         if self._family().level:
@@ -109,10 +110,17 @@ class CrossValidated(Federated):
         added: Floats = (whole - part) / float(rows.weight[test].sum())
         return added  # the partial likelihood of a fold is what it adds to that of the others
 
-    def _all_classes(self, train: Rows) -> None:
+    def _without(self, rows: Rows, test: Any) -> Rows:
+        """The rows but for those of a fold; sparse ones are not copied if it can be helped: the fold counts 0."""
+        every_site = len(np.unique(rows.sites.of_row[~test])) == len(rows.sites)
+        if issparse(rows.X) and every_site and self._family().level:
+            return rows._replace(weight=np.where(test, 0.0, rows.weight))
+        return rows.some(~test)
+
+    def _all_classes(self, y: Floats) -> None:
         """Refuse a fold without which a class has no rows: no model of the others knows of it."""
         classes = self._classes()
-        lacking = set(range(len(classes))) - set(np.unique(train.y).astype(int).tolist()) if classes else ()
+        lacking = set(range(len(classes))) - set(np.unique(y).astype(int).tolist()) if classes else ()
         if lacking:
             raise InputError(
                 f"no row of class {classes[min(lacking)]!r} is left to learn it from; leave the class out, or choose "

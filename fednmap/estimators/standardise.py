@@ -72,8 +72,9 @@ def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
         columns, each = X.indices[entries], np.repeat(weight[first : first + ROWS], np.diff(bounds))
         inside += np.bincount(columns, each * np.square(X.data[entries] - mean[columns]), p)
         filled += np.bincount(columns, each, p)
-        count += np.bincount(columns, minlength=p)
-    empty = np.where(count == X.shape[0], 0.0, np.clip(1 - filled, 0, None))  # exactly 0 where no entry is missing
+        count += np.bincount(columns[each > 0], minlength=p)
+    full = count == np.count_nonzero(weight)
+    empty = np.where(full, 0.0, np.clip(1 - filled, 0, None))  # exactly 0 where no entry is missing
     return mean, np.sqrt(inside + empty * np.square(mean))
 
 
