@@ -167,6 +167,33 @@ def test_sensitivity_judges_one_thing_at_a_time() -> None:
         ("gamma", False, "0.50 to 2.00 of Zhang's"),
     ]
     assert len(found.tables["Every case"]) == 1 + 11
+    assert found.reading == ""  # whose words are of other numbers
+
+
+def test_sensitivity_is_read_where_the_numbers_say_so() -> None:
+    levels = {1.0: 1.0, 4.0: 2.0, 16.0: 0.5}
+    curves = [
+        curve(level, k, start=0, method=method, **case._asdict())
+        for case in sensitivity.CASES["paper"]
+        for method, level in (("FedNMap", 1.0), ("Zhang", levels[case.gamma]))
+        for k in range(2)
+    ]
+    assert "ends at 0.50, 0.50, 0.50 of Zhang's for widths 32, 64, 128" in sensitivity.judge(curves).reading
+    assert sensitivity.judge(curves[4:]).reading == ""
+
+
+def test_local_stepsize_says_where_the_root_does_what_the_paper_says() -> None:
+    curves = []
+    for gamma, growth in ((4.0, 5.0), (16.0, 1.2)):
+        for rule, step in local_stepsize.RULES.items():
+            for Q in (5, 10):
+                level = 0.01 * (growth if Q == 10 and rule == "1/sqrt(Q)" else 1)
+                setting = {"Q": Q, "eta_a": round(step(Q), 6), "gamma": gamma}
+                y = level + np.exp(-ROUNDS * Q / 100)
+                curves += [Curve({**setting, "trial": k}, {"round": ROUNDS, "stationarity": y}) for k in range(2)]
+    reading = " ".join(local_stepsize.judge(curves).reading.split())
+    assert "3 times as high from Q = 5 to 10 with gamma = 16; it is not so from Q = 5 to 10 with gamma = 4." in reading
+    assert local_stepsize.judge([c for c in curves if c.setting["gamma"] == 4]).reading == ""
 
 
 def mobilenet_curves(loss: float) -> list[Curve]:

@@ -109,7 +109,30 @@ def judge(curves: list[Curve]) -> Verdict:
                 f"Q = {last}: {times:.2f} of Q = {first}",
             )
         )
-    return Verdict(claims, {f"Where eta_a = {ROOT} does what the paper says": _elsewhere(curves)}, STEP_RULE)
+    where = f"Where eta_a = {ROOT} does what the paper says"
+    return Verdict(claims, {where: _elsewhere(curves)}, STEP_RULE, _reading(curves))
+
+
+def _reading(curves: list[Curve]) -> str:
+    """From which Q to which, with which gamma, the sentence about 1/sqrt(Q) is true; where several gamma were run."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    gammas = sorted({float(c.setting["gamma"]) for c in curves})
+    for gamma in gammas:
+        steps = sorted({int(c.setting["Q"]) for c in curves})
+        of = {Q: here for Q in steps if (here := _of(curves, ROOT, Q, gamma))}
+        for a, b in pairwise(of):
+            faster = compare(_early(of[b]), _early(of[a])) == "lower"
+            comparable = ratio(finals(of[b]), finals(of[a])) <= COMPARABLE
+            found[faster and comparable].append(f"from Q = {a} to {b} with gamma = {gamma:g}")
+    if len(gammas) < 2:
+        return ""
+    return f"""\
+With eta_a = {ROOT}, larger Q is faster and ends no more than {COMPARABLE:g} times as high {_or_nowhere(found[True])};
+it is not so {_or_nowhere(found[False])}. eta_hat is sqrt(Q) there."""
+
+
+def _or_nowhere(places: list[str]) -> str:
+    return ", ".join(places) or "nowhere"
 
 
 def _elsewhere(curves: list[Curve]) -> list[list[str]]:

@@ -72,6 +72,7 @@ def overview(folder: Path, figures: Iterable[Figure]) -> str:
         parts += [f"## {figure.name}", f"{figure.title}.", f"![{figure.title}]({place}/{figure.name}.png)"]
         parts += [
             markdown_table(rows),
+            *([facts["reading"]] if "reading" in facts else []),
             f"Settings, rule, sensitivity: [{place}/verdict.md]({place}/verdict.md). Numbers:",
         ]
         parts[-1] += f" [summary]({place}/summary.csv), [all]({place}/results.csv). Redo: {_command(facts)}"

@@ -40,6 +40,8 @@ class Verdict:
     tables: dict[str, list[list[str]]] = field(default_factory=dict)
     """More to read beside the claims: title -> rows, the first of them the heads."""
     rule: str = RULE
+    reading: str = ""
+    """What the numbers say together, in a paragraph."""
 
 
 Values = Mapping[int, float]
@@ -93,6 +95,7 @@ def word(holds: bool | None) -> str:
 def as_json(name: str, scale: str, trials: int, verdict: Verdict) -> str:
     facts: dict[str, Any] = {"name": name, "scale": scale, "trials": trials}
     facts["claims"] = [asdict(claim) for claim in verdict.claims]
+    facts |= {"reading": verdict.reading} if verdict.reading else {}
     return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -101,7 +104,8 @@ def as_markdown(name: str, title: str, scale: str, trials: int, choices: str, ve
     rows += [[c.claim, c.paper, c.measured, f"**{word(c.holds)}**"] for c in verdict.claims]
     command = f"`fednmap reproduce {name} --scale {scale} --trials {trials}`"
     parts = [f"# {title}", command, f"![{title}]({name}.png)"]
-    parts += [markdown_table(rows), "## How it is judged", verdict.rule, "## Setting", choices]
+    parts += [markdown_table(rows), *([verdict.reading] if verdict.reading else [])]
+    parts += ["## How it is judged", verdict.rule, "## Setting", choices]
     for heading, table in verdict.tables.items():
         parts += [f"## {heading}", markdown_table(table)]
     return "\n\n".join(parts) + "\n"
