@@ -100,7 +100,7 @@ def test_the_command(tmp_path, command, monkeypatch):
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     Federation(tmp_path, rounds=1).start()
-    path = tmp_path / "states" / "anna" / "sent.jsonl"
+    path = tmp_path / "states" / "sent" / "anna.jsonl"
     whole = len(logs(tmp_path / "states")["anna"])
     path.write_text(path.read_text() + '{"kind": "tra')
     assert len(logs(tmp_path / "states")["anna"]) == whole

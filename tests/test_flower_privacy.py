@@ -151,7 +151,7 @@ def test_a_second_vector_of_a_round_is_not_sent_under_the_same_noise(tmp_path):
 
     with pytest.raises(TimeoutError, match="round 0 failed 2 times"):
         federation.start(fault=lost)
-    lines = (tmp_path / "states" / "anna" / "sent.jsonl").read_text()
+    lines = (tmp_path / "states" / "sent" / "anna.jsonl").read_text()
     assert "round 0 was answered with another vector under the same noise" in lines
 
 
@@ -166,7 +166,7 @@ def test_a_measurement_is_refused_by_the_client(tmp_path):
 
 def test_the_audit_says_what_was_clipped_and_noised(tmp_path):
     Federation(tmp_path, rounds=1, **NOISE).start()
-    lines = [json.loads(line) for line in (tmp_path / "states" / "anna" / "sent.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "states" / "sent" / "anna.jsonl").read_text().splitlines()]
     treated = [(line["masked"], line["clipped"], line["noised"]) for line in lines if line["kind"] == "train"]
     assert treated == [(True, True, True)]
 
@@ -215,7 +215,7 @@ def test_a_sum_with_too_little_noise_is_not_unmasked_by_the_clients(tmp_path):
     server = Coordinator(grid, *lying, lambda config, start: plan_from(config, honest.problem.start))
     with pytest.raises(TimeoutError, match="round 0 failed 1 times"):
         server.run()
-    assert "a sum of 3 clients, at least 4 are due" in (states / "anna" / "sent.jsonl").read_text()
+    assert "a sum of 3 clients, at least 4 are due" in (states / "sent" / "anna.jsonl").read_text()
 
 
 def test_a_plan_without_the_privacy_of_the_settings_is_refused_on_either_side(tmp_path):

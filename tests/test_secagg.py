@@ -749,7 +749,7 @@ def test_a_server_that_is_killed_at_any_stage_goes_on_exactly(tmp_path, stage, n
     if noise:
         h = torch.stack([state.h for state in federation.client_states()])
         assert bool(torch.isfinite(h).all())
-        sent = [json.loads(v) for v in (tmp_path / "states" / "anna" / "sent.jsonl").read_text().splitlines()]
+        sent = [json.loads(v) for v in (tmp_path / "states" / "sent" / "anna.jsonl").read_text().splitlines()]
         assert not [line for line in sent if "error" in line]
         return
     assert drift(federation) < 1e-12

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Message
 
 from fednmap.flower.settings import client_name
 
-LOG = "sent.jsonl"
+LOG = "sent"  # the folder of the logs: a client's own may lie beside its key, whose name is the client's
 
 WORDS = {
     "query": "name",
@@ -105,9 +105,9 @@ class Row(NamedTuple):
 def logs(root: Path) -> dict[str, list[dict[str, Any]]]:
     """Client -> the lines of its log, from a folder of states."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(root.glob(f"*/{LOG}")):
+    for path in sorted((root / LOG).glob("*.jsonl")):
         lines = path.read_text(encoding="utf-8").splitlines()
-        found[client_name(path.parent.name)] = [parsed for line in lines if (parsed := _parsed(line))]
+        found[client_name(path.stem)] = [parsed for line in lines if (parsed := _parsed(line))]
     return found
 
 

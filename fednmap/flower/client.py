@@ -237,7 +237,7 @@ def _name(context: Context) -> str:
 
 def _log_file(context: Context) -> Path:
     """Where this client enters what it sends."""
-    return _state_dir(context) / _name(context) / LOG
+    return _state_dir(context) / LOG / f"{_name(context)}.jsonl"
 
 
 def _grid(config: Config, federation: Federation, message: Message) -> Quantised | None:
