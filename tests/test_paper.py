@@ -192,7 +192,7 @@ def test_local_stepsize_says_where_the_root_does_what_the_paper_says() -> None:
                 y = level + np.exp(-ROUNDS * Q / 100)
                 curves += [Curve({**setting, "trial": k}, {"round": ROUNDS, "stationarity": y}) for k in range(2)]
     reading = " ".join(local_stepsize.judge(curves).reading.split())
-    assert "3 times as high from Q = 5 to 10 with gamma = 16; it is not so from Q = 5 to 10 with gamma = 4." in reading
+    assert "3 times as high from Q = 5 to 10 with gamma = 16; not so from Q = 5 to 10 with gamma = 4." in reading
     assert local_stepsize.judge([c for c in curves if c.setting["gamma"] == 4]).reading == ""
 
 

@@ -115,7 +115,7 @@ def judge(curves: list[Curve]) -> Verdict:
 
 def _reading(curves: list[Curve]) -> str:
     """From which Q to which, with which gamma, the sentence about 1/sqrt(Q) is true; where several gamma were run."""
-    found: dict[bool, list[str]] = {True: [], False: []}
+    found: dict[tuple[bool, int, int], list[float]] = {}  # (true, Q, next Q) -> gammas
     gammas = sorted({float(c.setting["gamma"]) for c in curves})
     for gamma in gammas:
         steps = sorted({int(c.setting["Q"]) for c in curves})
@@ -123,16 +123,21 @@ def _reading(curves: list[Curve]) -> str:
         for a, b in pairwise(of):
             faster = compare(_early(of[b]), _early(of[a])) == "lower"
             comparable = ratio(finals(of[b]), finals(of[a])) <= COMPARABLE
-            found[faster and comparable].append(f"from Q = {a} to {b} with gamma = {gamma:g}")
+            found.setdefault((faster and comparable, a, b), []).append(gamma)
     if len(gammas) < 2:
         return ""
+    so, not_so = (
+        ", ".join(
+            f"from Q = {a} to {b} with gamma = {' and '.join(f'{v:g}' for v in gammas)}"
+            for (true, a, b), gammas in found.items()
+            if true is wanted
+        )
+        or "nowhere"
+        for wanted in (True, False)
+    )
     return f"""\
-With eta_a = {ROOT}, larger Q is faster and ends no more than {COMPARABLE:g} times as high {_or_nowhere(found[True])};
-it is not so {_or_nowhere(found[False])}. eta_hat is sqrt(Q) there."""
-
-
-def _or_nowhere(places: list[str]) -> str:
-    return ", ".join(places) or "nowhere"
+With eta_a = {ROOT}, where eta_hat is sqrt(Q), a larger Q is faster and ends at most {COMPARABLE:g} times as high
+{so}; not so {not_so}."""
 
 
 def _elsewhere(curves: list[Curve]) -> list[list[str]]:
