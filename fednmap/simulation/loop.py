@@ -404,11 +404,12 @@ class _Step:
         else:
             crew = self.crew if self._is_compiled([ids for _, ids in groups]) else Crew(1)
             crew.share(groups, together, add)
-        parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
-        with one_thread():  # a method, or its prox, may take sums
+        with one_thread():  # a method, or its prox, may take sums; and a second thread of torch stays awake for ms
+            parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
             heard = self._heard(t, counted, parts, received)
             server = algorithm.aggregate(server, type(self.message)(*heard.up), heard.share)
-        if not all(isfinite(float(v.sum())) for v in server):
+            finite = all(isfinite(float(v.sum())) for v in server)
+        if not finite:
             raise Diverged(t)
         return server
 
