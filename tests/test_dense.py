@@ -154,6 +154,7 @@ def test_a_gradient_added_is_the_gradient(name):
     one.add(onto, problem.start, 1, 2.0)
     torch.testing.assert_close(onto, z[1] + 2 * one(problem.start, 1), **close)
     assert one.stack == ()
+    torch.testing.assert_close(g(apart, 1)[1], one(apart[1].clone(), 1), **close)
     turned = torch.randn(problem.dim, k, dtype=torch.float64).t()  # not side by side in memory
     onto = turned.clone(memory_format=torch.preserve_format)
     g.add(onto, apart, 1, 2.0)
