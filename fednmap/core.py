@@ -27,6 +27,9 @@ One that is `Adding` too spares a local step the memory that its gradient would 
 class Adding(Protocol):
     """An oracle that can put its gradient where it is wanted: it is then not written first and read again."""
 
+    stack: tuple[int, ...]
+    """(k,) where its gradients are those of k clients, (k, p); () of one client."""
+
     def __call__(self, x: Tensor, q: int) -> Tensor: ...
 
     def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:

@@ -5,11 +5,15 @@ from itertools import product
 
 import pytest
 import torch
+from methods import MAKE
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from fednmap.core import Adding
+from fednmap.models import mlp
 from fednmap.problems import Network
-from fednmap.problems.dense import Dense
+from fednmap.problems.dense import SMALL, Dense
+from fednmap.regularizers import L1, Zero
 
 WIDTH = 3  # of inputs, hidden layers and outputs: every order of layers fits
 KINDS = {
@@ -98,15 +102,46 @@ def test_ordinary_chains_stay_written_out():
         assert Dense.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is None
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("last", [[], [nn.Sigmoid()]])
-def test_a_gradient_added_is_the_gradient(bias, last):
+def written_out(bias=True, last=()):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(WIDTH, 5, bias=bias), nn.Tanh(), nn.Linear(5, WIDTH, bias=bias), *last).double()
-    problem = Network(module, cross_entropy, data(real=False), batch_size=4)
+    return Network(module, cross_entropy, data(real=False), batch_size=4)
+
+
+def wide():
+    """Its first product is not a small one."""
+    torch.manual_seed(0)
+    return Network(mlp(WIDTH, WIDTH, (SMALL,)).double(), cross_entropy, data(real=False), batch_size=4)
+
+
+def convolutions():
+    """Kernels that lie as they are used, one that must be turned, and a layer that is not trained."""
+    rng = torch.Generator().manual_seed(0)
+    rows = [(torch.randn(m, 2, 4, 4, generator=rng, dtype=torch.float64), torch.arange(m) % 3) for m in (4, 7, 5)]
+    torch.manual_seed(0)
+    kernels = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 2, groups=4), nn.Conv2d(4, 3, 1), nn.Conv2d(3, 3, 1)
+    module = nn.Sequential(*kernels[:2], nn.Tanh(), *kernels[2:], nn.Flatten()).double()
+    module[-2].requires_grad_(False)
+    return Network(module, cross_entropy, rows, batch_size=4)
+
+
+ADDING = {
+    "written out": written_out,
+    "no bias": lambda: written_out(bias=False),
+    "ends with an activation": lambda: written_out(last=[nn.Sigmoid()]),
+    "wide": wide,
+    "convolutions": convolutions,
+}
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_a_gradient_added_is_the_gradient(name):
+    problem = ADDING[name]()
     k, close = len(EVERYBODY), {"rtol": 1e-12, "atol": 1e-14}
     g, apart = problem.oracle(EVERYBODY, 2), problem.start + torch.randn(k, problem.dim, dtype=torch.float64)
     z = torch.randn(k, problem.dim, dtype=torch.float64)
+    assert isinstance(g, Adding)
+    assert g.stack == (k,)
     for x in (problem.start, apart, apart):  # one point for all, and a point each, the second time from what is kept
         onto = z.clone()
         g.add(onto, x, 1, -0.3)
@@ -118,10 +153,29 @@ def test_a_gradient_added_is_the_gradient(bias, last):
     onto = z[1].clone()
     one.add(onto, problem.start, 1, 2.0)
     torch.testing.assert_close(onto, z[1] + 2 * one(problem.start, 1), **close)
+    assert one.stack == ()
+    torch.testing.assert_close(g(apart, 1)[1], one(apart[1].clone(), 1), **close)
     turned = torch.randn(problem.dim, k, dtype=torch.float64).t()  # not side by side in memory
     onto = turned.clone(memory_format=torch.preserve_format)
     g.add(onto, apart, 1, 2.0)
     torch.testing.assert_close(onto, turned + 2 * g(apart, 1), **close)
+    torch.testing.assert_close(g(turned, 1), g(turned.contiguous(), 1), **close)
+
+
+@pytest.mark.parametrize("problem", ["written out", "convolutions"])
+@pytest.mark.parametrize("name", sorted(MAKE.keys() - {"FedNewton", "EControlDA"}))
+def test_methods_go_the_same_way_with_gradients_that_are_added(name, problem):
+    problem, close = ADDING[problem](), {"rtol": 1e-10, "atol": 1e-12}
+    method = MAKE[name](Zero(), 2.0, 3)
+    method = method if not method.traits.composite else MAKE[name](L1(0.01), 2.0, 3)
+    server, client = method.init(problem.start)
+    clients = type(client)(*(v + 0.01 * torch.randn(len(EVERYBODY), *v.shape, dtype=v.dtype) for v in client))
+    for ids, state in ((EVERYBODY, clients), (EVERYBODY[1], type(client)(*(v[1] for v in clients)))):
+        g, before = problem.oracle(ids, 2), [v.clone() for v in (*server, *state)]
+        added = method.local(method.broadcast(server), state, g)
+        apart = method.local(method.broadcast(server), state, lambda x, q, g=g: g(x, q))
+        torch.testing.assert_close(added, apart, **close)
+        torch.testing.assert_close([*server, *state], before, rtol=0, atol=0)
 
 
 def test_what_is_kept_from_step_to_step_is_no_more_than_the_vector():

@@ -24,6 +24,9 @@ from fednmap.regularizers import L1, Zero
 from fednmap.runs.folder import RunFolder
 from fednmap.simulation import threads
 from fednmap.simulation.groups import FAIR, Groups
+from fednmap.simulation.states import Clients
+from fednmap.simulation.sums import divided
+from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew
 
 CROSS_ENTROPY = nn.functional.cross_entropy
@@ -199,6 +202,40 @@ def test_torch_keeps_its_own_threads():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_nothing_of_a_round_is_left_to_several_threads_of_torch(monkeypatch):
+    """They stay awake for some ms after they were used, on cores that the round's own threads want."""
+    found, before = [], torch.get_num_threads()
+
+    class Seen(A.FedAvg):
+        def aggregate(self, *given):
+            found.append(("aggregate", torch.get_num_threads()))
+            return super().aggregate(*given)
+
+    def watch(kind, name):
+        called = getattr(kind, name)
+
+        def seen(self, *given):
+            found.append((name, torch.get_num_threads()))
+            return called(self, *given)
+
+        monkeypatch.setattr(kind, name, seen)
+
+    for kind, name in ((Clients, "admit"), (Clients, "replace"), (Tally, "add"), (Tally, "total")):
+        watch(kind, name)
+    torch.set_num_threads(2)
+    try:
+        problem = regression()
+        for _ in simulate(Seen(eta_a=0.01, Q=2), problem, rounds=2, chunk=3, threads=2):
+            pass
+        assert "total" in dict(found)
+        monkeypatch.setattr("fednmap.problems.finite_sum.CHUNK_BYTES", 4 * 30 * 35)
+        divided(network(), Crew(2)).gradient(network().start)
+    finally:
+        torch.set_num_threads(before)
+    assert {name for name, _ in found} == {"aggregate", "admit", "replace", "add", "total"}
+    assert {count for _, count in found} == {1}
 
 
 def test_threads_end_with_the_run():

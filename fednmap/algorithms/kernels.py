@@ -58,12 +58,26 @@ class Steps:
     def down(self, z: Tensor, x: Tensor, q: int, *directions: Tensor) -> Tensor:
         """z - eta (g(x, q) + the sum of the directions); straight into z where the oracle is `core.Adding`."""
         assert self._g is not None
-        if self._add is None or z is not self._space:
+        if self._add is None or (z is not self._space and self._space is not None):
             return self(z, self._g(x, q), *directions)
+        if self._space is None:
+            z, directions = self._begun(z, *directions), ()
         self._add(z, x, q, -self.eta)  # before the directions, since z may be x
         for direction in directions:
             z.sub_(direction, alpha=self.eta)
         return z
+
+    def _begun(self, z: Tensor, *directions: Tensor) -> Tensor:
+        """z, which all clients may have in common, less eta times the directions, in memory of the steps' own."""
+        stack: tuple[int, ...] = self._g.stack  # type: ignore[union-attr]
+        self._space = space = z.new_empty(*stack, z.shape[-1])
+        if not directions:
+            return space.copy_(z)
+        first, *others = directions
+        torch.sub(z.expand(space.shape), first, alpha=self.eta, out=space)
+        for direction in others:
+            space.sub_(direction, alpha=self.eta)
+        return space
 
     def mean(self, z: Tensor, last: Tensor, count: int) -> Tensor:
         """(z - last) / (eta count), written over `last`, the iterate after `count` steps from z."""

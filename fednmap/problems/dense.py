@@ -11,12 +11,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 aten = torch.ops.aten
+
+Views = TypeVar("Views")
 
 
 class Activation(NamedTuple):
@@ -43,15 +45,23 @@ class Layer(NamedTuple):
     activation: Activation | None
 
 
-class Views(NamedTuple):
-    """The parameters of a layer as views of a vector."""
+class Point(NamedTuple):
+    """The parameters of a layer, as the products that read them want them."""
+
+    weight: Tensor | None
+    """None in a first layer of several: nobody asks for it there."""
+    turned: Tensor | None
+    """Its transpose; None in a last layer for a stack of clients."""
+    bias: Tensor | None
+    """In the shape in which it is added to the layer's outputs."""
+
+
+class Target(NamedTuple):
+    """Where the gradient of a layer goes."""
 
     weight: Tensor
-    turned: Tensor
     bias: Tensor | None
     """(outputs,), or (k, outputs) of k clients."""
-    added: Tensor | None
-    """The bias in the shape in which it is added to the layer's outputs."""
 
 
 class Dense:
@@ -102,52 +112,69 @@ class Dense:
         if x.stride(-1) != 1:
             x = x.contiguous()
         here, stacked = self._here, x.ndim == 2
-        weights, space = here.point(x, self._views), here.space(self._layers, a, stacked)
+        weights, space = here.point(x, self._point), here.space(self._layers, a, stacked)
         last, values = len(space) - 1, [a]  # values[i] enters layer i, values[i + 1] leaves it
         for i, (layer, at, room) in enumerate(zip(self._layers, weights, space, strict=True)):
-            if not stacked:  # one point for all: one product
-                _affine(at.added, values[i].flatten(0, -2), at.turned, torch.addmm, torch.mm, room.flat)
-            elif i < last:
-                _affine(at.added, values[i], at.turned, torch.baddbmm, torch.bmm, room.flat)
-            else:
-                _affine(at.added, at.weight, values[i].mT, torch.baddbmm, torch.bmm, room.flat)
+            if at.turned is None:
+                assert at.weight is not None
+                _affine(at.bias, at.weight, values[i].mT, torch.baddbmm, torch.bmm, room.flat)
+            elif stacked:
+                _affine(at.bias, values[i], at.turned, torch.baddbmm, torch.bmm, room.flat)
+            else:  # one point for all: one product
+                _affine(at.bias, values[i].flatten(0, -2), at.turned, torch.addmm, torch.mm, room.flat)
             values.append(room.out if layer.activation is None else layer.activation.forward(room.out))
         d = slope(values[-1])
         gradient = x.new_empty(*a.shape[:-2], x.shape[-1]) if onto is None else onto
-        into = self._views(gradient) if onto is None else here.target(onto, self._views)
+        into = self._target(gradient) if onto is None else here.target(onto, self._target)
         product = torch.bmm if a.ndim == 3 else torch.mm  # matmul would compute elsewhere, and copy
         for i in range(last, -1, -1):
             layer = self._layers[i]
             if layer.activation is not None:
                 d = d.clone() if i == last else d  # nobody knows what else slope's answer is
                 layer.activation.back(d, values[i + 1])
-            below = space[i].below
+            below, through = space[i].below, weights[i].weight
             if below is not None:
+                assert through is not None
                 if stacked:
-                    torch.bmm(d, weights[i].weight, out=below)
+                    torch.bmm(d, through, out=below)
                 else:
-                    torch.mm(d.flatten(0, -2), weights[i].weight, out=below.view(-1, layer.inputs))
-            weight, _, bias, _ = into[i]
+                    torch.mm(d.flatten(0, -2), through, out=below.view(-1, layer.inputs))
+            weight, bias = into[i]
             if onto is None:
                 product(d.mT, values[i], out=weight)
                 if bias is not None:
                     torch.sum(d, -2, out=bias)
             else:
-                (weight.baddbmm_ if a.ndim == 3 else weight.addmm_)(d.mT, values[i], alpha=scale)
+                _add_product(weight, d.mT, values[i], scale)
                 if bias is not None:
                     bias.add_(d.sum(-2), alpha=scale)
             d = d if below is None else below
         return gradient
 
-    def _views(self, x: Tensor) -> list[Views]:
-        """The parameters of each layer, as views of x, (p,) or (k, p)."""
+    def _point(self, x: Tensor) -> list[Point]:
+        """Each layer at x, (p,) or (k, p)."""
+        stack, jumps, first, last = x.shape[:-1], x.stride()[:-1], x.storage_offset(), len(self._layers) - 1
+        found: list[Point] = []
+        for i, (inputs, outputs, at, bias, _) in enumerate(self._layers):
+            w = turned = b = None
+            if i > 0 or (stack and i == last):
+                w = x.as_strided((*stack, outputs, inputs), (*jumps, inputs, 1), first + at)
+            if i < last or not stack:
+                turned = x.as_strided((*stack, inputs, outputs), (*jumps, 1, inputs), first + at)
+            if bias is not None:
+                shape, steps = ((outputs, 1), (1, 0)) if turned is None else ((1, outputs), (0, 1))
+                b = x.as_strided((*stack, *shape), (*jumps, *steps), first + bias)
+            found.append(Point(w, turned, b))
+        return found
+
+    def _target(self, x: Tensor) -> list[Target]:
+        """Each layer's part of x, (p,) or (k, p)."""
         stack, jumps, first = x.shape[:-1], x.stride()[:-1], x.storage_offset()
-        found: list[Views] = []
+        found: list[Target] = []
         for inputs, outputs, weight, bias, _ in self._layers:
             w = x.as_strided((*stack, outputs, inputs), (*jumps, inputs, 1), first + weight)
             b = None if bias is None else x.as_strided((*stack, outputs), (*jumps, 1), first + bias)
-            last = len(found) == len(self._layers) - 1
-            found.append(Views(w, w.mT, b, b.unsqueeze(-1 if last else -2) if b is not None and stack else b))
+            found.append(Target(w, b))
         return found
 
 
@@ -168,7 +195,8 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self._rooms: dict[Any, list[_Room]] = {}
-        self.point, self.target = _Last(), _Last()
+        self.point: _Last[list[Point]] = _Last()
+        self.target: _Last[list[Target]] = _Last()
 
     def space(self, layers: list[Layer], a: Tensor, stacked: bool) -> list[_Room]:
         key = (a.shape, a.dtype, a.device, stacked)
@@ -182,6 +210,7 @@ class _Here(threading.local):
         return _Here, ()  # a copy begins with none
 
 
+SMALL = 1 << 12  # numbers in a product
 SHAPES = 4  # of batches that a thread keeps memory for
 
 
@@ -197,22 +226,22 @@ def _rooms(layers: list[Layer], a: Tensor, stacked: bool) -> Iterator[_Room]:
             yield _Room(out, out if stacked else out.view(-1, layer.outputs), below)
 
 
-class _Last:
+class _Last(Generic[Views]):
     """The views of the vector that was asked for last: the same one comes in every local step."""
 
     def __init__(self) -> None:
         self._of: Callable[[], Tensor | None] = lambda: None
-        self._found: list[Views] = []
+        self._found: Views | None = None
 
-    def __call__(self, x: Tensor, views: Callable[[Tensor], list[Views]]) -> list[Views]:
-        if self._of() is not x:
+    def __call__(self, x: Tensor, views: Callable[[Tensor], Views]) -> Views:
+        if self._of() is not x or self._found is None:
             self._of = weakref.ref(x, self._forget)
             self._found = views(x.data)  # views of x would keep x
         return self._found
 
     def _forget(self, gone: object) -> None:
         if self._of is gone:  # the views would keep its memory
-            self._found = []
+            self._found = None
 
 
 def _affine(
@@ -228,3 +257,14 @@ def _affine(
         product(a, b, out=out)
     else:
         add(bias, a, b, out=out)
+
+
+def _add_product(onto: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
+    """onto += scale a b. Of stacks that are not in one piece torch takes one product after another: where these are
+    small, all of them at once and another pass over the result are faster."""
+    if onto.ndim == 2:
+        onto.addmm_(a, b, alpha=scale)
+    elif onto.shape[-2] * onto.shape[-1] > SMALL:
+        onto.baddbmm_(a, b, alpha=scale)
+    else:
+        onto.add_(torch.bmm(a, b), alpha=scale)

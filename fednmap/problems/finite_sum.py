@@ -173,7 +173,7 @@ class FiniteSum(ABC):
                 a, b = batch(q)
                 return like(a, x), like(b, x), equal
 
-            return self._oracle(small)
+            return self._oracle(small, clients)
         rows = by_step(block, lambda drawn, k: drawn[k])
 
         def gathered(x: Tensor, q: int) -> Samples:
@@ -181,12 +181,12 @@ class FiniteSum(ABC):
             weight = equal if self._counts is None else (equal * held * self._shares[drawn]).to(x)
             return *self._gather(drawn, x, self._space), weight
 
-        return self._oracle(gathered)
+        return self._oracle(gathered, clients)
 
-    def _oracle(self, samples: Callable[[Tensor, int], Samples]) -> Oracle:
+    def _oracle(self, samples: Callable[[Tensor, int], Samples], clients: Tensor) -> Oracle:
         """The gradients on samples(x, q), those of local step q."""
         if self.adding:
-            return _Adding(self, samples)
+            return _Adding(self, samples, clients.shape)
         return lambda x, q: self.batch_gradient(x, *samples(x, q))
 
     def loss(self, x: Tensor) -> Tensor:
@@ -274,8 +274,8 @@ def _rule(minibatches: str, local_steps: int | None) -> Draw:
 class _Adding:
     """The oracle of a problem that can add its gradients; see `core.Adding`."""
 
-    def __init__(self, problem: FiniteSum, samples: Callable[[Tensor, int], Samples]) -> None:
-        self._problem, self._samples = problem, samples
+    def __init__(self, problem: FiniteSum, samples: Callable[[Tensor, int], Samples], stack: tuple[int, ...]) -> None:
+        self._problem, self._samples, self.stack = problem, samples, stack
 
     def __call__(self, x: Tensor, q: int) -> Tensor:
         return self._problem.batch_gradient(x, *self._samples(x, q))

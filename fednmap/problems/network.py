@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Self
 
 import torch
@@ -194,25 +194,26 @@ class Network(FiniteSum):
             a = a.flatten(2 if stacked else 1)
             return self._dense.gradient(x, a, lambda out: self._slope(out, b, weight))
         if not stacked:
-            return self._gradient(x, a, b, weight)
-        x = x.expand(len(a), -1)
+            return self._value_and_gradient(x, a, b, weight)[1]
         if len(a) > 1 and not self._one_by_one:
-            return self._stacked(x, a, b, weight)
-        weights = weight if isinstance(weight, Tensor) else [weight] * len(a)  # alone the plain kernels are faster
-        each = [self._gradient(*one) for one in zip(x, a, b, weights, strict=True)]
+            return self._stacked(x.expand(len(a), -1), a, b, weight)
+        each = [self._value_and_gradient(*one)[1] for one in _apart(x, a, b, weight)]
         return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
 
     @property
     def adding(self) -> bool:
-        return self._dense is not None
+        return self._dense is not None or self._one_by_one
 
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        assert self._dense is not None
-        if x.requires_grad or z.stride(-1) != 1:
+        x, stacked = x.detach(), a.ndim > self.data.x.ndim
+        if z.stride(-1) != 1:
             z.add_(self.batch_gradient(x, a, b, weight), alpha=scale)
-            return
-        a = a.flatten(2 if a.ndim > self.data.x.ndim else 1)
-        self._dense.gradient(x, a, lambda out: self._slope(out, b, weight), z, scale)
+        elif self._dense:
+            self._dense.gradient(x, a.flatten(2 if stacked else 1), lambda out: self._slope(out, b, weight), z, scale)
+        else:
+            for into, one in zip(z, _apart(x, a, b, weight), strict=True) if stacked else ((z, (x, a, b, weight)),):
+                slopes = self._value_and_slopes(*one)[1]
+                torch._foreach_add_(into.split(self._numels), [v.reshape(-1) for v in slopes], alpha=scale)
 
     def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
         x = x.detach()
@@ -228,18 +229,17 @@ class Network(FiniteSum):
         gradient = self._dense.gradient(x, a.flatten(1), slope)
         return value, gradient
 
-    def _gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        return self._value_and_gradient(x, a, b, weight)[1]
+    def _value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        total, slopes = self._value_and_slopes(x, a, b, weight)
+        return total, torch.cat([v.reshape(-1) for v in slopes])
 
     @torch.enable_grad()
-    def _value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        """One client: the module's own parameters become views of x, which costs nothing."""
+    def _value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One client: the loss, and its gradient with respect to each of the module's parameters."""
         here = self._here
-        for name, value in self._values(x).items():
-            here.parameters[name].data = _channels_last(value)
+        here.become(x, self._frozen)
         total = self._weighted(here.module(_channels_last(a)), b, weight)
-        slopes = torch.autograd.grad(total, here.leaves, materialize_grads=True)
-        return total.detach(), torch.cat([v.reshape(-1) for v in slopes])
+        return total.detach(), torch.autograd.grad(total, here.leaves, materialize_grads=True)
 
     @torch.enable_grad()
     def _stacked(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -300,9 +300,29 @@ class _Here(threading.local):
         self.module = copy.deepcopy(module)
         self.parameters = dict(self.module.named_parameters())
         self.leaves = [p for p in self.parameters.values() if p.requires_grad]
+        ends = list(accumulate((p.numel() for p in self.leaves), initial=0))
+        self._views = [(p, p.shape, _strides(p.shape), end) for p, end in zip(self.leaves, ends, strict=False)]
+
+    def become(self, x: Tensor, frozen: Mapping[str, Tensor]) -> None:
+        """The module's own parameters become views of x, which costs nothing but for kernels that must be turned."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        first = x.storage_offset()
+        for p, shape, strides, at in self._views:
+            if strides is None:
+                p.data = _channels_last(x[at : at + p.numel()].view(shape))
+            else:
+                p.data = x.as_strided(shape, strides, first + at)
+        for name, v in frozen.items():
+            self.parameters[name].data = _channels_last(v.to(x.dtype))
 
     def __reduce__(self) -> tuple[type[_Here], tuple[nn.Module]]:
         return _Here, (self.module,)
+
+
+def _apart(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
+    """Clients side by side, one by one: alone the plain kernels are faster."""
+    weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
+    return zip(x.expand(len(a), -1), a, b, weights, strict=True)
 
 
 def _places(module: nn.Module) -> dict[str, str]:
@@ -318,11 +338,19 @@ def _places(module: nn.Module) -> dict[str, str]:
     }
 
 
+def _strides(shape: torch.Size) -> tuple[int, ...] | None:
+    """Those in which numbers that lie one after another have the layout of `_channels_last`; None if they cannot."""
+    if len(shape) != 4:
+        return torch.empty(shape, device="meta").stride()
+    _, channels, height, width = shape
+    if channels == 1 or height == width == 1:
+        return channels * height * width, 1, width * channels, channels
+    return None
+
+
 def _channels_last(v: Tensor) -> Tensor:
     """Pictures and kernels in the layout in which convolutions are fastest on a CPU."""
     if v.ndim != 4:
         return v
-    _, channels, height, width = v.shape
-    if v.is_contiguous() and (channels == 1 or height == width == 1):  # the numbers are in that order already
-        return v.as_strided(v.shape, (channels * height * width, 1, width * channels, channels))
-    return v.to(memory_format=torch.channels_last)
+    strides = _strides(v.shape) if v.is_contiguous() else None
+    return v.to(memory_format=torch.channels_last) if strides is None else v.as_strided(v.shape, strides)

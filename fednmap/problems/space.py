@@ -25,14 +25,15 @@ class Space(threading.local):
 
     def __call__(self, name: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Room for a tensor of this shape, with the dtype and device of `like`; what it holds is anything."""
+        found = self._shaped.get(name, {}).get(shape)
+        if found is not None and found.dtype == like.dtype and found.device == like.device:
+            return found
         flat = self._flat.get(name)
         if flat is None or flat.dtype != like.dtype or flat.device != like.device or flat.numel() < prod(shape):
             flat = self._flat[name] = like.new_empty(prod(shape))
             self._shaped[name] = {}
-        shaped = self._shaped[name]
-        if shape not in shaped:
-            shaped[shape] = flat[: prod(shape)].view(shape)
-        return shaped[shape]
+        found = self._shaped[name][shape] = flat[: prod(shape)].view(shape)
+        return found
 
     def __reduce__(self) -> tuple[type[Space], tuple[()]]:
         return Space, ()  # a copy begins with none

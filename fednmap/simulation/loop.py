@@ -369,7 +369,8 @@ class _Step:
             return server
         down = algorithm.broadcast(server)
         tally, groups = Tally(self.groups.sections, self.message), self.groups(counted)
-        clients.admit(groups[0][1] if len(groups) == 1 else torch.cat([counted[:0], *(ids for _, ids in groups)]))
+        with one_thread():  # a second thread of torch would stay awake for some ms, on a core that is wanted
+            clients.admit(groups[0][1] if len(groups) == 1 else torch.cat([counted[:0], *(ids for _, ids in groups)]))
         every: list[list[Tensor]] = []  # the rows of all clients, where they are asked for
 
         def together(group: tuple[int, Tensor]) -> tuple[int, list[Tensor]]:
@@ -404,11 +405,12 @@ class _Step:
         else:
             crew = self.crew if self._is_compiled([ids for _, ids in groups]) else Crew(1)
             crew.share(groups, together, add)
-        parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
         with one_thread():  # a method, or its prox, may take sums
+            parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
             heard = self._heard(t, counted, parts, received)
             server = algorithm.aggregate(server, type(self.message)(*heard.up), heard.share)
-        if not all(isfinite(float(v.sum())) for v in server):
+            finite = all(isfinite(float(v.sum())) for v in server)
+        if not finite:
             raise Diverged(t)
         return server
 

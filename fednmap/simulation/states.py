@@ -46,11 +46,13 @@ class Clients:
         return self._used - 1
 
     def __getitem__(self, ids: Tensor) -> State:
-        rows = self._row[ids]
-        flat = rows.reshape(-1)  # a copy, also of one row alone, which torch would give as a view
-        return self._make(
-            *(table[flat].reshape(*rows.shape, *table.shape[1:]).to(self._device) for table in self._tables)
+        rows = self._row[ids].reshape(-1)
+        near = _range(rows.numpy())
+        copies = (
+            table[near].clone() if isinstance(near, slice) else table.index_select(0, rows.to(table.device))
+            for table in self._tables
         )
+        return self._make(*(v.reshape((*ids.shape, *v.shape[1:])).to(self._device) for v in copies))
 
     def view(self, ids: Tensor, rows: Tensor | slice | None = None) -> State:
         """As `clients[ids]`, but without a copy where rows are neighbours: good until these states are replaced."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from fednmap.core import Problem, declared
 from fednmap.simulation import distributed
 from fednmap.simulation.tally import Tally
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import Crew, one_thread
 
 
 def divided(problem: Problem, crew: Crew, *, here: bool = False) -> Problem:
@@ -54,5 +54,6 @@ class _Divided:
 
     def _sum(self, like: list[Tensor], terms: Callable[[Problem], list[Tensor]]) -> list[Tensor]:
         tally = Tally(self._pieces, like, here=self._here)
-        self._crew.share(self._parts, lambda piece: (piece[0], terms(piece[1])), lambda done: tally.add(*done))
-        return tally.total()
+        with one_thread():
+            self._crew.share(self._parts, lambda piece: (piece[0], terms(piece[1])), lambda done: tally.add(*done))
+            return tally.total()
