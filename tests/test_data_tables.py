@@ -45,6 +45,19 @@ def test_svm_that_counts_from_zero(tmp_path):
     assert data.x_train.to_dense().tolist() == [[7, 1], [0, 3]]
 
 
+def test_svm_counts_from_zero_in_both_files_if_it_does_in_one(tmp_path):
+    train, test = write(tmp_path / "train", "1 0:7 1:1\n2 2:3\n"), write(tmp_path / "test", "1 1:5\n2 2:9\n")
+    data = load(f"svm:{train}", test=str(test))
+    assert data.x_test.to_dense().tolist() == [[0, 5, 0], [0, 0, 9]]
+    assert load(f"svm:{test}", test=str(train)).x_train.to_dense().tolist() == [[0, 5, 0], [0, 0, 9]]
+
+
+def test_svm_labels_keep_their_names(tmp_path):
+    data = load(f"svm:{write(tmp_path / 'a', '3 1:1' + chr(10) + '-1 1:2' + chr(10) + '10 1:3' + chr(10))}")
+    assert data.labels == ("-1", "3", "10")
+    assert data.y_train.tolist() == [1, 0, 2]
+
+
 @pytest.mark.parametrize("text", ["", "1 2:3\n1 2:", "a,b\n1,2\n", "1 2:x\n", "1 3:1 2:1\n", "\x00\x01\x02"])
 def test_damaged_svm_is_refused_by_name(text, tmp_path):
     path = write(tmp_path / "damaged", text)

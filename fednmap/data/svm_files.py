@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.rows import located, targets
+from fednmap.data.rows import label_names, located, targets
 from fednmap.data.sparse import from_scipy
 from fednmap.names import InputError
 
@@ -24,12 +25,12 @@ def svm(path: str, test: str | None = None, regression: bool | None = None, dens
     from sklearn.datasets import load_svmlight_file
 
     paths = [located(p) for p in (path, test) if p is not None]
-    tables, values = [], []
+    tables, values, from_zero = [], [], any(map(_names_zero, paths))
     for file in paths:
         if not file.stat().st_size:
             raise InputError(f"{file} is empty; give a LIBSVM file")
         try:
-            table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=_zero_based(file))
+            table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=from_zero)
             table.data = table.data.astype(np.float32)
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from None
@@ -45,10 +46,11 @@ def svm(path: str, test: str | None = None, regression: bool | None = None, dens
         table.resize(table.shape[0], width)  # a feature may occur in one of the two files only
     x = [torch.from_numpy(table.toarray()) if dense else from_scipy(path, table) for table in tables]
     y = targets(paths, values, regression)
-    return hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1])
+    data = hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1])
+    return replace(data, labels=label_names(values[0], y[0]))
 
 
-def _zero_based(file: Path) -> bool:
-    """The format counts features from 1; a file that names feature 0 counts from 0."""
+def _names_zero(file: Path) -> bool:
+    """The format counts features from 1; a file that names feature 0 counts from 0, and so do those beside it."""
     with file.open("rb") as lines:
         return any(b" 0:" in line for line in lines)
