@@ -126,10 +126,19 @@ def test_every_client_gives_every_fifth_row_for_the_test(tmp_path):
     assert data.test_clients.bincount().tolist() == [2, 2]
 
 
+def test_a_label_that_only_test_rows_have_is_one_of_the_labels(tmp_path):
+    rows = "".join(f"{i},{'c' if i == 4 else 'ab'[i % 2]}\n" for i in range(10))
+    data = load(f"csv:{write(tmp_path / 't.csv', 'v,y' + chr(10) + rows)}")
+    assert data.y_test.tolist() == [2, 1]
+    assert data.y_train.max() == 1
+    assert data.classes == len(data.labels) == 3
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("", "needs a header"),
+        ("y,a,y\n1,2,1\n0,3,0\n", "two columns called 'y'"),
         ("a,y\n", "needs a header"),
         ("1,2\n3,4\n", "must name the columns"),
         ("a,y\n1,2\n3\n", "row 2: 1 values for 2 columns"),

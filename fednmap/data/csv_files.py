@@ -85,6 +85,9 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
         )
     if all(_is_finite(name) for name in header):
         raise InputError(f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns")
+    twice = [name for k, name in enumerate(header) if name in header[:k]]
+    if twice:
+        raise InputError(f"{path} has two columns called {twice[0]!r}; names must differ")
     for k, row in enumerate(rows):
         if len(row) != len(header):
             raise InputError(f"{path}, row {k + 1}: {len(row)} values for {len(header)} columns; truncated or damaged")

@@ -53,8 +53,8 @@ class Dataset:
 
     @property
     def classes(self) -> int | None:
-        """How many labels there are; None for regression."""
-        return None if self.y_train.is_floating_point() else int(self.y_train.max()) + 1
+        """How many labels there are, also those that only test rows have; None for regression."""
+        return None if self.y_train.is_floating_point() else max(int(self.y_train.max()) + 1, len(self.labels))
 
 
 def standardized(data: Dataset, centre: bool) -> Dataset:
