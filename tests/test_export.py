@@ -315,6 +315,21 @@ def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
     assert module(example).shape == (2,)
 
 
+def test_a_network_of_standardised_columns_without_names_tells_how_they_were_scaled(tmp_path):
+    import json
+
+    from fednmap.data import load
+
+    run = training(
+        tmp_path / "run", "--data", "sparse-regression", "--clients", 10, "--model", "mlp:4", "--standardize"
+    )
+    about = json.loads(command("export", run, "--json"))
+    x = load("sparse-regression").x_train.double()
+    assert about["shift"] == pytest.approx(x.mean(0).tolist())
+    assert about["scale"] == pytest.approx(x.std(0, correction=0).tolist())
+    assert "features" not in about
+
+
 def test_export_of_what_is_not_there_is_explained(tmp_path):
     with pytest.raises(ValueError, match="not a run folder"):
         command("export", tmp_path)

@@ -91,9 +91,11 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
 def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:
     """The names of columns and labels, for the file; and how columns were standardised, where the model is not told."""
     saved = folder.model(job)
-    if saved is None or not (saved.features or saved.labels):
+    if saved is None:
         return {}
-    found: dict[str, Any] = {"features": list(saved.features), "labels": list(saved.labels)}
+    found: dict[str, Any] = {}
+    if saved.features or saved.labels:
+        found = {"features": list(saved.features), "labels": list(saved.labels)}
     if saved.scaling[0] and not (folded and list(saved.parameters) == ["x"]):
         found |= {"shift": list(saved.scaling[0]), "scale": list(saved.scaling[1])}
     return found
