@@ -150,3 +150,15 @@ def test_bootstrap_over_sites():
         FederatedLasso().bootstrap(X, y, sites < 2)
     with pytest.raises(InputError, match="times is 1"):
         FederatedLasso().bootstrap(X, y, sites, times=1)
+
+
+def test_a_draw_of_sites_without_a_class_is_left_out():
+    """One site alone has class 2: a model of the others would put its intercept as low as it can."""
+    X, y, _ = rows(120)
+    X = (X - X.mean(0)) / X.std(0)
+    sites, labels = np.repeat(np.arange(6), 20), (y > np.median(y)).astype(int)
+    labels[:20:3] = 2
+    found = FederatedLogisticRegression("ridge", 0.1).bootstrap(X, labels, sites, times=40)
+    assert 0 < found.failed < 40  # about (5/6)^6 of them
+    assert len(found.draws) == 40 - found.failed
+    assert np.abs(found.draws[:, -3:]).max() < 5

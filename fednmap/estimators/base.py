@@ -138,6 +138,16 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
         """One word per output; one output has none."""
         return ()
 
+    def _all_classes(self, y: Floats) -> None:
+        """Refuse some of the rows, such as all but a fold, that lack a class: no model of them knows of it."""
+        classes = self._classes()
+        lacking = set(range(len(classes))) - set(np.unique(y).astype(int).tolist()) if classes else ()
+        if lacking:
+            raise InputError(
+                f"no row of class {classes[min(lacking)]!r} is left to learn it from; leave the class out, or choose "
+                "folds that share it"
+            )
+
     def _prepare(self, rows: Rows) -> Prepared:
         return prepare(
             self._family(),

@@ -31,7 +31,7 @@ class Bootstrap:
     draws: Floats
     """(times, coefficients)"""
     failed: int
-    """Draws that could not be fitted, such as those with one class only; they are left out."""
+    """Draws that could not be fitted, such as those that lack a class; they are left out."""
 
 
 def bootstrap(
@@ -67,12 +67,13 @@ def bootstrap(
         drawn = rows._replace(weight=weight).some(weight > 0)
         try:
             estimator._family().check(drawn.y, drawn.sites)
+            estimator._all_classes(drawn.y)
         except InputError:
             failed += 1
             continue
         found.append(_coefficients(estimator, drawn))
     if len(found) < 2:
-        raise InputError(f"{failed} of {times} draws of sites cannot be fitted (one class only, or no event)")
+        raise InputError(f"{failed} of {times} draws of sites cannot be fitted (a class lacks, or there is no event)")
     draws = np.stack(found)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
     names = coefficient_names(estimator, estimator.fit_intercept and estimator._family().level)

@@ -117,16 +117,6 @@ class CrossValidated(Federated):
             return rows._replace(weight=np.where(test, 0.0, rows.weight))
         return rows.some(~test)
 
-    def _all_classes(self, y: Floats) -> None:
-        """Refuse a fold without which a class has no rows: no model of the others knows of it."""
-        classes = self._classes()
-        lacking = set(range(len(classes))) - set(np.unique(y).astype(int).tolist()) if classes else ()
-        if lacking:
-            raise InputError(
-                f"no row of class {classes[min(lacking)]!r} is left to learn it from; leave the class out, or choose "
-                "folds that share it"
-            )
-
     def _by_criterion(self, rows: Rows) -> int:
         """-2 log-likelihood + log(N) (nonzero) + 2 gamma log C(p, nonzero)."""
         if self._family().name == "huber":
