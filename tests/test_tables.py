@@ -189,6 +189,32 @@ def test_the_same_table_however_it_is_written(tmp_path, how):
     assert found["sex"].tolist() == ["f", "m"]
 
 
+@pytest.mark.parametrize("text", ["v, w\n1, a\n2.5 , b\n NA, ?\n", "v; w\n1; a\n2,5; b\n ; NA\n"])
+def test_spaces_beside_a_separator_are_not_part_of_a_cell(tmp_path, text):
+    """Else numbers would be words, and each of them a level."""
+    (tmp_path / "a.csv").write_text(text)
+    found = read(tmp_path / "a.csv")
+    assert found["v"][:2].tolist() == [1, 2.5]
+    assert np.isnan(found["v"][2])
+    assert found["w"].tolist() == ["a", "b", None]
+
+
+def test_an_empty_line_is_no_row(tmp_path):
+    (tmp_path / "a.csv").write_text('v,w\n1,a\n\n2,"b\n\nc"\n,\n\n\n')
+    found = read(tmp_path / "a.csv")
+    assert found["v"][:2].tolist() == [1, 2]
+    assert found["w"].tolist() == ["a", "b\n\nc", None]
+    (tmp_path / "b.csv").write_text("v,w\n\n\n")
+    with pytest.raises(InputError, match="no rows"):
+        read(tmp_path / "b.csv")
+
+
+def test_a_line_with_cells_that_lack_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("u,v,w\n1,2,3\n4,5")
+    with pytest.raises(InputError, match=r"a\.csv, row 2: 2 values for 3 columns; truncated"):
+        read(tmp_path / "a.csv")
+
+
 def test_commas_in_quotes_belong_to_the_word(tmp_path):
     (tmp_path / "site.csv").write_text('kind,"age, years"\n"a, b",3\nc,4\n')
     found = read(tmp_path / "site.csv")

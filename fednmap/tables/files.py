@@ -78,9 +78,14 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
             frame = polars.read_csv(
                 path, separator=separator, null_values=GAPS, infer_schema_length=None, try_parse_dates=False
             )
+    if path.suffix.lower() == ".csv" and len(names) > 1 and frame[frame.columns[-1]].null_count():
+        there = _rows_there(path, separator, len(names))
+        frame = frame.filter(polars.Series(there)) if len(there) == frame.height else frame
     if frame.height == 0:
         raise InputError(f"{path} has no rows; a site needs a header and at least two rows")
     values = {name: frame[old].to_numpy() for name, old in zip(names, frame.columns, strict=True)}
+    if path.suffix.lower() == ".csv":
+        values = {name: _trimmed(column) for name, column in values.items()}
     if separator == ";":
         values = {name: _with_points(column) for name, column in values.items()}
     return table({name: column for name, column in values.items() if name not in set(drop)}, path.stem)
@@ -102,6 +107,26 @@ def _first_line(path: Path) -> tuple[list[str], str]:
     if all(is_number(name) for name in names):
         raise InputError(f"{path} begins with numbers ({names[0].strip()}, ...); its first line must name the columns")
     return names, mark
+
+
+def _rows_there(path: Path, separator: str, columns: int) -> list[bool]:
+    """Which lines of a CSV file are rows: those that are not empty; one with fewer cells than columns is refused."""
+    with _readable(path), path.open(newline="", encoding="utf-8-sig") as lines:
+        cells = [len(row) for row in csv.reader(lines, delimiter=separator)][1:]
+    for k, count in enumerate(cells):
+        if 0 < count < columns:
+            raise InputError(f"{path}, row {k + 1}: {count} values for {columns} columns; truncated or damaged")
+    return [count > 0 for count in cells]
+
+
+def _trimmed(values: Column) -> Column:
+    """Words without the spaces around them: as a gap where they stand for one, as numbers where all are numbers."""
+    if values.dtype.kind != "O" or not all(v is None or isinstance(v, str) for v in values):
+        return values
+    words = [None if v is None or v.strip() in GAPS else v.strip() for v in values]
+    if not all(word is None or (is_number(word) and "_" not in word) for word in words):
+        return np.array(words, object)
+    return np.array([np.nan if word is None else float(word) for word in words])
 
 
 def _with_points(values: Column) -> Column:
