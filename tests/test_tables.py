@@ -1,6 +1,7 @@
 """Tables as they are: files, gaps, words, and what is refused by name."""
 
 import datetime
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -149,6 +150,31 @@ def test_codes_at_one_site_and_words_at_another():
         FederatedPreprocessor().fit(said)
     with pytest.raises(InputError, match="'eeg' is to be categorical, and no site has such a column"):
         FederatedPreprocessor(categorical=["eeg"]).fit(said | {"b": {"ecg": [1.0, 2.0, 2.0]}})
+
+
+def test_a_code_is_the_same_level_whatever_stands_beside_it(tmp_path):
+    """A file of codes alone is read as numbers, one with letters among them as words."""
+    for name, codes in (("a", "01 02 0A 01"), ("b", "01 02 02"), ("c", "2.0 x 1")):
+        (tmp_path / f"{name}.csv").write_text("v,code\n" + "".join(f"1.5,{code}\n" for code in codes.split()))
+    sites = read_sites(f"csv:{tmp_path}")
+    fitted = FederatedPreprocessor(categorical=["code"]).fit(sites)
+    assert fitted.statistics_[1].levels == ("0A", "1", "2", "x")
+    assert (
+        fitted.transform(sites["a"])[:, 1:].argmax(1).tolist()[:2]
+        == fitted.transform(sites["b"])[:2, 1:].argmax(1).tolist()
+    )
+    plain = FederatedPreprocessor().fit({"a": sites["a"]})
+    assert plain.statistics_[1].levels == ("01", "02", "0A")
+    assert plain.transform(sites["b"])[:, 1:].tolist() == [[0, 0], [1, 0], [1, 0]]  # 2 is 02
+    versions = FederatedPreprocessor().fit({"a": {"v": ["1.1", "1.10", "x"]}})
+    assert versions.transform({"v": ["1.1", "1.10"]}).tolist() == [[0, 0], [1, 0]]
+
+
+def test_decimals_are_numbers(tmp_path):
+    pl.DataFrame({"v": [Decimal("1.5"), Decimal("2.25"), None], "w": [1, 2, 3]}).write_parquet(tmp_path / "a.parquet")
+    found = read(tmp_path / "a.parquet")["v"]
+    assert found[:2].tolist() == [1.5, 2.25]
+    assert np.isnan(found[2])
 
 
 DATES = ["2021-03-04", "2021/03/04", "4.3.2021", "04-03-2021", "03/04/21 10:30", "12:30", "4 Mar 2021", "Mar 4, 2021"]

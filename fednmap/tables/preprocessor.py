@@ -17,6 +17,7 @@ from fednmap.tables.statistics import (
     Question,
     Statistic,
     answer,
+    as_code,
     carry,
     given,
     levels_of,
@@ -140,9 +141,10 @@ def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
         filled = np.where(gaps, s.fill, values)
         filled = (filled - s.mean) / s.scale if standardize else filled
         return [filled, gaps.astype(float)] if s.flagged else [filled]
-    words = np.array(levels_of(values), object)
+    known = {as_code(level): level for level in s.levels} | {level: level for level in s.levels}
+    found = [word if word is None or word in known else as_code(word) for word in levels_of(values)]
+    words = np.array([known.get(word, word) if word is not None else None for word in found], object)
     gaps = np.array([word is None for word in words], bool)
-    known = set(s.levels)
     for row, word in enumerate(words):
         if word is not None and word not in known:
             raise InputError(

@@ -6,6 +6,7 @@ puts them, `answer` is a site's half. Questions and answers are plain numbers an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 MISSING = "missing"
 """The level of a gap; a word of that name is a gap too."""
+NUMBER = re.compile(r"[-+]?\d{1,15}(\.\d{0,15})?")
+"""A code that a file of codes alone would be read as a number for."""
 CUTS, NARROWINGS = 63, 10
 """A median is found by counts of the values below so many cuts, so many times: 64^10 = 2^60 places."""
 
@@ -142,6 +145,11 @@ def levels_of(values: Column) -> list[str | None]:
     return [None if word == MISSING else word for word in words]
 
 
+def as_code(word: str) -> str:
+    """A code as it is read where a site has numbers alone: 01 and 1.0 are 1."""
+    return as_word(float(word)) if NUMBER.fullmatch(word) else word
+
+
 def median(parts: Sequence[Floats]) -> float:
     """The median of all parts' values, by counts of the values below some cuts."""
     sites = {str(k): Table({"v": np.asarray(part, float)}, str(k)) for k, part in enumerate(parts)}
@@ -180,7 +188,7 @@ def _told(name: str, values: Column, site: str, categorical: bool, max_levels: i
             "drop the column"
         )
     if words:
-        levels = sorted({word for word in levels_of(values) if word is not None})
+        levels = sorted({as_code(word) if categorical else word for word in levels_of(values) if word is not None})
         _few(name, len(levels), max_levels, at)
         kind = "category" if categorical else "words"
         return {"name": name, "kind": kind, "gaps": int(gaps.sum()), "levels": levels}

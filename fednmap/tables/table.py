@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def column(name: str, values: Column, where: str = "") -> Column:
         return values.astype(np.float64)
     gaps = np.array([_is_gap(v) for v in values], bool)
     kinds = {type(v) for v, gap in zip(values, gaps, strict=True) if not gap}
-    if all(issubclass(kind, bool | int | float | np.number) for kind in kinds):
+    if all(issubclass(kind, bool | int | float | Decimal | np.number) for kind in kinds):
         return np.array([np.nan if gap else float(v) for v, gap in zip(values, gaps, strict=True)])
     words = np.array([None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)], object)
     given = [word for word in words if word is not None]
