@@ -206,6 +206,53 @@ def test_auto_with_exact_gradients_needs_no_pilots(tmp_path, capsys):
     assert (config.local_steps, config.dtype) == (3, "float32")
 
 
+AUTO = ["--data", "sparse-regression", "--reg", "l1:0.1", "--eta-a", "auto", "--rounds", "40", "--quiet"]
+
+
+def found_steps(tmp_path, *options):
+    app(["train", *AUTO, *options, "--out", str(tmp_path)], standalone_mode=False)
+    config = Config.read(tmp_path / "run.toml")
+    return config.eta_a, config.gamma
+
+
+@pytest.mark.parametrize("exact", [[], ["--batch-size", "0"]])
+def test_auto_finds_the_steps_of_the_method_as_it_is_set(tmp_path, exact):
+    given = found_steps(tmp_path / "a", *exact, "--local-steps", "2", "--eta-s", "0.5", "--dtype", "float64")
+    own = ("--set", "fednmap.Q=2", "--set", "fednmap.eta_s=0.5", "--dtype", "float64")
+    assert found_steps(tmp_path / "b", *exact, *own) == pytest.approx(given)
+
+
+def test_pilots_take_part_as_the_run_does(tmp_path, capsys):
+    """By a file that says who comes when, one client at a time, and not everybody."""
+    (tmp_path / "trace").write_text("".join(f"{i}\n" for i in range(10)))
+
+    def pilots(*options):
+        app(["tune", *AUTO[:4], "--budget", "16", "--jobs", "1", "--json", *options], standalone_mode=False)
+        return [p["score"] for p in json.loads(capsys.readouterr().out)["pilots"]]
+
+    experiment = prepare(Config.make(data="sparse-regression", reg="l1:0.1"))
+    options = {"budget": 16, "rounds": 200, "measure_gamma": experiment.measure_gamma}
+    alone = tune(experiment.problem, experiment.phi, sampler=lambda n, t, rng: [t % n], **options)
+    assert pilots("--sampler", f"trace:{tmp_path / 'trace'}") == [p.score for p in alone.pilots]
+    assert pilots() != [p.score for p in alone.pilots]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--dp-clip", "1", "--dp-noise", "1"], "without clipping or noise, which no epsilon counts"),
+        (["--dp-clip", "1", "--dp-noise", "1", "--batch-size", "0"], "give eta_a and gamma as numbers"),
+        (["--set", "fednmap.eta_a=3"], "fednmap.eta_a is set, and eta_a is to be found; leave one of them out"),
+    ],
+)
+def test_auto_does_not_find_steps_for_another_run(options, line):
+    with pytest.raises(InputError, match=line):
+        app(["train", *AUTO, *options], standalone_mode=False)
+    if "--set" not in options:
+        with pytest.raises(InputError, match=line):
+            app(["tune", *AUTO[:4], *options], standalone_mode=False)
+
+
 def test_pilots_of_auto_take_a_tenth_of_the_rounds():
     found = tune(LeastSquares(heterogeneous().data, batch_size=2), L1(0.1), Q=2, rounds=200, budget=20)
     assert found.rounds_used <= 20

@@ -12,6 +12,8 @@ from fednmap.commands.options import AUTO
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
+from fednmap.runs.trust import uplink_of
+from fednmap.simulation.participation import sampler_of
 from fednmap.theory.at_once import at_once
 from fednmap.theory.tune import FEWEST, Tuned, tune
 
@@ -32,6 +34,7 @@ def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -
         raise InputError(f"auto finds FedNMap's step sizes; for {', '.join(config.algorithms)} give numbers")
     if "eta_a" in auto and config.gamma is None:
         auto = AUTO  # they belong together
+    _check(config, auto)
     found = _at_once(config, auto, tell)
     if found is not None:
         return found
@@ -51,37 +54,53 @@ def _at_once(config: Config, auto: tuple[str, ...], tell: Callable[[str], None])
     if config.batch_size:
         return None
     experiment = prepare(config)
+    method: Any = experiment.algorithm("fednmap")  # as `set` has it
     everybody = config.participation == 1 and config.drop == 0 and config.sampler == "uniform"
     steps = at_once(
         experiment.problem,
         experiment.phi,
         everybody=everybody,
-        memory=config.memory,
-        Q=config.local_steps,
-        eta_s=config.eta_s,
+        memory=method.memory,
+        Q=method.Q,
+        eta_s=method.eta_s,
         eta_a=None if "eta_a" in auto else config.eta_a,
         gamma=None if "gamma" in auto else config.gamma,
     )
     if steps is None:
         return None
-    tell(f"{steps.line()}; {config.local_steps} local {'step' if config.local_steps == 1 else 'steps'}, {config.dtype}")
+    tell(f"{steps.line()}; {method.Q} local {'step' if method.Q == 1 else 'steps'}, {config.dtype}")
     return config.model_copy(update={"eta_a": steps.eta_a, "gamma": steps.gamma})
 
 
 def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:
     """The pilots for what the configuration describes; `options` are those of `fednmap.theory.tune.tune`."""
+    _check(config, auto)
     experiment = prepare(config)
+    method: Any = experiment.algorithm("fednmap")  # as `set` has it
     kept = {name: getattr(config, name) for name in AUTO if name not in auto}
     return tune(
         experiment.problem,
         experiment.phi,
-        Q=config.local_steps,
-        eta_s=config.eta_s,
+        Q=method.Q,
+        eta_s=method.eta_s,
         rounds=max(1, config.rounds),
         measure_gamma=experiment.measure_gamma,
         participation=config.participation,
         drop=config.drop,
         seed=config.seed,
+        sampler=None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
+        uplink=uplink_of(config, method, experiment.problem),
         **kept,
         **options,
     )
+
+
+def _check(config: Config, auto: tuple[str, ...]) -> None:
+    """Refuse what would be found for another run than the one that is meant."""
+    if config.dp_clip is not None:
+        raise InputError(
+            f"dp_clip is {config.dp_clip:g}, and step sizes are found from the data as they are, without clipping or "
+            "noise, which no epsilon counts; give eta_a and gamma as numbers"
+        )
+    if given := [f"fednmap.{name}" for name in auto if f"fednmap.{name}" in config.set]:
+        raise InputError(f"{given[0]} is set, and {given[0].partition('.')[2]} is to be found; leave one of them out")

@@ -20,6 +20,8 @@ from fednmap.measure import objective, stationarity
 from fednmap.names import InputError
 from fednmap.simulation import Diverged, simulate
 from fednmap.simulation.loop import first_point
+from fednmap.simulation.participation import Sampler
+from fednmap.simulation.uplink import Uplink
 from fednmap.theory import Steps, estimate_gap, estimate_smoothness, estimate_variance, nonconvex
 
 PILOTS = 16  # the budget, in pilots of full length
@@ -123,6 +125,8 @@ def tune(
     participation: float = 1.0,
     drop: float = 0.0,
     seed: int = 0,
+    sampler: Sampler | None = None,
+    uplink: Uplink | None = None,
     beside: Beside | None = None,
 ) -> Tuned:
     r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
@@ -149,7 +153,7 @@ def tune(
                    Default: 16 pilots. Below 256 rounds 4 pilots, at gamma = 4 eta_hat, of a quarter of it.
     eta_a, gamma:  a value given is kept, and only the other is searched for.
     measure_gamma: default 1/L, of f.
-    start, participation, drop, seed: as in `simulate`.
+    start, participation, drop, seed, sampler, uplink: as in `simulate`.
     beside:        how the pilots of step 2 go on; default: one after another. The pair found is the same.
 
     >>> import torch
@@ -192,6 +196,8 @@ def tune(
         spared = largest < searched and gamma is None
         reference = min(psi, float(objective(problem, phi, torch.zeros_like(z))))
 
+    heard = {"participation": participation, "drop": drop, "seed": seed, "sampler": sampler, "uplink": uplink}
+
     def pair(step: float, pull: float) -> Pair:
         """The pair, with what was given kept, gamma in its range, and eta_hat <= gamma."""
         pull = gamma or min(max(pull, (eta_a or step) * eta_s * Q), largest)
@@ -202,9 +208,7 @@ def tune(
 
     def pilot(p: Pair) -> _Run:
         algorithm = FedNMap(phi, eta_a=p[0], eta_s=eta_s, Q=Q, gamma=p[1])
-        return _Run(
-            algorithm, problem, measure_gamma, rounds=length, start=z, participation=participation, drop=drop, seed=seed
-        )
+        return _Run(algorithm, problem, measure_gamma, rounds=length, start=z, **heard)
 
     grid = [
         pair(scale * unit / (eta_s * Q), ratio * (eta_a * eta_s * Q if eta_a else scale * unit))
