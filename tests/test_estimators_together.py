@@ -14,6 +14,7 @@ from fednmap.estimators import (
     FederatedElasticNet,
     FederatedGLM,
     FederatedLasso,
+    FederatedLassoCV,
     FederatedLogisticRegression,
     FederatedPoissonRegressor,
 )
@@ -151,6 +152,19 @@ def test_what_is_sent_is_counted():
     assert fitted.bytes_sent_ == moments + fitted.n_iter_ * 4 * 2 * 11 * 8
     path = FederatedLasso().path(X, y, np.arange(len(y)) % 4, lambdas=5)
     assert sum(fit.bytes for fit in path.fits) == (1 + (path.rounds - 1).sum()) * 4 * 2 * 11 * 8
+
+
+def test_what_is_sent_to_choose_lam_is_counted():
+    X, y = load_diabetes(return_X_y=True)
+    sites = np.arange(len(y)) % 4
+    chosen = FederatedLassoCV(cv="leave-one-site-out", lambdas=[1.0, 0.1]).fit(X, y, sites)
+    whole = FederatedLasso().path(X, y, sites, lambdas=[1.0, 0.1])
+    parts = [
+        FederatedLasso().path(X[sites != k], y[sites != k], sites[sites != k], lambdas=[1.0, 0.1]) for k in range(4)
+    ]
+    assert chosen.n_iter_ == sum(path.total_rounds for path in (whole, *parts))
+    moments = 4 * 10 * 8 * (4 + 4 * 3)
+    assert chosen.bytes_sent_ == moments + sum(fit.bytes for path in (whole, *parts) for fit in path.fits)
 
 
 def test_what_does_not_end_is_finished_by_fednmap(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.sparse import issparse
@@ -27,9 +27,17 @@ EBIC = 0.5
 """gamma of Chen and Chen, Extended Bayesian information criteria, Biometrika 2008."""
 
 
+class Spent(NamedTuple):
+    """Of messages between server and sites."""
+
+    rounds: int
+    bytes: int
+
+
 class CrossValidated(Federated):
     """An estimator that chooses its lam on a path; fitted: lam_, lambdas_, path_, and by folds cv_losses_ (folds,
-    lambdas), cv_mean_, cv_se_, lam_min_, lam_1se_, folds_; by a criterion criterion_."""
+    lambdas), cv_mean_, cv_se_, lam_min_, lam_1se_, folds_; by a criterion criterion_. n_iter_ and bytes_sent_ are of
+    all fits, also of those without a fold."""
 
     lambdas: int | Sequence[float]
     cv: int | str
@@ -47,14 +55,15 @@ class CrossValidated(Federated):
         rows = self._read(X, y, sites, sample_weight)
         fold = self._folds(rows) if self.select in ("min", "1se") else None
         self.lambdas_ = self._grid(rows)
-        chosen = None if fold is None else self._by_folds(rows, fold)  # first: prepared rows take memory
+        # first: prepared rows take memory
+        chosen, spent = (None, Spent(0, 0)) if fold is None else self._by_folds(rows, fold)
         prepared = self._prepare(rows)
         self.path_ = walk(self, prepared, self.lambdas_, null_model(self, prepared))
         chosen = self._by_criterion(rows) if chosen is None else chosen
         self.lam_ = float(self.lambdas_[chosen])
         self._keep(prepared, self.path_.fits[chosen])
-        self.n_iter_ = max(1, self.path_.total_rounds)
-        self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes
+        self.n_iter_ = max(1, self.path_.total_rounds) + spent.rounds
+        self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes + spent.bytes
         self._finish(rows)
         return self
 
@@ -71,14 +80,17 @@ class CrossValidated(Federated):
         fold, self.folds_ = folds(rows, self.cv, self.random_state, kinds)
         return fold
 
-    def _by_folds(self, rows: Rows, fold: Any) -> int:
+    def _by_folds(self, rows: Rows, fold: Any) -> tuple[int, Spent]:
+        """Which lam, and what the models without each of the folds took."""
         weight = row_weights(rows.sites, rows.weight, self.weights)
         shares = np.bincount(fold, weight, len(self.folds_))
-        each = []
+        each, spent = [], Spent(0, 0)
         for k, name in enumerate(self.folds_):
             if self.on_fold is not None:
                 self.on_fold(k + 1, len(self.folds_), name)
-            each.append(self._held_out(rows, fold == k, name))
+            held_out, took = self._held_out(rows, fold == k, name)
+            each.append(held_out)
+            spent = Spent(spent.rounds + took.rounds, spent.bytes + took.bytes)
         self.cv_losses_ = np.stack(each)
         self.cv_mean_ = shares @ self.cv_losses_
         spread = shares @ np.square(self.cv_losses_ - self.cv_mean_)
@@ -86,10 +98,10 @@ class CrossValidated(Federated):
         best = int(self.cv_mean_.argmin())
         within = int(np.flatnonzero(self.cv_mean_ <= self.cv_mean_[best] + self.cv_se_[best])[0])
         self.lam_min_, self.lam_1se_ = float(self.lambdas_[best]), float(self.lambdas_[within])
-        return best if self.select == "min" else within
+        return best if self.select == "min" else within, spent
 
-    def _held_out(self, rows: Rows, test: Any, name: str) -> Floats:
-        """The mean loss of the rows of one fold under models of the others, at every lam."""
+    def _held_out(self, rows: Rows, test: Any, name: str) -> tuple[Floats, Spent]:
+        """The mean loss of the rows of one fold under models of the others, at every lam, and what these took."""
         if not self._family().level and self.weights == "sites":
             raise InputError(
                 "cross-validation of a Cox model needs weights='samples'; sites weigh unequally in its folds"
@@ -104,11 +116,13 @@ class CrossValidated(Federated):
         train = self._without(rows, test)
         prepared = self._prepare(train)
         found = walk(self, prepared, self.lambdas_)
+        moments = len(prepared.sites) * prepared.scaling.nbytes
+        spent = Spent(found.total_rounds, moments + sum(fit.bytes for fit in found.fits))
         if self._family().level:
-            return losses(self, prepared, found, rows.some(test))
+            return losses(self, prepared, found, rows.some(test)), spent
         whole, part = (float(r.weight.sum()) * losses(self, prepared, found, r) for r in (rows, train))
         added: Floats = (whole - part) / float(rows.weight[test].sum())
-        return added  # the partial likelihood of a fold is what it adds to that of the others
+        return added, spent  # the partial likelihood of a fold is what it adds to that of the others
 
     def _without(self, rows: Rows, test: Any) -> Rows:
         """The rows but for those of a fold; sparse ones are not copied if it can be helped: the fold counts 0."""
