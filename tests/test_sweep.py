@@ -190,7 +190,9 @@ def test_a_configuration_goes_before_the_defaults_of_the_command(command, tmp_pa
 
 def test_mistakes_are_told_in_one_line(command, tmp_path):
     sweep = begun(tmp_path / "sweep")
+    (tmp_path / "few.toml").write_text("eval_samples = 30\n")
     cases = [
+        ((*WORDS, "--config", "few.toml", "--out", "new"), "eval_samples is 30, and a sweep compares |F_nat|^2 of all"),
         (("speedup", "--resume", "nowhere"), "nowhere is not a sweep: it has no speedup.toml"),
         (("speedup", "--resume", "sweep", "--rounds", 3), "--resume takes the settings of its folder"),
         (("speedup", "--resume", "sweep", "--over", "q"), "--resume takes the settings of its folder"),

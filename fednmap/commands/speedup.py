@@ -42,7 +42,7 @@ from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
 
 
-@with_config(hidden=STOPPING, **DEFAULTS)
+@with_config(hidden=(*STOPPING, "eval_samples"), **DEFAULTS)
 def speedup(
     values: dict[str, Any],
     over: Annotated[str | None, typer.Option(help="n for clients, q for local steps. (default n)")] = None,
@@ -107,6 +107,11 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
     given, auto = take_auto(base | given)
     if early := [name for name in STOPPING if given.get(name) is not None]:
         raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
+    if given.get("eval_samples") is not None:
+        raise InputError(
+            f"eval_samples is {given['eval_samples']}, and a sweep compares |F_nat|^2 of all samples, which fewer "
+            "would drown in noise; leave it out"
+        )
     kind, numbers = checked(over, _numbers(values))
     config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
