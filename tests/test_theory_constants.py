@@ -91,6 +91,15 @@ def test_heterogeneity_and_mean_gradient_are_without_the_minibatch_noise(make):
     assert mean_gradient2(make(data), x, draws=3000) == pytest.approx(float(size), rel=0.1)
 
 
+def test_clients_weigh_as_they_do_in_f():
+    data, x, weights = clients(), torch.ones(6).double(), torch.tensor([0.1, 0.2, 0.6, 0.1]).double()
+    g = torch.stack([a.T @ (a @ x - b) / len(a) for a, b in data])
+    problem = LeastSquares(data, weights=weights)
+    spread = weights @ (g - weights @ g).square().sum(-1)
+    assert estimate_heterogeneity(problem, x, draws=2) == pytest.approx(float(spread))
+    assert mean_gradient2(problem, x, draws=2) == pytest.approx(float(weights @ g.square().sum(-1)))
+
+
 def test_few_draws_are_without_bias():
     # Gradients at 0 are +-3 with variance 4: the plain estimate from 2 draws would be 9 + 4/2.
     a, b = torch.ones(2, 1).double(), torch.tensor([-2.0, 2.0]).double()

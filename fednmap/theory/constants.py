@@ -95,7 +95,8 @@ def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> V
 
 
 def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16) -> float:
-    r"""mean_i |grad f_i(x) - grad f(x)|^2, at the worst of the points. FedNMap's theory does not need it.
+    r"""mean_i |grad f_i(x) - grad f(x)|^2, at the worst of the points; clients weigh as they do in f. FedNMap's theory
+    does not need it.
 
     |mean_k g_ik - grad f|^2 exceeds |grad f_i - grad f|^2 by sigma_i^2 / draws on average, which is subtracted.
 
@@ -107,14 +108,14 @@ def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16)
     found = []
     for x in _points(points):
         mean, variance = _moments(exact(problem), x, draws)
-        found.append((mean - problem.gradient(x)).square().sum(-1).mean() - variance.mean() / draws)
+        found.append(_average(problem, (mean - problem.gradient(x)).square().sum(-1) - variance / draws))
     return max(0.0, float(torch.stack(found).max()))
 
 
 def mean_gradient2(problem: Problem, x: Tensor, *, draws: int = 16) -> float:
-    """mean_i |grad f_i(x)|^2, the `gradients2` of `nonconvex` and `rounds_to`."""
+    """mean_i |grad f_i(x)|^2, the `gradients2` of `nonconvex` and `rounds_to`; clients weigh as they do in f."""
     mean, variance = _moments(exact(problem), x, draws)
-    return max(0.0, float(mean.square().sum(-1).mean() - variance.mean() / draws))
+    return max(0.0, float(_average(problem, mean.square().sum(-1) - variance / draws)))
 
 
 class Gap(NamedTuple):
@@ -179,6 +180,12 @@ def _moments(problem: Problem, x: Tensor, draws: int) -> _Moments:
         mean = mean + change / (k + 1)
         square = square + (change * (value - mean)).sum(-1)
     return _Moments(mean, square / max(1, draws - 1))
+
+
+def _average(problem: Problem, values: Tensor) -> Tensor:
+    """Over the clients, by their weights."""
+    weights = declared(problem).weights
+    return values.mean() if weights is None else values @ weights.to(values)
 
 
 def _points(points: Points) -> Sequence[Tensor]:
