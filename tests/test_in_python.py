@@ -76,8 +76,16 @@ def test_ctrl_c_saves(tmp_path):
 def test_more_rounds_go_on_and_fewer_are_refused(tmp_path):
     kept(tmp_path / "d", rounds=30)
     assert torch.equal(kept(tmp_path / "d", rounds=50).x, run(method(), SIX, rounds=50, **HOW).x)
+    assert RunFolder.open(tmp_path / "d").about().rounds == 50
     with pytest.raises(InputError, match="holds 50"):
         kept(tmp_path / "d", rounds=20)
+
+
+def test_a_finished_run_that_suffices_says_why_it_does_not_go_on(tmp_path):
+    kept(tmp_path / "g", rounds=60)
+    again = kept(tmp_path / "g", rounds=100, stop=Tolerance(0.9))
+    assert again.final["round"] == 60
+    assert again.ended.startswith("converged: ")
 
 
 def test_another_run_is_refused(tmp_path):

@@ -237,6 +237,8 @@ def test_patience_and_time_on_the_command_line(command, tmp_path):
     code, out, _ = command("train", *words, "--rounds", 2, "--tol", 1e-9, "--out", "c", "--json")
     assert json.loads(out)["ended"] == "all rounds done"
     assert "rounds done" not in command("show", "c")[1]
+    edited(tmp_path / "c", rounds=40, tol=0.999)  # which is met by what was done
+    assert json.loads(command("train", "--resume", "c", "--json")[1])["ended"].startswith("converged: ")
 
 
 @pytest.mark.parametrize(

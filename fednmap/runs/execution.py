@@ -17,10 +17,9 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
-from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, interrupts, keep
+from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, ended_by, interrupts, keep
 from fednmap.runs.trust import uplink_of
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, distributed, schedules, threads
-from fednmap.simulation.callbacks import stays_ended
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.quantised import BOUND, Quantised
 from fednmap.simulation.schedules import Schedule, schedule_of
@@ -46,7 +45,8 @@ def execute(
     with locked(folder.path), interrupts() as asked:
         for line in folder.check_settings(config):
             reporter.tell(line)
-        finished = {Job(r["method"], r["trial"]): r for r in folder.results() if is_finished(r, config, folder)}
+        ended = {Job(r["method"], r["trial"]): _finished(r, config, folder) for r in folder.results()}
+        finished = {job: closing for job, closing in ended.items() if closing is not None}
         if all(job in finished for job in jobs):
             return [finished[job] for job in jobs]
         folder.repair()
@@ -89,16 +89,16 @@ def stops_of(config: Config) -> list[Callback]:
     return found
 
 
-def is_finished(result: dict[str, Any], config: Config, folder: RunFolder) -> bool:
-    """Whether the rounds are done, or what the configuration says of stopping has ended them."""
+def _finished(result: dict[str, Any], config: Config, folder: RunFolder) -> dict[str, Any] | None:
+    """The closing numbers, if the rounds are done, or what the configuration says of stopping has ended them."""
     if "error" not in result and result["rounds"] > config.rounds:
         raise InputError(
             f"run.toml asks for {config.rounds} rounds and {result['method']} has run {result['rounds']}; "
             "ask for as many or more, or start a new run with --config"
         )
     if "error" in result or result["rounds"] == config.rounds:
-        return True
-    return stays_ended(stops_of(config), folder.records(result["method"], result["trial"]))
+        return result
+    return ended_by(stops_of(config), result, folder.records(result["method"], result["trial"]))
 
 
 class Elsewhere:

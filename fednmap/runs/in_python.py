@@ -13,12 +13,12 @@ from fednmap.core import Algorithm, Problem, declared
 from fednmap.measure import problem_gamma
 from fednmap.names import InputError
 from fednmap.problems import Network
-from fednmap.runs.files import locked
+from fednmap.runs.files import clear_errors, from_toml, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
-from fednmap.runs.keeping import DONE, Interrupted, Task, interrupts, keep
+from fednmap.runs.keeping import DONE, Interrupted, Task, ended_by, interrupts, keep
 from fednmap.simulation import Callback, Diverged, Record, Result, simulate, trajectory
-from fednmap.simulation.callbacks import heard, listeners, stays_ended
+from fednmap.simulation.callbacks import heard, listeners
 from fednmap.simulation.loop import check_kinds, first_point
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
@@ -93,6 +93,7 @@ def run(
         found = _finished(kept, task)
         if found is None:
             kept.repair()
+            _tell_rounds(kept, rounds)
             try:
                 found = keep(task, kept, callbacks, asked, measured=job in kept.measured())
             except Interrupted:
@@ -162,6 +163,14 @@ def _opened(path: Path, task: Task, phi: object) -> RunFolder:
     return folder
 
 
+def _tell_rounds(folder: RunFolder, rounds: int) -> None:
+    """That more rounds are asked for than run.toml says."""
+    said = from_toml(folder.path / "run.toml")
+    if said["rounds"] != rounds:
+        with clear_errors(folder.path):
+            write_atomically(folder.path / "run.toml", tomli_w.dumps(said | {"rounds": rounds}).encode())
+
+
 def _finished(folder: RunFolder, task: Task) -> dict[str, Any] | None:
     """The closing numbers, if there is nothing left to run."""
     found = next((r for r in folder.results() if (r["method"], r["trial"]) == task.job), None)
@@ -169,19 +178,19 @@ def _finished(folder: RunFolder, task: Task) -> dict[str, Any] | None:
         return found
     if found["rounds"] > task.rounds:
         raise InputError(f"{task.rounds} rounds are asked for and {folder.path} holds {found['rounds']}; ask for more")
-    done = found["rounds"] == task.rounds or _still_ends(folder, task)
-    return found if done else None
+    return found if found["rounds"] == task.rounds else _still_ended(folder, task, found)
 
 
-def _still_ends(folder: RunFolder, task: Task) -> bool:
-    """Whether the reasons to stop that are given now end the run where it ended."""
+def _still_ended(folder: RunFolder, task: Task, closing: dict[str, Any]) -> dict[str, Any] | None:
+    """The closing numbers, if the reasons to stop that are given now end the run where it ended; with the reason."""
     stops: list[Callback] = task.options["stop"]
     last, totals, _ = task.found(folder)
-    if stays_ended(stops, folder.records(*task.job)):
-        return True
+    if (found := ended_by(stops, closing, folder.records(*task.job))) is not None:
+        return found
     if last is None or totals is None:
-        return False
-    return heard(stops, lambda callback: callback.on_round(last, totals)) is not None
+        return None
+    reason = heard(stops, lambda callback: callback.on_round(last, totals))
+    return closing | {"ended": reason} if reason is not None else None
 
 
 def _early(closing: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from fednmap.runs import checkpoints
 from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed, run
+from fednmap.simulation.callbacks import heard, stays_ended
 
 DONE = "all rounds done"
 """How a run ends that nothing ends earlier."""
@@ -158,6 +159,15 @@ def keep(
         for reporter in reporters:
             reporter.end(closing)
     return closing
+
+
+def ended_by(stops: Sequence[Callback], closing: dict[str, Any], records: Sequence[Record]) -> dict[str, Any] | None:
+    """The closing numbers of a run with the reason for which it stays ended before its rounds; None without one."""
+    if not records:
+        return None
+    stays_ended(stops, records[:-1])  # they hear all in order
+    reason = heard(stops, lambda callback: callback.on_record(records[-1]))
+    return closing | {"ended": reason} if reason is not None else None
 
 
 def summary(record: Record) -> dict[str, Any]:
