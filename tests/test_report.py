@@ -14,7 +14,7 @@ from small import begin, small
 
 from fednmap.commands.show import sparkline, state
 from fednmap.measure import quantities, quantity
-from fednmap.report import report
+from fednmap.report import coefficients, report
 from fednmap.report.closing import closing_table, columns, rows
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
@@ -469,3 +469,14 @@ def test_closing_numbers_keep_a_metric_of_ones_own():
     found = summary({"round": 3, "objective": 1.0, "margin": 0.5, "clients_measured": 4.0, **spent})
     assert (found["margin"], found["test_accuracy"], found["seconds"]) == (0.5, None, 2.0)
     assert not {"round", "clients_measured"} & found.keys()
+
+
+def test_a_column_that_a_model_has_not_is_not_a_coefficient_of_zero():
+    """Two runs on tables of their own, on one page."""
+    first = Model({"x": torch.tensor([1.5, 0.0])}, (2,), ("age", "weight"), ("healthy", "sick"))
+    other = Model({"x": torch.tensor([2.0, 0.5])}, (2,), ("age", "height"), ("alive", "dead"))
+    page = coefficients.page({"a": first, "b": other})
+    assert "<td>age</td><td>1.5</td><td>2</td>" in page
+    assert "<td>height</td><td>-</td><td>0.5</td>" in page
+    assert ", for dead or sick, on" in page
+    assert ", for sick, on" in coefficients.page({"a": first})

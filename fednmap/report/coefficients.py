@@ -78,12 +78,12 @@ def page(models: Mapping[str, Model]) -> str:
         return ""
     keys = list(dict.fromkeys((c.label, c.name) for rows in found.values() for c in rows))
     values = {title: {(c.label, c.name): c.value for c in rows} for title, rows in found.items()}
-    labels = next(model.labels for title, model in models.items() if title in found)
-    of = f", for {escape(labels[1])}" if len(labels) == 2 else ""
+    labels = {model.labels for title, model in models.items() if title in found}
+    of = ", for " + " or ".join(sorted(escape(each[1]) for each in labels)) if {*map(len, labels)} == {2} else ""
     head = "".join(f"<th>{escape(title)}</th>" for title in found)
     body = "".join(
         f"<tr><td>{escape(f'{label}: {name}' if label else name)}</td>"
-        + "".join(f"<td>{values[title].get((label, name), 0.0):.4g}</td>" for title in found)
+        + "".join(f"<td>{_shown(values[title].get((label, name)))}</td>" for title in found)
         + "</tr>"
         for label, name in keys
         if any(values[title].get((label, name)) for title in found)
@@ -93,6 +93,11 @@ def page(models: Mapping[str, Model]) -> str:
         f"everywhere are left out.</p><div class=wide><table><thead><tr><th>column</th>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _shown(value: float | None) -> str:
+    """The number, or that the model has no such column."""
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _largest(found: list[Coefficient]) -> tuple[list[Coefficient], int]:
