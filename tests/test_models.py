@@ -13,6 +13,7 @@ from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.data import Dataset, load
 from fednmap.models import build, mobilenet_v3_small
+from fednmap.models.prune import prunable
 from fednmap.problems import Network
 from fednmap.regularizers import L1
 
@@ -92,6 +93,25 @@ def test_activation_is_the_one_asked_for():
 def test_outputs_of_a_regression_have_the_shape_of_its_targets(spec):
     data = load("sparse-regression")
     assert build(spec, data)(data.x_train).shape == data.y_train.shape
+
+
+class Doubled(nn.Sequential):
+    """Layers in a row whose sum of parts is not what it computes."""
+
+    def __init__(self, shape, outputs):
+        super().__init__(nn.Flatten(), nn.Linear(shape[0], 3), nn.ReLU(), nn.Linear(3, outputs))
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_row_of_layers_of_ones_own_computes_what_it_computes():
+    data = Dataset(torch.randn(4, 5), torch.randn(4), torch.randn(2, 5), torch.randn(2))
+    torch.manual_seed(0)
+    found = build(f"{__name__}:Doubled", data)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found(data.x_train), Doubled((5,), 1)(data.x_train).squeeze(1))
+    assert not prunable(Doubled((5,), 1))
 
 
 @pytest.mark.parametrize(

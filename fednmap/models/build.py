@@ -88,7 +88,7 @@ def _made(spec: str, shape: Shape, outputs: int) -> nn.Module:
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    return list(module) if isinstance(module, nn.Sequential) else [module]
+    return list(module) if type(module) is nn.Sequential else [module]  # one of the user's own may compute otherwise
 
 
 def _at_most(count: int, name: str, arguments: list[str]) -> None:
