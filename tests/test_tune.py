@@ -237,6 +237,20 @@ def test_pilots_take_part_as_the_run_does(tmp_path, capsys):
     assert pilots() != [p.score for p in alone.pilots]
 
 
+def test_the_steps_of_a_run_are_found_anew(tmp_path, capsys):
+    """Every run.toml has an eta_a, also where nobody has said one."""
+    config = Config.make(data="sparse-regression", reg="l1:0.1", clients=10, rounds=20, gamma=0.1)
+    (tmp_path / "run.toml").write_text(config.toml())
+    found = []
+    for words in (["--config", str(tmp_path / "run.toml")], [*AUTO[:4], "--rounds", "20"]):
+        app(["tune", *words, "--budget", "16", "--jobs", "1", "--json"], standalone_mode=False)
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert len({p["eta_a"] for p in found[0]["pilots"]}) > 3
+    with pytest.raises(InputError, match="nothing to find"):
+        app(["tune", "--config", str(tmp_path / "run.toml"), "--eta-a", "0.1", "--gamma", "1"], standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

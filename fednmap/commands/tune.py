@@ -10,6 +10,7 @@ import typer
 
 from fednmap.commands.auto import search, take_auto
 from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, TrustCode, take_threads, with_config
+from fednmap.names import InputError
 from fednmap.runs.beside import how_many, side_by_side
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import json_text
@@ -33,11 +34,17 @@ def tune(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs."""
+    """Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs.
+
+    One that is given on the command line is kept, and the other found; those of a TOML file are found anew.
+    """
     take_threads(threads)
     base = Config.read(config, trust=trust_code).model_dump(exclude_unset=True) if config else {}
+    base = {name: value for name, value in base.items() if name not in AUTO}  # every run.toml has them
     given, _ = take_auto(base | values)
     auto = tuple(name for name in AUTO if name not in given)
+    if not auto:
+        raise InputError("eta_a and gamma are both given, so that there is nothing to find; leave one of them out")
     beside = partial(side_by_side, count=how_many(jobs, PILOTS))
     found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only, beside=beside)
     if json:
