@@ -42,6 +42,16 @@ def test_a_file_is_a_client_and_columns_have_names(hospitals):
         load(f"csv:{hospitals},client=sex")
 
 
+def test_what_to_predict_is_not_guessed_from_one_file_alone(tmp_path):
+    for name, columns in (("a", "outcome,age"), ("b", "age,outcome")):
+        (tmp_path / f"{name}.csv").write_text(f"{columns}\n1.5,2.5\n3.5,4.5\n")
+    with pytest.raises(InputError, match="a ends with the column 'age' and b with 'outcome'; say what to predict"):
+        load(f"csv:{tmp_path}")
+    assert load(f"csv:{tmp_path},label=outcome").features == ("age",)
+    (tmp_path / "a.csv").write_text("age,outcome\n1.5,2.5\n3.5,4.5\n")
+    assert load(f"csv:{tmp_path}").features == ("age",)
+
+
 @pytest.mark.parametrize("weights", ["clients", "samples"])
 def test_the_method_of_train_ends_at_the_estimator(hospitals, weights):
     """Intercept, unpenalised; standardised columns; weights: the same problem."""

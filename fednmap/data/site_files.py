@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,7 @@ def site_files(
     drop, categorical: names separated by +: columns to leave out, and columns whose numbers are codes.
     """
     sites = read_sites(f"csv:{path}", _listed(drop))
-    first = next(iter(sites.values()))
-    usual = [name for name in LABELS if name in first.columns]
-    label = label or (usual[0] if usual else list(first.columns)[-1])
+    label = label or _usual(sites)
     preprocessor = FederatedPreprocessor(categorical=_listed(categorical))
     preprocessor.fit({name: t.without([label]) for name, t in sites.items() if _has(t, label)})
     parts = list(sites.values()) + ([] if test is None else [_test(test, drop)])
@@ -64,6 +63,17 @@ def site_files(
         labels=label_names(joint, y[0]),
         sites=tuple(sites),
     )
+
+
+def _usual(sites: Mapping[str, Table]) -> str:
+    """The column that is called so, or with which every file ends."""
+    first = next(iter(sites.values()))
+    usual = [name for name in LABELS if name in first.columns]
+    ends = {list(t.columns)[-1]: name for name, t in sites.items()}
+    if not usual and len(ends) > 1:
+        (a, site), (b, other) = list(ends.items())[:2]
+        raise InputError(f"{site} ends with the column {a!r} and {other} with {b!r}; say what to predict by label=NAME")
+    return usual[0] if usual else next(iter(ends))
 
 
 def _has(t: Table, label: str) -> bool:
