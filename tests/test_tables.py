@@ -225,6 +225,14 @@ def test_spaces_beside_a_separator_are_not_part_of_a_cell(tmp_path, text):
     assert found["w"].tolist() == ["a", "b", None]
 
 
+@pytest.mark.parametrize("gap", ["NA", "n/a", "#N/A", "<NA>", "NULL"])
+def test_a_gap_as_other_programs_write_it_makes_no_words_of_numbers(tmp_path, gap):
+    (tmp_path / "a.csv").write_text(f"v,w\n1,a\n{gap},{gap}\n3,b\n")
+    found = read(tmp_path / "a.csv")
+    assert np.isnan(found["v"]).tolist() == [False, True, False]
+    assert found["w"].tolist() == ["a", None, "b"]
+
+
 def test_an_empty_line_is_no_row(tmp_path):
     (tmp_path / "a.csv").write_text('v,w\n1,a\n\n2,"b\n\nc"\n,\n\n\n')
     found = read(tmp_path / "a.csv")

@@ -16,8 +16,8 @@ from fednmap.names import InputError, is_number
 from fednmap.tables.table import Column, Table, table
 
 KINDS = (".csv", ".parquet")
-GAPS = ["", "NA", "N/A", "NaN", "nan", "null", "None", "?"]
-"""Cells that stand for a missing value."""
+GAPS = ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?"]
+"""Cells that stand for a missing value, as R, pandas, spreadsheets and databases write them."""
 SEPARATORS = (",", ";", "\t")
 DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 
