@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 from sklearn.datasets import load_wine
+from sklearn.exceptions import NotFittedError
 
 from fednmap import InputError
 from fednmap.estimators import (
@@ -162,3 +163,14 @@ def test_a_draw_of_sites_without_a_class_is_left_out():
     assert 0 < found.failed < 40  # about (5/6)^6 of them
     assert len(found.draws) == 40 - found.failed
     assert np.abs(found.draws[:, -3:]).max() < 5
+
+
+def test_a_bootstrap_is_at_the_lam_that_was_chosen():
+    X, y, sites = rows(120)
+    fitted = FederatedLassoCV(select="1se").fit(X, y, sites)
+    found = fitted.bootstrap(X, y, sites, times=3)
+    assert found.estimate == pytest.approx([*fitted.coef_, fitted.intercept_], abs=1e-4)
+    other = FederatedLasso(fitted.lam_).bootstrap(X, y, sites, times=3)
+    assert np.array_equal(found.draws, other.draws)
+    with pytest.raises(NotFittedError):
+        FederatedLassoCV().bootstrap(X, y, sites, times=3)

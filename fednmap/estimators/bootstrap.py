@@ -48,7 +48,8 @@ def bootstrap(
     """As many sites as there are, drawn with replacement, and the model fitted to them; so many times.
 
     A site that is drawn twice counts twice. It says how coefficients would vary with other sites of the same kind,
-    where `inference` asks for other rows of the same sites; with few sites it is rough.
+    where `inference` asks for other rows of the same sites; with few sites it is rough. An estimator that chooses its
+    lam is fitted before, and keeps the one that it has chosen.
 
     Reference: Davison and Hinkley, Bootstrap methods and their application, 1997, section 3.8.
     """

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from scipy.sparse import issparse
 from scipy.special import gammaln
+from sklearn.utils.validation import check_is_fitted
 
+from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.estimators.base import Federated, Rows
 from fednmap.estimators.folds import folds
@@ -66,6 +68,13 @@ class CrossValidated(Federated):
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes + spent.bytes
         self._finish(rows)
         return self
+
+    def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
+        """The penalty at lam, or at the one that was chosen."""
+        if lam is None:
+            check_is_fitted(self, "lam_")
+            lam = self.lam_
+        return super()._regularizer(prepared, lam)
 
     def _grid(self, rows: Rows) -> Floats:
         """The values of lam, from lambda_max down where they are not given."""
