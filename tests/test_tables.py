@@ -104,6 +104,9 @@ REFUSED = [
         "has 'old' in row 0; the model knows num",
     ),
     (lambda: table(np.ones((2, 2))), "a ndarray has no named columns"),
+    (lambda: FederatedPreprocessor().fit({"v": [1.0, 2.0, 3.0]}, sites=[1, 1, np.nan]), "row 2 has no site"),
+    (lambda: FederatedPreprocessor().fit({"v": [1.0, 2.0, 3.0]}, sites=["a", None, "b"]), "row 1 has no site"),
+    (lambda: FederatedPreprocessor("median").fit({"a": {"v": [1.0, 2.0]}, "b": {"v": []}}), "site 'b' has no rows"),
 ]
 
 

@@ -24,7 +24,7 @@ from fednmap.tables.statistics import (
     median,
     talk,
 )
-from fednmap.tables.table import Table, is_words, missing, table
+from fednmap.tables.table import Table, is_gap, is_words, missing, table
 
 
 class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -67,6 +67,8 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
     def fit(self, X: Any, y: Any = None, sites: Any = None) -> Self:
         """From a mapping of site names to frames, or one frame and the site of each of its rows."""
         tables = {t.name: t for t in by_site(X, sites)}
+        if empty := [name for name, t in tables.items() if not t.rows]:
+            raise InputError(f"site {empty[0]!r} has no rows; leave it out")
         return self.know(carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
@@ -123,6 +125,9 @@ def by_site(X: Any, sites: Any = None) -> list[Table]:
     labels = np.asarray(sites)
     if labels.shape != (whole.rows,):
         raise InputError(f"sites has shape {labels.shape}; give one site per row, {whole.rows} in all")
+    nowhere = [row for row, label in enumerate(labels) if is_gap(label)]
+    if nowhere:
+        raise InputError(f"row {nowhere[0]} has no site; every row needs one")
     return [Table(whole.some(labels == site).columns, str(site)) for site in np.unique(labels)]
 
 

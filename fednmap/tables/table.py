@@ -86,7 +86,7 @@ def column(name: str, values: Column, where: str = "") -> Column:
         raise _date(name, at)
     if values.dtype.kind in "iufb":
         return values.astype(np.float64)
-    gaps = np.array([_is_gap(v) for v in values], bool)
+    gaps = np.array([is_gap(v) for v in values], bool)
     kinds = {type(v) for v, gap in zip(values, gaps, strict=True) if not gap}
     if all(issubclass(kind, bool | int | float | Decimal | np.number) for kind in kinds):
         return np.array([np.nan if gap else float(v) for v, gap in zip(values, gaps, strict=True)])
@@ -124,7 +124,7 @@ def _values(given: Any) -> Column:
     return found if found.dtype.kind != "U" else found.astype(object)
 
 
-def _is_gap(value: Any) -> bool:
+def is_gap(value: Any) -> bool:
     if value is None or isinstance(value, str):
         return value is None or not value.strip()
     return type(value).__name__ in ("NAType", "NaTType") or bool(value != value)  # pandas' NA is not even unlike itself
