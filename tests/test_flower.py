@@ -651,6 +651,8 @@ def test_up_does_not_continue_what_is_running(tmp_path, command):
         code, _, err = command("flower", "up", "--resume", tmp_path / "run")
         assert code == 2
         assert "is in use by another run" in err
+        code, _, err = command("flower", "up", "--resume", tmp_path / "run", "--rounds", 10)
+        assert (code, err) == (2, "fednmap: --resume takes the settings of its folder; leave the other options out\n")
         assert everything(tmp_path / "run") == before
 
 

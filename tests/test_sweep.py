@@ -186,6 +186,9 @@ def test_a_configuration_goes_before_the_defaults_of_the_command(command, tmp_pa
     config = Config.read(tmp_path / "sweep" / "n=2" / "run.toml")
     assert code == 0
     assert (config.rounds, config.trials, config.eval_last, config.clients) == (3, 1, 5, 2)
+    words = ("--config", "base.toml", "--trials", 3, "--values", "2,4", "--out", "more", "--quiet")
+    assert command("speedup", *words)[0] == 0
+    assert Config.read(tmp_path / "more" / "run.toml").trials == 3  # said, though it is what the command has by itself
 
 
 def test_mistakes_are_told_in_one_line(command, tmp_path):

@@ -156,13 +156,14 @@ def up(
     from fednmap.flower.settings import Federation, read
 
     if resume is not None:
+        if values or algorithm or set or config or out:
+            raise InputError("--resume takes the settings of its folder; leave the other options out")
         folder, settings, federation = _resumed(resume)
     else:
         if algorithm:
             values["algorithms"] = (algorithm,)
         base = _base(config) if config else {}
-        values = {k: v for k, v in values.items() if TRIAL.get(k) != v or k not in base}
-        values, auto = take_auto(base | values | {"set": base.get("set", {}) | parse_set(set)})
+        values, auto = take_auto(TRIAL | base | values | {"set": base.get("set", {}) | parse_set(set)})
         settings = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         settings = settled(prepare(settings)).config  # what can be refused is refused before there is a folder
         n = settings.clients

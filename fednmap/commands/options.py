@@ -23,7 +23,8 @@ def with_config(
 ) -> Callable[[Command], Command]:
     """Give a command `f(values, ...)` an option for every field of Config; `values` holds those the user gave.
 
-    words: fields that also take a word in place of a number, and what it stands for.
+    words:    fields that also take a word in place of a number, and what it stands for.
+    defaults: those of the command where they are not Config's, for the help texts; the command puts them in.
 
     The types, defaults and help texts are Config's own, so that there is one place to change them.
     """
@@ -53,7 +54,7 @@ def with_config(
 
         def wrapped(**given: Any) -> None:
             values = {name: given.pop(name) for name in names}
-            command({**defaults, **{k: v for k, v in values.items() if v is not None}}, **given)
+            command({k: v for k, v in values.items() if v is not None}, **given)
 
         keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in declared]
         wrapped.__signature__ = inspect.Signature([*keyword, *options])  # type: ignore[attr-defined]

@@ -68,7 +68,7 @@ def speedup(
     take_threads(threads)
     check_jobs(jobs)
     if resume is not None:
-        if over or sweep_values or config or out or values != DEFAULTS:
+        if over or sweep_values or config or out or values:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
         sweep = Sweep.open(resume)
         sweep.folder.config(trust=trust_code)  # its names are known, and code is loaded only if it may be
@@ -103,8 +103,7 @@ def _print(found: Speedup, outcome: dict[str, Any], sweep: Sweep) -> None:
 def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, values: str, out: Path | None) -> Sweep:
     """A new sweep; what can be refused is refused before there is a folder."""
     base = Config.read(file, trust=trust).model_dump(exclude_unset=True) if file else {}
-    given = {k: v for k, v in given.items() if k not in base or DEFAULTS.get(k) != v}
-    given, auto = take_auto(base | given)
+    given, auto = take_auto(DEFAULTS | base | given)
     if early := [name for name in STOPPING if given.get(name) is not None]:
         raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
     if given.get("eval_samples") is not None:
