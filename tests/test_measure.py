@@ -20,6 +20,7 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import RunFolder
+from fednmap.simulation.callbacks import Callback, Patience, listeners
 
 ENTRIES = st.lists(st.floats(-1, 1, width=32).map(lambda u: 0.0 if abs(u) < 1e-3 else u), min_size=1, max_size=30)
 
@@ -86,6 +87,25 @@ def test_a_sample_is_measured_in_between_and_everything_at_the_end(tmp_path):
     for (a, _), (b, _) in zip(rows, kept, strict=True):
         assert torch.equal(a[torch.arange(len(b)) * len(a) // len(b)], b)
     assert float(experiment.sample.loss(x)) == pytest.approx(float(experiment.problem.loss(x)), rel=0.2)
+
+
+class AfterThree(Callback):
+    def on_round(self, round, totals):
+        return "three are enough" if round.t == 2 else None
+
+
+@pytest.mark.parametrize("options", [{"stop": Patience(1, least=10.0)}, {"callbacks": AfterThree()}])
+def test_a_run_that_ends_early_is_measured_on_everything_too(options):
+    experiment = prepare(Config.make(data="digits", model="logistic", clients=5, eval_samples=200, seed=3))
+    told, algorithm = [], FedNMap(L1(0.001), eta_a=0.1)
+    options = {"callbacks": [], **options}
+    options["callbacks"] = [*listeners(options["callbacks"]), *listeners(told.append)]
+    end = run(algorithm, experiment.problem, rounds=20, every=2, sample=experiment.sample, **options)
+    assert end.ended
+    assert 0 < end.final["round"] < 20
+    assert end.final["loss"] == pytest.approx(float(experiment.problem.loss(end.x)), rel=1e-6)
+    assert told == end.records
+    assert len({r["round"] for r in told}) == len(told)
 
 
 def test_a_sample_and_a_tolerance_do_not_go_together():

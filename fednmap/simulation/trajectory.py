@@ -114,26 +114,34 @@ def run(
     whole = divided(problem, crew)
     part = whole if sample is None else divided(sample, crew)
     gamma = problem_gamma(whole, phi, first_point(problem)) if measure_gamma is None else measure_gamma
-    hearers = [*listeners(callbacks), *stops]
+    others = listeners(callbacks)
+    hearers = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
     federation = federation_of(problem, **options)
     clock = result.totals
 
-    def measure(done: int, server: State) -> str | None:
+    def recorded(of: Problem, done: int, server: State) -> Record:
         began, x = time.perf_counter(), algorithm.model(server)
-        values = evaluate(whole if done == rounds else part, phi, x, gamma) | {
-            name: float(f(x)) for name, f in (metrics or {}).items()
-        }
+        values = evaluate(of, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
         values |= algorithm.measured(server)
         if uplink is not None:
             values |= uplink.spent(federation, done)
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x
+        return {"round": done, **values, **clock}
+
+    def measure(done: int, server: State, *, ends: bool = False) -> str | None:
+        """Tell everybody; a reason to end. A sample is for the rounds between: what a run ends with is of all rows."""
+        of = whole if ends or done == rounds else part
+        record = recorded(of, done, server)
+        reason = heard(stops, lambda callback: callback.on_record(record))
+        if of is not whole and distributed.first(reason):
+            record = recorded(whole, done, server)
         if not history:
             result.records.clear()
-        record = {"round": done, **values, **clock}
         result.records.append(record)
-        return heard(hearers, lambda callback: callback.on_record(record))
+        told = heard(others, lambda callback: callback.on_record(record))
+        return reason or told
 
     for callback in hearers:
         callback.on_begin()
@@ -168,7 +176,7 @@ def run(
         told = heard(stops, lambda callback: callback.on_spent(totals)) or told
         reason = distributed.first(reason or told)
         if reason and not due:
-            measure(done, last.server)
+            measure(done, last.server, ends=True)
         return reason
 
     try:
