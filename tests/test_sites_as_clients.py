@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hospital_files import SIZES, write_hospitals
+from public_data import needs
 
 from fednmap import InputError, simulate
 from fednmap.data import load
@@ -116,6 +117,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_refused_in_one_line(settings, message):
+    if settings["data"] == "heart-disease":
+        needs("heart_disease", "processed.va.data")
     with pytest.raises(InputError) as refused:
         prepare(Config.make(**settings))
     assert message in str(refused.value)

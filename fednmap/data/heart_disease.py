@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 
 from fednmap.data import cache
 from fednmap.data.dataset import Dataset, hold_out
+from fednmap.names import choose
 
 # md5 as FLamby publishes them.
 HOSPITALS = {
@@ -52,12 +53,12 @@ def heart_disease(variant: str | None = None) -> Dataset:
     Reference: Janosi et al., Heart disease, UCI machine learning repository, 1988; the choice of rows and
     columns is that of du Terrail et al., FLamby, NeurIPS 2022.
     """
-    x, y, clients = patients()
     if variant is not None:
-        from fednmap.data.flamby import heart
+        from fednmap.data.flamby import NORMALISED, heart
 
-        return _described(heart(variant, x, y, clients))
-    data = hold_out(x, y, clients)
+        choose("variant of heart-disease", variant, NORMALISED)  # before files are looked for
+        return _described(heart(variant, *patients()))
+    data = hold_out(*patients())
     mean, deviation = data.x_train.mean(0), data.x_train.std(0)
     return _described(replace(data, x_train=(data.x_train - mean) / deviation, x_test=(data.x_test - mean) / deviation))
 
