@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -72,9 +73,13 @@ class Shrink:
         w, reach = v[:, : self.end], step * self.l1
         short = np.maximum(w, -reach)
         w -= np.minimum(short, reach, out=short)
-        if self.l2.any():
+        if self._ridge:
             w /= 1 + step * self.l2
         return v
+
+    @cached_property
+    def _ridge(self) -> bool:
+        return bool(self.l2.any())
 
     def value(self, x: Floats) -> Floats:
         w = x[:, : self.end]
@@ -198,11 +203,15 @@ class Dense:
         step = 1 / max(self.largest(), TINY)
         u = point = x
         turn = np.ones(len(x))
-        linear = g - x @ self.D
+        linear, little = g - x @ self.D, np.square(step * close)
         for k in range(INNER):
-            new = phi.prox(point - step * (linear + point @ self.D), step)
+            down = point @ self.D
+            down += linear
+            down *= -step
+            down += point
+            new = phi.prox(down, step)
             moved = point - new
-            if k and bool((_dots(moved, moved) <= np.square(step * close)).all()):
+            if k and bool((_dots(moved, moved) <= little).all()):
                 return new
             uphill = _dots(moved, new - u) > 0
             longer = (1 + np.sqrt(1 + 4 * turn * turn)) / 2
