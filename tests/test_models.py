@@ -13,6 +13,7 @@ from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.data import Dataset, load
 from fednmap.models import build, mobilenet_v3_small
+from fednmap.models.mobilenet import Depthwise
 from fednmap.models.prune import prunable
 from fednmap.problems import Network
 from fednmap.regularizers import L1
@@ -56,6 +57,19 @@ def test_mobilenet_halves_the_picture_as_table_2_says():
         x = layer(x)
         sides.append(x.shape[-1])
     assert sides == [112, 56, 28, 28, 14, 14, 14, 14, 14, 7, 7, 7, 7]
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("sides", [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (4, 1), (4, 4), (7, 6)])
+def test_a_kernel_without_what_meets_padding_alone_is_the_whole_kernel(kernel, stride, sides):
+    torch.manual_seed(0)
+    layer, x = Depthwise(6, kernel, stride).double(), torch.randn(3, 6, *sides).double().requires_grad_()
+    found, whole = layer(x), nn.Conv2d.forward(layer, x)
+    g = torch.randn_like(whole)
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-14)
+    for ours, theirs in zip(*(torch.autograd.grad(y, (x, layer.weight), g) for y in (found, whole)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -201,22 +201,23 @@ class Dense:
     def _by_steps(self, x: Floats, g: Floats, phi: Shrink, close: Floats) -> Floats:
         """Accelerated prox steps, all rows at once, each begun anew where its momentum leads uphill."""
         step = 1 / max(self.largest(), TINY)
-        u = point = x
+        ahead = -step * self.D  # a gradient step is linear: point (I - step D) - step linear
+        ahead.flat[:: len(ahead) + 1] += 1.0
+        linear, little = step * (g - x @ self.D), np.square(step * close)
+        u, point = x, x.copy()
         turn = np.ones(len(x))
-        linear, little = g - x @ self.D, np.square(step * close)
         for k in range(INNER):
-            down = point @ self.D
-            down += linear
-            down *= -step
-            down += point
-            new = phi.prox(down, step)
-            moved = point - new
-            if k and bool((_dots(moved, moved) <= little).all()):
+            new = point @ ahead
+            new -= linear
+            phi.prox(new, step)
+            point -= new
+            if k and bool((_dots(point, point) <= little).all()):
                 return new
-            uphill = _dots(moved, new - u) > 0
-            longer = (1 + np.sqrt(1 + 4 * turn * turn)) / 2
-            point = new + np.where(uphill, 0.0, (turn - 1) / longer)[:, None] * (new - u)
-            turn, u = np.where(uphill, 1.0, longer), new
+            moved = new - u
+            turn[_dots(point, moved) > 0] = 1.0
+            longer = 0.5 + np.sqrt(0.25 + turn * turn)
+            u, point = new, new + ((turn - 1) / longer)[:, None] * moved
+            turn = longer
         return u
 
 

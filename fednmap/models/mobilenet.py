@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 
 from fednmap.names import choose
 
@@ -86,7 +87,7 @@ class Block(nn.Module):
         layers: list[nn.Module] = []
         if expanded != width:
             layers.append(_convolution(width, expanded, 1, norm, activation))
-        layers.append(_convolution(expanded, expanded, kernel, norm, activation, stride=stride, groups=expanded))
+        layers.append(nn.Sequential(Depthwise(expanded, kernel, stride), norm(expanded), activation()))
         if squeeze:
             layers.append(SqueezeExcite(expanded))
         layers.append(_convolution(expanded, out, 1, norm, None))
@@ -95,6 +96,25 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.block(x)
         return x + y if self.residual else y
+
+
+class Depthwise(nn.Conv2d):
+    """Each channel filtered on its own, with an odd kernel and as much padding as it reaches over the border.
+
+    What of the kernel meets padding alone, wherever it stands, is left out: of 5 x 5 weights a picture of 2 x 2 meets
+    3 x 3, and of 1 x 1 the one in the middle. Values and gradients are the same, in a fraction of the time.
+    """
+
+    def __init__(self, channels: int, kernel: int, stride: int) -> None:
+        super().__init__(channels, channels, kernel, stride, kernel // 2, groups=channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        reach = self.kernel_size[0] // 2
+        rows, columns = (min(reach, side - 1) for side in x.shape[-2:])
+        met = self.weight[..., reach - rows : reach + rows + 1, reach - columns : reach + columns + 1]
+        if rows == columns == 0:
+            return x * met.view(-1, 1, 1)
+        return conv2d(x, met, None, self.stride, (rows, columns), groups=self.groups)
 
 
 class SqueezeExcite(nn.Module):
@@ -130,10 +150,6 @@ def _convolution(
     norm: Norm,
     activation: type[nn.Module] | None,
     stride: int = 1,
-    groups: int = 1,
 ) -> nn.Sequential:
-    layers: list[nn.Module] = [
-        nn.Conv2d(width, out, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False),
-        norm(out),
-    ]
+    layers: list[nn.Module] = [nn.Conv2d(width, out, kernel, stride, kernel // 2, bias=False), norm(out)]
     return nn.Sequential(*layers, *([activation()] if activation else []))

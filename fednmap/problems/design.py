@@ -74,7 +74,7 @@ class Dense(Design):
         return torch.bmm(r.unsqueeze(1), self.a).squeeze(1)
 
     def times_each(self, w: Tensor) -> Tensor:
-        return torch.matmul(self.a, w.mT)
+        return torch.matmul(w, self._turned).mT
 
     def transposed_each(self, r: Tensor) -> Tensor:
         return torch.matmul(r.mT, self.a)
