@@ -46,7 +46,11 @@ FLATTER = 0.5
 LOST = 5
 """Steps that fail in a row, after which the model is forgotten."""
 INNER = 500
-"""Prox steps on the model, at most."""
+"""Prox steps on the model, at most,"""
+MOVING = 5.0
+"""and how far on in the sequence of their momenta they begin."""
+LEAVES = 1e12
+"""Growth of a prox step's square that tells that the model has no minimum: rounding has made it curve down."""
 NEWTON = 20
 """Changes of the set of nonzero coefficients, at most, before prox steps are taken instead."""
 BACK = 0.25
@@ -201,17 +205,19 @@ class Dense:
     def _by_steps(self, x: Floats, g: Floats, phi: Shrink, close: Floats) -> Floats:
         """Accelerated prox steps, all rows at once, each begun anew where its momentum leads uphill."""
         step = 1 / max(self.largest(), TINY)
-        ahead = -step * self.D  # a gradient step is linear: point (I - step D) - step linear
-        ahead.flat[:: len(ahead) + 1] += 1.0
-        linear, little = step * (g - x @ self.D), np.square(step * close)
-        u, point = x, x.copy()
-        turn = np.ones(len(x))
+        ahead, g, little = (step * self.D).astype(np.float32), step * g, np.square(step * close)
+        u, point, way = x, x.copy(), np.empty(x.shape, np.float32)
+        turn, far = np.full(len(x), MOVING), 0.0
         for k in range(INNER):
-            new = point @ ahead
-            new -= linear
+            np.subtract(point, x, out=way, casting="same_kind")  # short, and so is the error of its product
+            new = point - way @ ahead
+            new -= g
             phi.prox(new, step)
             point -= new
-            if k and bool((_dots(point, point) <= little).all()):
+            rest = _dots(point, point)
+            if k == 0:
+                far = LEAVES * float(rest.max())
+            elif bool((rest <= little).all()) or rest.max() > far:
                 return new
             moved = new - u
             turn[_dots(point, moved) > 0] = 1.0
