@@ -20,7 +20,11 @@ from fednmap.names import InputError
 from fednmap.problems import batch_norm, probe
 from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
+from fednmap.problems.folded import ROWS, SIDE_BY_SIDE, Folded
 from fednmap.problems.probe import Loss
+
+ALIKE = 1e-3
+"""Relative difference, at most, of gradients that are the same but for rounding."""
 
 
 class Network(FiniteSum):
@@ -84,8 +88,9 @@ class Network(FiniteSum):
         self._dense = None if self._frozen else Dense.of(module, self.data.x[0])
         labels = not self.data.y.is_floating_point() and int(self.data.y.min()) >= 0
         self._classifies = loss is nn.functional.cross_entropy and labels
-        # convolutions are fastest one client at a time
+        # convolutions that are not folded are fastest one client at a time
         self._one_by_one = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+        self._folds = self._one_by_one and here.folded is not None and (batch_size or ROWS + 1) <= ROWS
         self._try()
 
     def _try(self) -> None:
@@ -101,16 +106,28 @@ class Network(FiniteSum):
             probe.check_single(module, self.data, self.batch_size)
         probe.check_labels(self._loss, out, self.data.y)
         probe.check_loss(self._loss, out, b)
-        if self.n > 1 and not self._dense and not self._one_by_one:
+        both = torch.stack([self.start, 0.9 * self.start]), torch.stack([a, a]), torch.stack([b, b]), 1 / len(a)
+        if self._folds:
+            self._folds = self._folds_right(*both)
+        elif self.n > 1 and not self._dense and not self._one_by_one:
             try:
-                self._stacked(self.start.expand(2, -1), torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
+                self._stacked(*both)
             except RuntimeError:  # recurrent layers, among others, cannot be computed for a stack of clients
                 self._one_by_one = True
 
+    def _folds_right(self, x: Tensor, a: Tensor, b: Tensor, weight: float) -> bool:
+        """Whether clients at unlike points have the gradients that they have one by one."""
+        try:
+            found = torch.cat([v.flatten(1) for v in self._folded_slopes(x, a, b, weight)], 1)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return False
+        alone = torch.stack([self._value_and_gradient(*one)[1] for one in _apart(x, a, b, weight)])
+        return bool(torch.dist(found, alone) <= ALIKE * alone.norm())
+
     @property
     def chunk(self) -> int:
-        """Clients computed side by side, unless they are computed one by one."""
-        return 1 if self._one_by_one else super().chunk
+        """Clients computed side by side: few if they are folded, one if they are computed one by one."""
+        return SIDE_BY_SIDE if self._folds else 1 if self._one_by_one else super().chunk
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"module": self._original, "loss": self._loss}
@@ -195,6 +212,8 @@ class Network(FiniteSum):
             return self._dense.gradient(x, a, lambda out: self._slope(out, b, weight))
         if not stacked:
             return self._value_and_gradient(x, a, b, weight)[1]
+        if len(a) > 1 and self._folds:
+            return torch.cat([v.flatten(1) for v in self._folded_slopes(x, a, b, weight)], 1)
         if len(a) > 1 and not self._one_by_one:
             return self._stacked(x.expand(len(a), -1), a, b, weight)
         each = [self._value_and_gradient(*one)[1] for one in _apart(x, a, b, weight)]
@@ -210,6 +229,9 @@ class Network(FiniteSum):
             z.add_(self.batch_gradient(x, a, b, weight), alpha=scale)
         elif self._dense:
             self._dense.gradient(x, a.flatten(2 if stacked else 1), lambda out: self._slope(out, b, weight), z, scale)
+        elif stacked and len(a) > 1 and self._folds:
+            each = [v.flatten(1) for v in self._folded_slopes(x, a, b, weight)]
+            torch._foreach_add_(z.split(self._numels, 1), each, alpha=scale)
         else:
             for into, one in zip(z, _apart(x, a, b, weight), strict=True) if stacked else ((z, (x, a, b, weight)),):
                 slopes = self._value_and_slopes(*one)[1]
@@ -242,6 +264,15 @@ class Network(FiniteSum):
         return total.detach(), torch.autograd.grad(total, here.leaves, materialize_grads=True)
 
     @torch.enable_grad()
+    def _folded_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, ...]:
+        """Several clients in one pass: the gradient with respect to each of the module's parameters, (k, ...)."""
+        assert self._here.folded is not None
+        pieces = x.expand(len(a), -1).split(self._numels, 1)
+        leaves = [v.unflatten(1, shape).requires_grad_() for v, shape in zip(pieces, self._shapes, strict=True)]
+        total = self._joined(self._here.folded.outputs(leaves, a), b, weight)
+        return torch.autograd.grad(total, leaves, materialize_grads=True)
+
+    @torch.enable_grad()
     def _stacked(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         """The forward pass is batched over clients; one backward pass then serves all of them."""
         x = x.requires_grad_()
@@ -272,15 +303,16 @@ class Network(FiniteSum):
 
     @torch.enable_grad()
     def _differentiated(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """The samples of all clients in one batch, since each counts by itself."""
         out = out.detach().requires_grad_()
+        return torch.autograd.grad(self._joined(out, b, weight), out)[0]
+
+    def _joined(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """The sum of the clients' losses: their samples are one batch, since each counts by itself."""
         batch = b.shape[: out.ndim - 1]
         joined, targets = out.flatten(0, -2), b.reshape(-1, *b.shape[len(batch) :])
         if isinstance(weight, Tensor):
-            total = self._weighted(joined, targets, weight.flatten())
-        else:
-            total = self._loss(joined, targets) * (len(joined) * weight)
-        return torch.autograd.grad(total, out)[0]
+            return self._weighted(joined, targets, weight.flatten())
+        return self._loss(joined, targets) * (len(joined) * weight)
 
     def _weighted(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
@@ -300,6 +332,7 @@ class _Here(threading.local):
         self.module = copy.deepcopy(module)
         self.parameters = dict(self.module.named_parameters())
         self.leaves = [p for p in self.parameters.values() if p.requires_grad]
+        self.folded = Folded.of(module)
         ends = list(accumulate((p.numel() for p in self.leaves), initial=0))
         self._views = [(p, p.shape, _strides(p.shape), end) for p, end in zip(self.leaves, ends, strict=False)]
 

@@ -1,0 +1,166 @@
+"""Clients folded into the channels of a convolution network: the gradients that each has alone."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fednmap import simulate
+from fednmap.algorithms import FedNMap
+from fednmap.models import cnn, mobilenet_v3_small
+from fednmap.problems import Network
+from fednmap.problems.folded import Folded
+from fednmap.regularizers import L1
+
+
+def pictures(n=5, samples=12, shape=(3, 16, 16)):
+    torch.manual_seed(1)
+    return [(torch.randn(samples, *shape).double(), torch.randint(0, 4, (samples,))) for _ in range(n)]
+
+
+def separable(*more):
+    """Layers of every kind, of odd shapes."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, (3, 2), stride=(2, 1), padding=(0, 1), dilation=(1, 2)),
+        nn.GroupNorm(2, 6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 3, padding=1, groups=6, stride=2),
+        nn.BatchNorm2d(6, affine=False, track_running_stats=False),
+        nn.SiLU(),
+        nn.Conv2d(6, 8, 1),
+        nn.MaxPool2d(2),
+        nn.BatchNorm2d(8),
+        *more,
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    )
+
+
+def made(module, **options):
+    torch.manual_seed(0)
+    module = module.double()
+    module(torch.zeros(2, 3, 16, 16).double())  # sizes of lazy layers
+    return Network(module, cross_entropy, pictures(), **{"batch_size": 4, **options})
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return x + self.inner(x) * x.mean((-2, -1), keepdim=True)
+
+
+class Mixing(nn.Module):
+    """Knows the number of its channels, or what lies beside one of them."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.mix = mix
+        self.inner = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return self.mix(self.inner(x))
+
+
+MODULES = {
+    "separable": separable,
+    "residual": lambda: separable(Residual()),
+    "mobilenet, batch norm": lambda: mobilenet_v3_small(4),
+    "mobilenet, group norm": lambda: mobilenet_v3_small(4, norm="group"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("clients", [[0, 1, 2, 3, 4], [3, 1]])
+def test_folded_clients_have_the_gradients_they_have_alone(name, clients):
+    problem = made(MODULES[name]())
+    assert problem.chunk == 5
+    ids = torch.tensor(clients)
+    x = problem.start + 0.01 * torch.randn(len(ids), problem.dim).double()
+    for point in (x, problem.start):  # each its own, and one that is common to all
+        together = problem.oracle(ids, 2)(point, 1)
+        added = torch.randn(len(ids), problem.dim).double()
+        z = added.clone()
+        problem.oracle(ids, 2).add(z, point, 1, -0.5)
+        for k, i in enumerate(ids):
+            alone = problem.oracle(i.reshape(1), 2)(point[k : k + 1] if point.ndim > 1 else point, 1)[0]
+            torch.testing.assert_close(together[k], alone, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(z[k], added[k] - 0.5 * alone, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x + x.mean(1, keepdim=True),
+        lambda x: x.flip(1),
+        lambda x: x[:, :8],
+        lambda x: torch.cat([x[:, 4:], x[:, :4]], 1),
+        lambda x: x / x.shape[1],
+        lambda x: x.view(-1, 8, *x.shape[2:]),
+        lambda x: x.softmax(1),
+    ],
+)
+def test_a_forward_pass_that_mixes_channels_is_computed_one_by_one(mix):
+    problem = made(separable(Mixing(mix)))
+    assert problem.chunk == 1
+    ids = torch.arange(3)
+    together = problem.oracle(ids, 0)(problem.start, 0)
+    for i in ids:
+        torch.testing.assert_close(problem.oracle(i.reshape(1), 0)(problem.start, 0)[0], together[i])
+
+
+def twice():
+    layer = nn.Conv2d(8, 8, 1)
+    return separable(layer, nn.ReLU(), layer)
+
+
+def tied():
+    one, other = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+    other.weight = one.weight
+    return separable(one, other)
+
+
+def frozen():
+    layer = nn.Conv2d(8, 8, 1)
+    layer.weight.requires_grad_(False)
+    return separable(layer)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [twice, tied, frozen, lambda: separable(nn.Conv2d(8, 8, 3, padding=1)), lambda: separable(nn.Softmax2d())],
+)
+def test_other_modules_are_computed_one_by_one(make):
+    assert made(make()).chunk == 1
+
+
+def test_what_is_not_folded_by_rule():
+    assert Folded.of(cnn((1, 28, 28), 10)) is None
+    assert Folded.of(nn.Conv2d(3, 3, 1)) is None
+    assert made(separable(), batch_size=200).chunk == 1
+
+
+def test_the_module_that_was_given_stays_as_it_is():
+    module = mobilenet_v3_small(4).double()
+    before = copy.deepcopy(module.state_dict())
+    problem = Network(module, cross_entropy, pictures(), batch_size=4)
+    problem.oracle(torch.arange(5), 0)(problem.start + 1, 0)
+    assert all(torch.equal(before[name], v) for name, v in module.state_dict().items())
+    assert problem.architecture.state_dict().keys() == before.keys()
+
+
+def test_rounds_are_the_same_folded_or_not_and_on_any_number_of_threads():
+    problem = made(separable())
+    method = FedNMap(L1(1e-3), eta_a=0.05, Q=3)
+    ends = {
+        (chunk, threads): list(simulate(method, problem, rounds=3, chunk=chunk, threads=threads))[-1].server.z
+        for chunk, threads in ((5, 1), (2, 1), (2, 2), (2, 3), (1, 1))
+    }
+    assert torch.equal(ends[2, 1], ends[2, 2])
+    assert torch.equal(ends[2, 1], ends[2, 3])
+    for z in ends.values():
+        torch.testing.assert_close(z, ends[1, 1], rtol=1e-6, atol=1e-9)
