@@ -200,7 +200,8 @@ class FiniteSum(ABC):
         loss, gradient = x.new_zeros(()), torch.zeros_like(x)
         for batch in self._everything(x):
             value, slope = self.batch_value_and_gradient(x, *batch)
-            loss, gradient = loss + value, gradient + slope
+            loss = loss + value
+            gradient += slope
         return loss, gradient
 
     def _exact(self, clients: Tensor) -> Oracle:
