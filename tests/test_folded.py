@@ -92,6 +92,14 @@ def test_folded_clients_have_the_gradients_they_have_alone(name, clients):
             torch.testing.assert_close(z[k], added[k] - 0.5 * alone, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_measurements_are_those_of_batch_after_batch(name):
+    problem = made(MODULES[name](), weights=[0.1, 0.2, 0.2, 0.2, 0.3], batch_size=5)  # batches of 5 and 7
+    value, gradient = problem.value_and_gradient(problem.start)
+    torch.testing.assert_close(value, problem.loss(problem.start), rtol=1e-9, atol=0)
+    torch.testing.assert_close(gradient, problem.gradient(problem.start), rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     "mix",
     [

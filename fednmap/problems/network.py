@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, islice, pairwise
 from typing import Any, Self
 
 import torch
@@ -118,7 +118,7 @@ class Network(FiniteSum):
     def _folds_right(self, x: Tensor, a: Tensor, b: Tensor, weight: float) -> bool:
         """Whether clients at unlike points have the gradients that they have one by one."""
         try:
-            found = torch.cat([v.flatten(1) for v in self._folded_slopes(x, a, b, weight)], 1)
+            found = torch.cat(self._folded_slopes(x, a, b, weight), 1)
         except (RuntimeError, ValueError, TypeError, IndexError):
             return False
         alone = torch.stack([self._value_and_gradient(*one)[1] for one in _apart(x, a, b, weight)])
@@ -213,7 +213,7 @@ class Network(FiniteSum):
         if not stacked:
             return self._value_and_gradient(x, a, b, weight)[1]
         if len(a) > 1 and self._folds:
-            return torch.cat([v.flatten(1) for v in self._folded_slopes(x, a, b, weight)], 1)
+            return torch.cat(self._folded_slopes(x, a, b, weight), 1)
         if len(a) > 1 and not self._one_by_one:
             return self._stacked(x.expand(len(a), -1), a, b, weight)
         each = [self._value_and_gradient(*one)[1] for one in _apart(x, a, b, weight)]
@@ -230,12 +230,21 @@ class Network(FiniteSum):
         elif self._dense:
             self._dense.gradient(x, a.flatten(2 if stacked else 1), lambda out: self._slope(out, b, weight), z, scale)
         elif stacked and len(a) > 1 and self._folds:
-            each = [v.flatten(1) for v in self._folded_slopes(x, a, b, weight)]
-            torch._foreach_add_(z.split(self._numels, 1), each, alpha=scale)
+            torch._foreach_add_(z.split(self._numels, 1), self._folded_slopes(x, a, b, weight), alpha=scale)
         else:
             for into, one in zip(z, _apart(x, a, b, weight), strict=True) if stacked else ((z, (x, a, b, weight)),):
                 slopes = self._value_and_slopes(*one)[1]
                 torch._foreach_add_(into.split(self._numels), [v.reshape(-1) for v in slopes], alpha=scale)
+
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not (self._folds and self.normalised):
+            return super().value_and_gradient(x)
+        x, loss, gradient = x.detach(), x.new_zeros(()), torch.zeros_like(x)
+        for batches in _alike(self._everything(x)):  # whose statistics are their own, as clients' are
+            value, slopes = self._folded_value_and_slopes(x, *batches)
+            loss = loss + value
+            torch._foreach_add_(gradient.split(self._numels), [v.sum(0).view(-1) for v in slopes])
+        return loss, gradient
 
     def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
         x = x.detach()
@@ -263,14 +272,19 @@ class Network(FiniteSum):
         total = self._weighted(here.module(_channels_last(a)), b, weight)
         return total.detach(), torch.autograd.grad(total, here.leaves, materialize_grads=True)
 
+    def _folded_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> list[Tensor]:
+        """Several clients in one pass: gradients with respect to each of the module's parameters, (k, its size)."""
+        return [v.flatten(1) for v in self._folded_value_and_slopes(x, a, b, weight)[1]]
+
     @torch.enable_grad()
-    def _folded_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, ...]:
-        """Several clients in one pass: the gradient with respect to each of the module's parameters, (k, ...)."""
+    def _folded_value_and_slopes(
+        self, x: Tensor, a: Tensor, b: Tensor, weight: Weight
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         assert self._here.folded is not None
         pieces = x.expand(len(a), -1).split(self._numels, 1)
         leaves = [v.unflatten(1, shape).requires_grad_() for v, shape in zip(pieces, self._shapes, strict=True)]
         total = self._joined(self._here.folded.outputs(leaves, a), b, weight)
-        return torch.autograd.grad(total, leaves, materialize_grads=True)
+        return total.detach(), torch.autograd.grad(total, leaves, materialize_grads=True)
 
     @torch.enable_grad()
     def _stacked(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -356,6 +370,14 @@ def _apart(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Te
     """Clients side by side, one by one: alone the plain kernels are faster."""
     weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
     return zip(x.expand(len(a), -1), a, b, weights, strict=True)
+
+
+def _alike(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Batches that follow each other and are of one length, a few at once."""
+    for _, group in groupby(batches, key=lambda batch: len(batch[0])):
+        while some := list(islice(group, SIDE_BY_SIDE)):
+            a, b, weight = map(torch.stack, zip(*some, strict=True))
+            yield a, b, weight
 
 
 def _places(module: nn.Module) -> dict[str, str]:
