@@ -59,7 +59,7 @@ def test_mobilenet_halves_the_picture_as_table_2_says():
     assert sides == [112, 56, 28, 28, 14, 14, 14, 14, 14, 7, 7, 7, 7]
 
 
-@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("sides", [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (4, 1), (4, 4), (7, 6)])
 def test_a_kernel_without_what_meets_padding_alone_is_the_whole_kernel(kernel, stride, sides):

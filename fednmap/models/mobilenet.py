@@ -112,7 +112,7 @@ class Depthwise(nn.Conv2d):
         reach = self.kernel_size[0] // 2
         rows, columns = (min(reach, side - 1) for side in x.shape[-2:])
         met = self.weight[..., reach - rows : reach + rows + 1, reach - columns : reach + columns + 1]
-        if rows == columns == 0:
+        if tuple(x.shape[-2:]) == (1, 1):
             return x * met.view(-1, 1, 1)
         return conv2d(x, met, None, self.stride, (rows, columns), groups=self.groups)
 
