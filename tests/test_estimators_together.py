@@ -226,3 +226,13 @@ def test_a_quadratic_is_minimised():
         slope = H @ x - b
         assert slope[x != 0] == pytest.approx(-lam * np.sign(x[x != 0]), abs=1e-8)
         assert (np.abs(slope[x == 0]) <= lam + 1e-8).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [2.0**-150, 2.0**130])
+def test_a_path_is_the_same_in_any_unit(unit):
+    X, y = load_diabetes(return_X_y=True)
+    sites = np.arange(len(y)) % 5
+    ours, theirs = (FederatedLasso().path(X, k * y, sites, lambdas=20) for k in (1.0, unit))
+    assert ours.total_rounds == theirs.total_rounds
+    np.testing.assert_allclose(theirs.coefs / unit, ours.coefs, rtol=1e-6, atol=1e-6)

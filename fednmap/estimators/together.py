@@ -51,6 +51,8 @@ MOVING = 5.0
 """and how far on in the sequence of their momenta they begin."""
 LEAVES = 1e12
 """Growth of a prox step's square that tells that the model has no minimum: rounding has made it curve down."""
+SMALL = 1e-15
+"""Points that are as small, or as large as its inverse, are computed in a unit of their own: single precision ends."""
 NEWTON = 20
 """Changes of the set of nonzero coefficients, at most, before prox steps are taken instead."""
 BACK = 0.25
@@ -205,6 +207,10 @@ class Dense:
     def _by_steps(self, x: Floats, g: Floats, phi: Shrink, close: Floats) -> Floats:
         """Accelerated prox steps, all rows at once, each begun anew where its momentum leads uphill."""
         step = 1 / max(self.largest(), TINY)
+        size = max(float(np.abs(x).max()), step * float(np.abs(g).max()))
+        if 0 < size < SMALL or 1 / SMALL < size < np.inf:
+            unit = 2.0 ** int(np.log2(size))
+            return unit * self._by_steps(x / unit, g / unit, Shrink(phi.l1 / unit, phi.l2, phi.end), close / unit)
         ahead, g, little = (step * self.D).astype(np.float32), step * g, np.square(step * close)
         u, point, way = x, x.copy(), np.empty(x.shape, np.float32)
         turn, far = np.full(len(x), MOVING), 0.0
