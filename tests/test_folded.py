@@ -1,6 +1,7 @@
 """Clients folded into the channels of a convolution network: the gradients that each has alone."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -38,11 +39,11 @@ def separable(*more):
     )
 
 
-def made(module, **options):
+def made(module, loss=cross_entropy, data=None, **options):
     torch.manual_seed(0)
     module = module.double()
     module(torch.zeros(2, 3, 16, 16).double())  # sizes of lazy layers
-    return Network(module, cross_entropy, pictures(), **{"batch_size": 4, **options})
+    return Network(module, loss, pictures() if data is None else data, **{"batch_size": 4, **options})
 
 
 class Residual(nn.Module):
@@ -98,6 +99,126 @@ def test_measurements_are_those_of_batch_after_batch(name):
     value, gradient = problem.value_and_gradient(problem.start)
     torch.testing.assert_close(value, problem.loss(problem.start), rtol=1e-9, atol=0)
     torch.testing.assert_close(gradient, problem.gradient(problem.start), rtol=1e-6, atol=1e-9)
+
+
+class Before(nn.Module):
+    """Looks at all channels of the pictures themselves."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before, self.inner = before, separable()
+
+    def forward(self, x):
+        return self.inner(self.before(x))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: x.flip(1),
+        lambda x: x - x.mean(1, keepdim=True),
+        lambda x: x / x.abs().amax((1, 2, 3), keepdim=True),
+        lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True),
+        lambda x: nn.functional.group_norm(x, 1),
+        lambda x: nn.functional.local_response_norm(x, 3),
+        lambda x: x[:, :6],  # all of one client and of two
+        lambda x: 2 * x if x.shape[1] == 9 else x,
+    ],
+)
+def test_a_forward_pass_that_mixes_colours_is_computed_one_by_one(before):
+    problem = made(Before(before))
+    assert problem.chunk == 1
+    assert_alone(problem)
+
+
+class Silent(nn.Module):
+    """Mixes channels, which has no effect and no gradient at the start."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        for p in (*self.one.parameters(), self.other.weight):
+            nn.init.zeros_(p)
+
+    def forward(self, x):
+        return x + self.other(self.one(x).flip(1))
+
+
+class Reading(nn.Module):
+    """Asks a layer for what it is no longer when it is folded."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return self.inner(x) / self.inner.in_channels
+
+
+class Clipped(nn.Conv2d):
+    """A plain convolution at the start, and not elsewhere."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight.clamp(-0.36, 0.36), self.bias)
+
+
+def hooked():
+    layer = nn.Conv2d(8, 8, 1)
+    layer.register_forward_hook(lambda layer, inputs, out: out.clamp(max=9.0))
+    return separable(layer)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: separable(Silent()), lambda: separable(Reading()), lambda: separable(Clipped(8, 8, 1)), hooked]
+)
+def test_what_folding_would_leave_out_is_computed_one_by_one(make):
+    problem = made(make())
+    assert problem.chunk == 1
+    assert_alone(problem)
+
+
+def test_losses_count_each_client_by_itself():
+    """Labels that the loss ignores: its mean is over the others of each client."""
+    data = [(x, y.where(torch.arange(len(y)) % (i + 2) > 0, -100)) for i, (x, y) in enumerate(pictures())]
+    problem = made(separable(), data=data, batch_size=8)
+    assert problem.chunk == 5
+    assert_alone(problem)
+
+
+@pytest.mark.parametrize(
+    ("module", "targets"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 3, 1)), (3, 16, 16)),
+        (nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.ReLU(inplace=True), nn.Conv2d(3, 1, 14), nn.Flatten(0)), ()),
+        (nn.Sequential(nn.Conv2d(3, 6, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 1)), (1,)),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_outputs_of_other_shapes(module, targets):
+    data = [(x, torch.randn(len(x), *targets).double()) for x, _ in pictures()]
+    assert_alone(made(module, data=data, loss=nn.functional.mse_loss))
+
+
+def test_more_clients_than_are_folded_and_exact_gradients():
+    problem = made(separable_by_groups(), data=pictures(n=11))
+    assert_alone(problem, 11)
+    assert problem.exact().chunk == 5
+    assert_alone(problem.exact(), 11)
+    many = made(separable_by_groups(), data=pictures(n=2, samples=130))
+    assert (many.chunk, many.exact().chunk) == (5, 1)
+
+
+def separable_by_groups():
+    return nn.Sequential(*(layer for layer in separable() if not isinstance(layer, nn.BatchNorm2d)))
+
+
+def assert_alone(problem, n=5):
+    ids, generator = torch.arange(n), torch.Generator().manual_seed(3)
+    x = problem.start + 0.05 * torch.randn(n, problem.dim, generator=generator).double()
+    together = problem.oracle(ids, 2)(x, 1)
+    for i in ids:
+        alone = problem.oracle(i.reshape(1), 2)(x[i].unsqueeze(0), 1)[0]
+        torch.testing.assert_close(together[i], alone, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -172,3 +293,13 @@ def test_rounds_are_the_same_folded_or_not_and_on_any_number_of_threads():
     assert torch.equal(ends[2, 1], ends[2, 3])
     for z in ends.values():
         torch.testing.assert_close(z, ends[1, 1], rtol=1e-6, atol=1e-9)
+
+
+def test_a_problem_is_sent_without_the_points_it_has_seen():
+    problem = made(mobilenet_v3_small(4))
+    new = len(pickle.dumps(problem))
+    gradients = problem.oracle(torch.arange(5), 0)(problem.start.repeat(5, 1), 0)
+    sent = pickle.dumps(problem)
+    assert len(sent) < 1.1 * new < 5 * problem.start.nbytes
+    for other in (pickle.loads(sent), copy.deepcopy(problem)):
+        assert torch.equal(other.oracle(torch.arange(5), 0)(problem.start.repeat(5, 1), 0), gradients)

@@ -64,32 +64,41 @@ class Folded:
 
     @classmethod
     def of(cls, module: nn.Module) -> Folded | None:
-        """None where a layer cannot be folded, is met twice, or has parameters that are shared or stay as they are."""
+        """None where a layer cannot be folded, has hooks, is met twice, or has parameters that are shared or stay."""
         leaves = [v for _, v in module.named_modules(remove_duplicate=False) if not list(v.children())]
         own = [p for layer in leaves for p in layer.parameters()]
         alone = len(own) == len(list(module.parameters())) and len(set(leaves)) == len(leaves)
-        if module in leaves or not alone or not all(p.requires_grad for p in own) or not all(map(_known, leaves)):
-            return None
-        return cls(module)
+        moving = all(p.requires_grad for p in own) and not any(map(_hooked, module.modules()))
+        return cls(module) if module not in leaves and alone and moving and all(map(_known, leaves)) else None
 
-    def outputs(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Outputs (k, B, ...) of the inputs (k, B, C, H, W) at parameters that are (k, ...) each."""
+    def outputs(self, parameters: Sequence[Tensor], inputs: Tensor, shape: Sequence[int]) -> Tensor:
+        """Outputs (k, B, *shape) of the inputs (k, B, C, H, W) at parameters that are (k, ...) each."""
         for (layer, name), value in zip(self._places, parameters, strict=True):
             layer.__dict__[name] = value
         out: Tensor = self._module(inputs.transpose(0, 1).flatten(1, 2))
-        return out.view(len(out), len(inputs), -1).transpose(0, 1)
+        return out.reshape(len(out), len(inputs), *shape).transpose(0, 1)
+
+
+def _hooked(layer: nn.Module) -> bool:
+    """Whether more happens in a layer than its class says."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _known(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
         plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        small = layer.groups == 1 and layer.weight[0].numel() <= FEW
-        return plain and (_is_depthwise(layer) or _is_product(layer) or small)
+        replaced = type(layer) is nn.Conv2d and (
+            _is_product(layer) or (layer.groups == 1 and layer.weight[0].numel() <= FEW)
+        )
+        return plain and (_is_depthwise(layer) or replaced)
+    if isinstance(layer, nn.Linear):
+        return type(layer) is nn.Linear  # another class may have a forward pass of its own
     if isinstance(layer, nn.BatchNorm2d):
         return layer.running_mean is None
     if isinstance(layer, nn.Flatten):
         return layer.start_dim == 1 and layer.end_dim == -1
-    return isinstance(layer, (nn.Linear, nn.GroupNorm, *CHANNEL_BY_CHANNEL))
+    return isinstance(layer, (nn.GroupNorm, *CHANNEL_BY_CHANNEL))
 
 
 def _is_depthwise(layer: nn.Conv2d) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, chain, groupby, islice, pairwise
+from itertools import accumulate, chain, groupby, islice, pairwise, repeat
 from typing import Any, Self
 
 import torch
@@ -23,8 +24,8 @@ from fednmap.problems.finite_sum import FiniteSum, Weight, like
 from fednmap.problems.folded import ROWS, SIDE_BY_SIDE, Folded
 from fednmap.problems.probe import Loss
 
-ALIKE = 1e-3
-"""Relative difference, at most, of gradients that are the same but for rounding."""
+ALIKE = 1e-8
+"""Relative difference, at most, of what is the same but for rounding, in double precision."""
 
 
 class Network(FiniteSum):
@@ -91,6 +92,7 @@ class Network(FiniteSum):
         # convolutions that are not folded are fastest one client at a time
         self._one_by_one = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         self._folds = self._one_by_one and here.folded is not None and (batch_size or ROWS + 1) <= ROWS
+        self._folds = self._folds and self.n > 1 and self.data.x.is_floating_point()
         self._try()
 
     def _try(self) -> None:
@@ -106,23 +108,42 @@ class Network(FiniteSum):
             probe.check_single(module, self.data, self.batch_size)
         probe.check_labels(self._loss, out, self.data.y)
         probe.check_loss(self._loss, out, b)
-        both = torch.stack([self.start, 0.9 * self.start]), torch.stack([a, a]), torch.stack([b, b]), 1 / len(a)
+        self._shape = out.shape[1:]
         if self._folds:
-            self._folds = self._folds_right(*both)
+            self._folds = self._folds_right(a[:2], b[:2])
         elif self.n > 1 and not self._dense and not self._one_by_one:
             try:
-                self._stacked(*both)
+                self._stacked(self.start.expand(2, -1), torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
             except RuntimeError:  # recurrent layers, among others, cannot be computed for a stack of clients
                 self._one_by_one = True
 
-    def _folds_right(self, x: Tensor, a: Tensor, b: Tensor, weight: float) -> bool:
-        """Whether clients at unlike points have the gradients that they have one by one."""
-        try:
-            found = torch.cat(self._folded_slopes(x, a, b, weight), 1)
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            return False
-        alone = torch.stack([self._value_and_gradient(*one)[1] for one in _apart(x, a, b, weight)])
-        return bool(torch.dist(found, alone) <= ALIKE * alone.norm())
+    @torch.no_grad()
+    def _folds_right(self, a: Tensor, b: Tensor) -> bool:
+        """Whether any number of clients, at unlike points and with unlike samples, have the gradients of each alone.
+
+        Also where parameters are 0 at the start, and their layers without effect.
+        """
+        assert self._here.folded is not None
+        folded, random = self._here.folded, torch.Generator().manual_seed(0)
+
+        def unlike(v: Tensor, least: float) -> Tensor:
+            apart = torch.randn(SIDE_BY_SIDE, *v.shape, generator=random, dtype=torch.float32, device="cpu")
+            return torch.addcmul(v.double(), 0.1 * v.abs() + least, apart.to(v))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of shapes that differ
+            try:
+                x, a = unlike(self.start, 0.01), unlike(a, 0.0)
+                b, weight = like(b, x).expand(SIDE_BY_SIDE, *b.shape), 1 / b.shape[0]
+                found = torch.cat(self._folded_slopes(x, a, b, weight), 1)
+                alone = torch.stack([self._value_and_gradient(*one)[1] for one in _apart(x, a, b, weight)])
+                every = range(1, SIDE_BY_SIDE + 1)
+                outs = [folded.outputs(self._leaves(x[:k]), a[:k], self._shape) for k in every]
+                return _same(found, alone) and all(_same(out, outs[-1][: len(out)]) for out in outs)
+            except Exception:  # a forward pass of the user's own may fail in any way
+                return False
+            finally:
+                self._here.become(self.start, self._frozen)
 
     @property
     def chunk(self) -> int:
@@ -134,7 +155,11 @@ class Network(FiniteSum):
 
     def exact(self) -> Self:
         """The same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""
-        return self if self.normalised else super().exact()
+        if self.normalised:
+            return self
+        exact = super().exact()
+        exact._folds = self._folds and int(self._sizes.max()) <= ROWS
+        return exact
 
     @property
     def architecture(self) -> nn.Module:
@@ -212,7 +237,9 @@ class Network(FiniteSum):
             return self._dense.gradient(x, a, lambda out: self._slope(out, b, weight))
         if not stacked:
             return self._value_and_gradient(x, a, b, weight)[1]
-        if len(a) > 1 and self._folds:
+        if self._folds and len(a) > SIDE_BY_SIDE:
+            return torch.cat([self.batch_gradient(*few) for few in _by_few(x, a, b, weight)])
+        if self._folds and len(a) > 1:
             return torch.cat(self._folded_slopes(x, a, b, weight), 1)
         if len(a) > 1 and not self._one_by_one:
             return self._stacked(x.expand(len(a), -1), a, b, weight)
@@ -229,7 +256,10 @@ class Network(FiniteSum):
             z.add_(self.batch_gradient(x, a, b, weight), alpha=scale)
         elif self._dense:
             self._dense.gradient(x, a.flatten(2 if stacked else 1), lambda out: self._slope(out, b, weight), z, scale)
-        elif stacked and len(a) > 1 and self._folds:
+        elif stacked and self._folds and len(a) > SIDE_BY_SIDE:
+            for into, few in zip(z.split(SIDE_BY_SIDE), _by_few(x, a, b, weight), strict=True):
+                self.add_gradient(into, *few, scale)
+        elif stacked and self._folds and len(a) > 1:
             torch._foreach_add_(z.split(self._numels, 1), self._folded_slopes(x, a, b, weight), alpha=scale)
         else:
             for into, one in zip(z, _apart(x, a, b, weight), strict=True) if stacked else ((z, (x, a, b, weight)),):
@@ -281,10 +311,17 @@ class Network(FiniteSum):
         self, x: Tensor, a: Tensor, b: Tensor, weight: Weight
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         assert self._here.folded is not None
-        pieces = x.expand(len(a), -1).split(self._numels, 1)
-        leaves = [v.unflatten(1, shape).requires_grad_() for v, shape in zip(pieces, self._shapes, strict=True)]
-        total = self._joined(self._here.folded.outputs(leaves, a), b, weight)
+        leaves = [v.requires_grad_() for v in self._leaves(x.expand(len(a), -1))]
+        out = self._here.folded.outputs(leaves, a, self._shape)
+        if isinstance(weight, Tensor):
+            total = self._weighted(out.flatten(0, 1), b.flatten(0, 1), weight.flatten())
+        else:  # the mean of each client's: it may leave out samples
+            total = torch.stack([self._loss(*one) for one in zip(out, b, strict=True)]).sum()
         return total.detach(), torch.autograd.grad(total, leaves, materialize_grads=True)
+
+    def _leaves(self, x: Tensor) -> list[Tensor]:
+        """The module's parameters at k points x, (k, ...) each."""
+        return [v.unflatten(1, shape) for v, shape in zip(x.split(self._numels, 1), self._shapes, strict=True)]
 
     @torch.enable_grad()
     def _stacked(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -317,16 +354,15 @@ class Network(FiniteSum):
 
     @torch.enable_grad()
     def _differentiated(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """The samples of all clients in one batch, since each counts by itself."""
         out = out.detach().requires_grad_()
-        return torch.autograd.grad(self._joined(out, b, weight), out)[0]
-
-    def _joined(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """The sum of the clients' losses: their samples are one batch, since each counts by itself."""
         batch = b.shape[: out.ndim - 1]
         joined, targets = out.flatten(0, -2), b.reshape(-1, *b.shape[len(batch) :])
         if isinstance(weight, Tensor):
-            return self._weighted(joined, targets, weight.flatten())
-        return self._loss(joined, targets) * (len(joined) * weight)
+            total = self._weighted(joined, targets, weight.flatten())
+        else:
+            total = self._loss(joined, targets) * (len(joined) * weight)
+        return torch.autograd.grad(total, out)[0]
 
     def _weighted(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
@@ -343,7 +379,7 @@ class _Here(threading.local):
     """The module in this thread: others have copies of it, since its parameters are replaced while it is used."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = copy.deepcopy(module)
+        self._given, self.module = module, copy.deepcopy(module)
         self.parameters = dict(self.module.named_parameters())
         self.leaves = [p for p in self.parameters.values() if p.requires_grad]
         self.folded = Folded.of(module)
@@ -363,7 +399,7 @@ class _Here(threading.local):
             self.parameters[name].data = _channels_last(v.to(x.dtype))
 
     def __reduce__(self) -> tuple[type[_Here], tuple[nn.Module]]:
-        return _Here, (self.module,)
+        return _Here, (self._given,)  # parameters that are views of x would each be written with all of x
 
 
 def _apart(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
@@ -378,6 +414,16 @@ def _alike(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tens
         while some := list(islice(group, SIDE_BY_SIDE)):
             a, b, weight = map(torch.stack, zip(*some, strict=True))
             yield a, b, weight
+
+
+def _same(found: Tensor, wanted: Tensor) -> bool:
+    return bool(torch.dist(found, wanted) <= ALIKE * wanted.norm())
+
+
+def _by_few(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
+    """As many clients at once as are folded."""
+    parts = (v.split(SIDE_BY_SIDE) for v in (x.expand(len(a), -1), a, b))
+    return zip(*parts, weight.split(SIDE_BY_SIDE) if isinstance(weight, Tensor) else repeat(weight), strict=False)
 
 
 def _places(module: nn.Module) -> dict[str, str]:
