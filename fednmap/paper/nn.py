@@ -88,6 +88,7 @@ def _lowest_everywhere(curves: list[Curve], rounds: int) -> list[Claim]:
         f"in {count} of {len(claims)} panels" + ("" if len(shown) == 6 else ", the others were not run"),
         every if len(shown) == 6 else None if every else False,
         "; ".join(f"{span(ratios)} of {m}'s" for m, ratios in against.items()) if shown else "",
+        min((len(_of(curves, m, p, rounds=rounds)) for m in METHODS for p in shown), default=None),
     )
     return [*claims, everywhere] if claims else []
 

@@ -38,13 +38,17 @@ Of the files that name the code they were made by (the first digits of a SHA-256
 follow from; what `fednmap/paper` adds for a figure is not in it): {codes}."""
 
 
+def _trials(claim: dict[str, Any], facts: dict[str, Any]) -> str:
+    return str(claim.get("trials") or facts["trials"])
+
+
 def overview(folder: Path, figures: Iterable[Figure]) -> str:
     """The page for the figures that have a verdict in `folder`, with links relative to the folder's parent."""
     figures = list(figures)
     found = [(f, json.loads(path.read_text())) for f in figures if (path := folder / f.name / "verdict.json").is_file()]
     first = [["claim", "holds", "how much", "trials", "figure"]]
     first += [
-        [c["claim"], f"**{word(c['holds'])}**", c["effect"], str(facts["trials"]), f"[{figure.name}](#{figure.name})"]
+        [c["claim"], f"**{word(c['holds'])}**", c["effect"], _trials(c, facts), f"[{figure.name}](#{figure.name})"]
         for figure, facts in found
         for c in facts["claims"]
         if c.get("effect")

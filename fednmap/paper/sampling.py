@@ -115,6 +115,7 @@ def _exactness(curves: list[Curve]) -> list[Claim]:
                 "; ".join(f"{_words(s)}: {worst[s]:.0e}" for s in there),
                 holds,
                 _range(worst.values()) if method in ("FedNMap", "NIID-2021", "NIID-2023") else "",
+                min(len(_of(curves, "exact", method, s)) for s in there),
             )
         )
     return claims
@@ -148,14 +149,14 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
     for part in ("a9a", "mnist", "cifar10"):
         for setting in _settings(curves, part)[:1]:
             old, least = _last(_of(curves, part, "NIID-2021", setting)), 100 * PARTS[part].chance
-            once = ", one trial" if len(old) == 1 else ""
             claims.append(
                 Claim(
                     f"{NAMES['NIID-2021']}, is at chance on {part} with {_words(setting)}",
                     "10.0 % on CIFAR-10",
                     f"{_number(old)} %, chance is {least:.1f} %",
                     all(v <= least + SMALLEST for v in old.values()),
-                    f"{_number(old)} %, chance {least:.1f} %{once}",
+                    f"{_number(old)} %, chance {least:.1f} %",
+                    len(old),
                 )
             )
         there = _settings(curves, part)
@@ -173,6 +174,7 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
                     "; ".join(f"{_words(s)}: {_number(ours[s])} and {_number(theirs[s])}, {words[s]}" for s in there),
                     all(word in wanted for word in words.values()),
                     _count(words.values()) if other == "FedAvg" else "",
+                    min(len(v) for v in theirs.values()),
                 )
             )
     return claims

@@ -32,6 +32,8 @@ class Claim:
     """None: the numbers do not allow to judge it."""
     effect: str = ""
     """How much it is, in a few words: a claim that says so stands in the page's first table."""
+    trials: int | None = None
+    """Of each thing that it compares, at least; None: as many as the figure has."""
 
 
 @dataclass(frozen=True)
