@@ -364,7 +364,7 @@ def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Pat
     assert left == {"results.csv", "summary.csv", "verdict.json", "verdict.md", "nn.png", "nn.pdf"}
     facts = json.loads((tmp_path / "nn" / "verdict.json").read_text())
     assert (facts["name"], facts["scale"], facts["trials"]) == ("nn", "quick", 1)
-    assert {"claim", "paper", "measured", "holds", "effect"} == set(facts["claims"][0])
+    assert {"claim", "paper", "measured", "holds", "effect", "trials"} == set(facts["claims"][0])
     before = (tmp_path / "nn" / "results.csv").read_bytes()
     reproduce(nn.FIGURE, "quick", trials=1, **options)
     assert lines[-1] == "nn: 2 trials, 2 already there"

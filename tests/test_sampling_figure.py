@@ -146,7 +146,8 @@ def test_chance_is_an_upper_limit(right: float, holds: bool) -> None:
             curve["accuracy"][-1] = right
     (found,) = [c for c in sampling.judge(made).claims if "is at chance on a9a" in c.claim]
     assert found.holds is holds
-    assert found.effect.endswith("chance 76.4 %, one trial")
+    assert found.effect.endswith("chance 76.4 %")
+    assert found.trials == 1
 
 
 @pytest.mark.parametrize(
