@@ -10,7 +10,8 @@ The other layers, with the parameters of all clients, are
     group norm of G groups               the same layer with k G groups
 
 so that k clients cost few calls more than one: gradients of MobileNetV3-Small for 5 clients with 8 pictures each take 8
-ms per client in place of 13. A module with other layers, and one that mixes its channels in a forward pass of its own, is not folded.
+ms per client in place of 13. A module with other layers, and one that mixes its channels in a forward pass of its own,
+is not folded.
 """
 
 from __future__ import annotations
