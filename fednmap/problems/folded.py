@@ -17,11 +17,14 @@ is not folded.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, repeat
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
+
+from fednmap.problems.finite_sum import Weight
 
 SIDE_BY_SIDE = 5
 """Clients that are folded: with more the numbers between layers leave the cache."""
@@ -78,6 +81,20 @@ class Folded:
             layer.__dict__[name] = value
         out: Tensor = self._module(inputs.transpose(0, 1).flatten(1, 2))
         return out.reshape(len(out), len(inputs), *shape).transpose(0, 1)
+
+
+def by_few(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
+    """As many clients at once as are folded."""
+    parts = (v.split(SIDE_BY_SIDE) for v in (x.expand(len(a), -1), a, b))
+    return zip(*parts, weight.split(SIDE_BY_SIDE) if isinstance(weight, Tensor) else repeat(weight), strict=False)
+
+
+def alike(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Batches that follow each other and are of one length, a few at once."""
+    for _, group in groupby(batches, key=lambda batch: len(batch[0])):
+        while some := list(islice(group, SIDE_BY_SIDE)):
+            a, b, weight = map(torch.stack, zip(*some, strict=True))
+            yield a, b, weight
 
 
 def _hooked(layer: nn.Module) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, chain, groupby, islice, pairwise, repeat
+from itertools import chain, pairwise
 from typing import Any, Self
 
 import torch
@@ -21,8 +20,9 @@ from fednmap.names import InputError
 from fednmap.problems import batch_norm, probe
 from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
-from fednmap.problems.folded import ROWS, SIDE_BY_SIDE, Folded
+from fednmap.problems.folded import ROWS, SIDE_BY_SIDE, alike, by_few
 from fednmap.problems.probe import Loss
+from fednmap.problems.views import Here, channels_last, places
 
 ALIKE = 1e-8
 """Relative difference, at most, of what is the same but for rounding, in double precision."""
@@ -76,8 +76,8 @@ class Network(FiniteSum):
         if self.normalised and batch_size is None:
             raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original, self._loss = copy.deepcopy(module), loss
-        self._here = here = _Here(batch_norm.without_running(module))
-        self._places = _places(here.module)
+        self._here = here = Here(batch_norm.without_running(module))
+        self._places = places(here.module)
         self._names = [name for name, p in here.parameters.items() if p.requires_grad]
         if not self._names:
             raise InputError(f"{type(module).__name__} has no parameters to train; give a module with some")
@@ -238,7 +238,7 @@ class Network(FiniteSum):
         if not stacked:
             return self._value_and_gradient(x, a, b, weight)[1]
         if self._folds and len(a) > SIDE_BY_SIDE:
-            return torch.cat([self.batch_gradient(*few) for few in _by_few(x, a, b, weight)])
+            return torch.cat([self.batch_gradient(*few) for few in by_few(x, a, b, weight)])
         if self._folds and len(a) > 1:
             return torch.cat(self._folded_slopes(x, a, b, weight), 1)
         if len(a) > 1 and not self._one_by_one:
@@ -257,7 +257,7 @@ class Network(FiniteSum):
         elif self._dense:
             self._dense.gradient(x, a.flatten(2 if stacked else 1), lambda out: self._slope(out, b, weight), z, scale)
         elif stacked and self._folds and len(a) > SIDE_BY_SIDE:
-            for into, few in zip(z.split(SIDE_BY_SIDE), _by_few(x, a, b, weight), strict=True):
+            for into, few in zip(z.split(SIDE_BY_SIDE), by_few(x, a, b, weight), strict=True):
                 self.add_gradient(into, *few, scale)
         elif stacked and self._folds and len(a) > 1:
             torch._foreach_add_(z.split(self._numels, 1), self._folded_slopes(x, a, b, weight), alpha=scale)
@@ -270,7 +270,7 @@ class Network(FiniteSum):
         if not (self._folds and self.normalised):
             return super().value_and_gradient(x)
         x, loss, gradient = x.detach(), x.new_zeros(()), torch.zeros_like(x)
-        for batches in _alike(self._everything(x)):  # whose statistics are their own, as clients' are
+        for batches in alike(self._everything(x)):  # whose statistics are their own, as clients' are
             value, slopes = self._folded_value_and_slopes(x, *batches)
             loss = loss + value
             torch._foreach_add_(gradient.split(self._numels), [v.sum(0).view(-1) for v in slopes])
@@ -299,7 +299,7 @@ class Network(FiniteSum):
         """One client: the loss, and its gradient with respect to each of the module's parameters."""
         here = self._here
         here.become(x, self._frozen)
-        total = self._weighted(here.module(_channels_last(a)), b, weight)
+        total = self._weighted(here.module(channels_last(a)), b, weight)
         return total.detach(), torch.autograd.grad(total, here.leaves, materialize_grads=True)
 
     def _folded_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> list[Tensor]:
@@ -375,83 +375,11 @@ def minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), -1.0, dtype=dtype, device=device)
 
 
-class _Here(threading.local):
-    """The module in this thread: others have copies of it, since its parameters are replaced while it is used."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._given, self.module = module, copy.deepcopy(module)
-        self.parameters = dict(self.module.named_parameters())
-        self.leaves = [p for p in self.parameters.values() if p.requires_grad]
-        self.folded = Folded.of(module)
-        ends = list(accumulate((p.numel() for p in self.leaves), initial=0))
-        self._views = [(p, p.shape, _strides(p.shape), end) for p, end in zip(self.leaves, ends, strict=False)]
-
-    def become(self, x: Tensor, frozen: Mapping[str, Tensor]) -> None:
-        """The module's own parameters become views of x, which costs nothing but for kernels that must be turned."""
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        first = x.storage_offset()
-        for p, shape, strides, at in self._views:
-            if strides is None:
-                p.data = _channels_last(x[at : at + p.numel()].view(shape))
-            else:
-                p.data = x.as_strided(shape, strides, first + at)
-        for name, v in frozen.items():
-            self.parameters[name].data = _channels_last(v.to(x.dtype))
-
-    def __reduce__(self) -> tuple[type[_Here], tuple[nn.Module]]:
-        return _Here, (self._given,)  # parameters that are views of x would each be written with all of x
-
-
 def _apart(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
     """Clients side by side, one by one: alone the plain kernels are faster."""
     weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
     return zip(x.expand(len(a), -1), a, b, weights, strict=True)
 
 
-def _alike(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batches that follow each other and are of one length, a few at once."""
-    for _, group in groupby(batches, key=lambda batch: len(batch[0])):
-        while some := list(islice(group, SIDE_BY_SIDE)):
-            a, b, weight = map(torch.stack, zip(*some, strict=True))
-            yield a, b, weight
-
-
 def _same(found: Tensor, wanted: Tensor) -> bool:
     return bool(torch.dist(found, wanted) <= ALIKE * wanted.norm())
-
-
-def _by_few(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
-    """As many clients at once as are folded."""
-    parts = (v.split(SIDE_BY_SIDE) for v in (x.expand(len(a), -1), a, b))
-    return zip(*parts, weight.split(SIDE_BY_SIDE) if isinstance(weight, Tensor) else repeat(weight), strict=False)
-
-
-def _places(module: nn.Module) -> dict[str, str]:
-    """Every place of a parameter in the module, and the name it has in `named_parameters()`.
-
-    A layer that is used twice has one place: torch's own way to find them takes it for two, and does not restore it.
-    """
-    names = {id(p): name for name, p in module.named_parameters()}
-    return {
-        f"{path}.{leaf}" if path else leaf: names[id(p)]
-        for path, layer in module.named_modules()
-        for leaf, p in layer.named_parameters(recurse=False, remove_duplicate=False)
-    }
-
-
-def _strides(shape: torch.Size) -> tuple[int, ...] | None:
-    """Those in which numbers that lie one after another have the layout of `_channels_last`; None if they cannot."""
-    if len(shape) != 4:
-        return torch.empty(shape, device="meta").stride()
-    _, channels, height, width = shape
-    if channels == 1 or height == width == 1:
-        return channels * height * width, 1, width * channels, channels
-    return None
-
-
-def _channels_last(v: Tensor) -> Tensor:
-    """Pictures and kernels in the layout in which convolutions are fastest on a CPU."""
-    if v.ndim != 4:
-        return v
-    strides = _strides(v.shape) if v.is_contiguous() else None
-    return v.to(memory_format=torch.channels_last) if strides is None else v.as_strided(v.shape, strides)
