@@ -62,7 +62,7 @@ def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
         rounds=size.rounds,
         eval_every=size.every,
         eval_samples=size.measured,
-        chunk=5,
+        chunk=max(5, min(n, 20)),
         seed=trial,
     )
     return training({**setting, "rounds": size.rounds, "trial": trial}, config, ("hoyer", "loss"))

@@ -19,15 +19,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import unfold
 
 from fednmap.problems.finite_sum import Weight
 
-SIDE_BY_SIDE = 5
-"""Clients that are folded: with more the numbers between layers leave the cache."""
+MOST = 10
+"""Clients that are folded, at most: with more the numbers between layers leave the cache."""
+FEW_ROWS = 16
+"""Samples per client, at most, with which so many are folded."""
 ROWS = 128
 """Samples per client, at most, that are computed folded; for more, calls are no longer what a client costs."""
 FEW = 64
@@ -83,16 +87,22 @@ class Folded:
         return out.reshape(len(out), len(inputs), *shape).transpose(0, 1)
 
 
+def side_by_side(rows: int) -> int:
+    """How many clients with so many samples each are folded."""
+    return MOST if rows <= FEW_ROWS else MOST // 2
+
+
 def by_few(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
     """As many clients at once as are folded."""
-    parts = (v.split(SIDE_BY_SIDE) for v in (x.expand(len(a), -1), a, b))
-    return zip(*parts, weight.split(SIDE_BY_SIDE) if isinstance(weight, Tensor) else repeat(weight), strict=False)
+    k = side_by_side(a.shape[1])
+    parts = (v.split(k) for v in (x.expand(len(a), -1), a, b))
+    return zip(*parts, weight.split(k) if isinstance(weight, Tensor) else repeat(weight), strict=False)
 
 
 def alike(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Batches that follow each other and are of one length, a few at once."""
-    for _, group in groupby(batches, key=lambda batch: len(batch[0])):
-        while some := list(islice(group, SIDE_BY_SIDE)):
+    for rows, group in groupby(batches, key=lambda batch: len(batch[0])):
+        while some := list(islice(group, side_by_side(rows))):
             a, b, weight = map(torch.stack, zip(*some, strict=True))
             yield a, b, weight
 
@@ -158,13 +168,36 @@ class _Products(_Folded):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.movedim(1, -1)
-        out = self._products(rows.unflatten(-1, (len(self.weight), -1)).flatten(0, -3).transpose(0, 1))
-        return out.transpose(0, 1).reshape(*rows.shape[:-1], -1).movedim(-1, 1)
+        out = self._products(rows.unflatten(-1, (len(self.weight), -1)).flatten(0, -3))
+        return out.view(*rows.shape[:-1], -1).movedim(-1, 1)
 
     def _products(self, rows: Tensor) -> Tensor:
-        """(k, N, C) to (k, N, outputs)."""
-        weight = self.weight.flatten(2).mT
-        return torch.bmm(rows, weight) if self.bias is None else torch.baddbmm(self.bias.unsqueeze(1), rows, weight)
+        """(N, k, C) to (N, k, outputs)."""
+        out: Tensor = _Product.apply(rows, self.weight.flatten(2))  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias
+
+
+class _Product(torch.autograd.Function):
+    """rows (N, k, C) times weights (k, outputs, C), client by client; what is computed lies as it is needed next."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return _by_client(rows, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor]:
+        rows, weight = ctx.saved_tensors
+        onward = _by_client(slope, weight) if ctx.needs_input_grad[0] else None
+        return onward, torch.bmm(slope.permute(1, 2, 0), rows.transpose(0, 1))
+
+
+def _by_client(rows: Tensor, weight: Tensor) -> Tensor:
+    """(N, k, C) times (k, C, outputs)."""
+    out = rows.new_empty(*rows.shape[:2], weight.shape[2])
+    torch.bmm(rows.transpose(0, 1), weight, out=out.transpose(0, 1))
+    return out
 
 
 class _Patches(_Products):
@@ -179,8 +212,8 @@ class _Patches(_Products):
         k, sides = len(self.weight), self._sides(x)
         each = x.unflatten(1, (k, -1)).flatten(0, 1)
         patches = unfold(each, self._kernel, self._dilation, self._padding, self._stride)
-        out = self._products(patches.unflatten(0, (-1, k)).permute(1, 0, 3, 2).flatten(1, 2))
-        return out.transpose(0, 1).reshape(len(x), *sides, -1).movedim(-1, 1)
+        out = self._products(patches.unflatten(0, (-1, k)).permute(0, 3, 1, 2).flatten(0, 1))
+        return out.view(len(x), *sides, -1).movedim(-1, 1)
 
     def _sides(self, x: Tensor) -> list[int]:
         every = zip(x.shape[2:], self._kernel, self._stride, self._padding, self._dilation, strict=True)
