@@ -79,7 +79,7 @@ MODULES = {
 @pytest.mark.parametrize("clients", [[0, 1, 2, 3, 4], [3, 1]])
 def test_folded_clients_have_the_gradients_they_have_alone(name, clients):
     problem = made(MODULES[name]())
-    assert problem.chunk == 10
+    assert problem.chunk == 5
     ids = torch.tensor(clients)
     x = problem.start + 0.01 * torch.randn(len(ids), problem.dim).double()
     for point in (x, problem.start):  # each its own, and one that is common to all
@@ -183,7 +183,7 @@ def test_losses_count_each_client_by_itself():
     """Labels that the loss ignores: its mean is over the others of each client."""
     data = [(x, y.where(torch.arange(len(y)) % (i + 2) > 0, -100)) for i, (x, y) in enumerate(pictures())]
     problem = made(separable(), data=data, batch_size=8)
-    assert problem.chunk == 10
+    assert problem.chunk == 5
     assert_alone(problem)
 
 
@@ -207,7 +207,7 @@ def test_more_clients_than_are_folded_and_exact_gradients():
     assert problem.exact().chunk == 5
     assert_alone(problem.exact(), 21)
     many = made(separable_by_groups(), data=pictures(n=2, samples=130))
-    assert (many.chunk, many.exact().chunk) == (10, 1)
+    assert (many.chunk, many.exact().chunk) == (5, 1)
 
 
 def separable_by_groups():

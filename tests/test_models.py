@@ -7,6 +7,7 @@ import pytest
 import torch
 from public_data import needs, needs_cifar10
 from torch import nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fednmap import simulate
@@ -70,6 +71,22 @@ def test_a_kernel_without_what_meets_padding_alone_is_the_whole_kernel(kernel, s
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-14)
     for ours, theirs in zip(*(torch.autograd.grad(y, (x, layer.weight), g) for y in (found, whole)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
+
+
+def test_gradients_of_single_pictures_by_torch_func():
+    """Its transformations need rules of their own for gradients that are written out."""
+    torch.manual_seed(0)
+    module, x = mobilenet_v3_small(4, norm="group").double(), torch.randn(3, 3, 32, 32).double()
+    parameters = dict(module.named_parameters())
+
+    def total(values, picture):
+        return functional_call(module, values, (picture.unsqueeze(0),)).square().sum()
+
+    found = vmap(grad(total), (None, 0))(parameters, x)
+    for i, picture in enumerate(x):
+        alone = torch.autograd.grad(total(parameters, picture), list(parameters.values()))
+        for (name, _), v in zip(parameters.items(), alone, strict=True):
+            torch.testing.assert_close(found[name][i], v, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,12 @@ from torch.nn.functional import unfold
 
 from fednmap.problems.finite_sum import Weight
 
+SIDE_BY_SIDE = 5
+"""Clients whose vectors a method has at once: those of more are often too large for an allocator to keep."""
 MOST = 10
-"""Clients that are folded, at most: with more the numbers between layers leave the cache."""
+"""Clients that are folded, where there are so many: with more the numbers between layers leave the cache."""
 FEW_ROWS = 16
-"""Samples per client, at most, with which so many are folded."""
+"""Samples per client, at most, with which so many are folded, and not half."""
 ROWS = 128
 """Samples per client, at most, that are computed folded; for more, calls are no longer what a client costs."""
 FEW = 64

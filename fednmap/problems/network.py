@@ -20,7 +20,7 @@ from fednmap.names import InputError
 from fednmap.problems import batch_norm, probe
 from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
-from fednmap.problems.folded import MOST, ROWS, alike, by_few, side_by_side
+from fednmap.problems.folded import MOST, ROWS, SIDE_BY_SIDE, alike, by_few, side_by_side
 from fednmap.problems.probe import Loss
 from fednmap.problems.views import Here, channels_last, places
 
@@ -149,9 +149,7 @@ class Network(FiniteSum):
     @property
     def chunk(self) -> int:
         """Clients computed side by side: few if they are folded, one if they are computed one by one."""
-        if self._folds:
-            return side_by_side(self.batch_size or ROWS)
-        return 1 if self._one_by_one else super().chunk
+        return SIDE_BY_SIDE if self._folds else 1 if self._one_by_one else super().chunk
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"module": self._original, "loss": self._loss}
