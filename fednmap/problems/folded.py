@@ -10,8 +10,8 @@ The other layers, with the parameters of all clients, are
     group norm of G groups               the same layer with k G groups
 
 so that k clients cost few calls more than one: gradients of MobileNetV3-Small with 8 pictures take 8 ms per client for
-5 clients and 7 for 10, in place of 14. A module with other layers, and one that mixes its channels in a forward pass of its own,
-is not folded.
+5 clients and 7 for 10, in place of 14. A module with other layers, and one that mixes its channels in a forward pass of
+its own, is not folded.
 """
 
 from __future__ import annotations
