@@ -75,13 +75,23 @@ def test_written_out_gradients_are_autograds(hidden, activation):
     torch.testing.assert_close(problem.batch_gradient(x[0], a[0], b[0], 0.25), expected[0], rtol=1e-12, atol=1e-14)
 
 
-def test_a_label_that_is_to_be_ignored_is_ignored():
+@pytest.mark.parametrize(
+    ("loss", "label", "says"),
+    [
+        (CROSS_ENTROPY, -100, "label -100 is one that the loss ignores"),
+        (nn.CrossEntropyLoss(ignore_index=2), 2, "label 2 is one that the loss ignores"),
+        (nn.CrossEntropyLoss(ignore_index=-1), -1, "label -1 is one that the loss ignores"),
+        (lambda out, y: CROSS_ENTROPY(out, y, ignore_index=-7), -7, "without class weights or labels that are ignored"),
+        (CROSS_ENTROPY, -7, "label -7 with 3 outputs"),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda: mlp(5, 3), lambda: nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))])
+def test_labels_that_a_loss_ignores_are_refused(loss, label, says, make):
+    """Its mean over a batch is then over the others, and neither a client's nor the finite sum's."""
     data = pictures(n=2)
-    data[0][1][3] = -100
-    problem = Network(mlp(5, 3).double(), CROSS_ENTROPY, data, batch_size=4)
-    a, b = torch.rand(1, 4, 5, dtype=torch.float64), torch.tensor([[0, -100, 2, 0]])
-    expected = plain_gradient(mlp(5, 3).double(), problem.start, a[0], b[0])
-    torch.testing.assert_close(problem.batch_gradient(problem.start, a, b, 0.25)[0], expected)
+    data[0][1][3] = label
+    with pytest.raises(InputError, match=says):
+        Network(make().double(), loss, data, batch_size=4)
 
 
 def test_written_out_gradients_leave_the_point_alone():

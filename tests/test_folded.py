@@ -179,14 +179,6 @@ def test_what_folding_would_leave_out_is_computed_one_by_one(make):
     assert_alone(problem)
 
 
-def test_losses_count_each_client_by_itself():
-    """Labels that the loss ignores: its mean is over the others of each client."""
-    data = [(x, y.where(torch.arange(len(y)) % (i + 2) > 0, -100)) for i, (x, y) in enumerate(pictures())]
-    problem = made(separable(), data=data, batch_size=8)
-    assert problem.chunk == 5
-    assert_alone(problem)
-
-
 @pytest.mark.parametrize(
     ("module", "targets"),
     [

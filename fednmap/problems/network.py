@@ -87,8 +87,7 @@ class Network(FiniteSum):
         self.start = parameters_to_vector(here.leaves).detach().clone()
         self.dim = self.start.numel()
         self._dense = None if self._frozen else Dense.of(module, self.data.x[0])
-        labels = not self.data.y.is_floating_point() and int(self.data.y.min()) >= 0
-        self._classifies = loss is nn.functional.cross_entropy and labels
+        self._classifies = loss is nn.functional.cross_entropy and not self.data.y.is_floating_point()
         # convolutions that are not folded are fastest one client at a time
         self._one_by_one = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         self._folds = self._one_by_one and here.folded is not None and (batch_size or ROWS + 1) <= ROWS
@@ -316,8 +315,8 @@ class Network(FiniteSum):
         out = self._here.folded.outputs(leaves, a, self._shape)
         if isinstance(weight, Tensor):
             total = self._weighted(out.flatten(0, 1), b.flatten(0, 1), weight.flatten())
-        else:  # the mean of each client's: it may leave out samples
-            total = torch.stack([self._loss(*one) for one in zip(out, b, strict=True)]).sum()
+        else:
+            total = self._loss(out.flatten(0, 1), b.flatten(0, 1)) * len(out)
         return total.detach(), torch.autograd.grad(total, leaves, materialize_grads=True)
 
     def _leaves(self, x: Tensor) -> list[Tensor]:

@@ -39,12 +39,9 @@ def labels(loss: Loss, y: Tensor) -> Tensor:
 
 def rows(data: ClientData) -> Tensor:
     """A few samples with unlike targets."""
-    counted = data.y.reshape(len(data.y), -1).double().sum(1)
-    usable = torch.arange(len(counted), device=counted.device)
-    if not data.y.is_floating_point() and bool((counted >= 0).any()):
-        usable = usable[counted >= 0]  # without samples that the loss ignores
-    ends = [0, int(counted[usable].argmin()), int(counted[usable].argmax()), len(usable) - 1]
-    return usable[sorted(set(ends))]
+    summed = data.y.reshape(len(data.y), -1).double().sum(1)
+    ends = {0, int(summed.argmin()), int(summed.argmax()), len(summed) - 1}
+    return torch.tensor(sorted(ends), device=summed.device)
 
 
 @torch.no_grad()
@@ -101,7 +98,12 @@ def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
     if count == 1:
         raise InputError("one output is too few for cross-entropy, its loss is always 0; give one output per label")
     ignored = loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) else IGNORED
-    wrong = y[((y < 0) | (y >= count)) & (y != ignored)]
+    if bool((y == ignored).any()):
+        raise InputError(
+            f"label {ignored} is one that the loss ignores, so that a batch's loss is not the mean of its samples' "
+            "losses; leave those samples out, or average over the rest of each sample in a loss of your own"
+        )
+    wrong = y[(y < 0) | (y >= count)]
     if len(wrong):
         raise InputError(f"label {int(wrong[0])} with {count} outputs; labels must be 0 to {count - 1}")
 
@@ -142,7 +144,7 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
         )
     raise InputError(
         f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
-        "they must agree: use reduction='mean', without class weights"
+        "they must agree: use reduction='mean', without class weights or labels that are ignored"
     )
 
 
