@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import MethodType
 
 import pytest
 import torch
@@ -82,12 +83,15 @@ def test_written_out_gradients_are_autograds(hidden, activation):
         (nn.CrossEntropyLoss(ignore_index=2), 2, "label 2 is one that the loss ignores"),
         (nn.CrossEntropyLoss(ignore_index=-1), -1, "label -1 is one that the loss ignores"),
         (lambda out, y: CROSS_ENTROPY(out, y, ignore_index=-7), -7, "without class weights or labels that are ignored"),
+        (lambda out, y: CROSS_ENTROPY(out, y, ignore_index=1), 1, "without class weights or labels that are ignored"),
         (CROSS_ENTROPY, -7, "label -7 with 3 outputs"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0]).double()), 1, "the loss has class weights"),
+        (lambda out, y: CROSS_ENTROPY(out, y, torch.tensor([1.0, 5.0, 1.0]).double()), 1, "without class weights"),
     ],
 )
 @pytest.mark.parametrize("make", [lambda: mlp(5, 3), lambda: nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))])
-def test_labels_that_a_loss_ignores_are_refused(loss, label, says, make):
-    """Its mean over a batch is then over the others, and neither a client's nor the finite sum's."""
+def test_losses_that_are_no_mean_over_samples_are_refused(loss, label, says, make):
+    """The mean over a batch, with labels ignored or weighted, is neither a client's nor the finite sum's."""
     data = pictures(n=2)
     data[0][1][3] = label
     with pytest.raises(InputError, match=says):
@@ -117,10 +121,13 @@ def other_modules():
     shared = nn.Linear(5, 5)
     hooked = nn.Sequential(nn.Linear(5, 3))
     hooked[0].register_forward_hook(lambda layer, given, out: 2 * out)
+    patched = nn.Sequential(nn.Linear(5, 3))
+    patched[0].forward = MethodType(lambda self, x: 2 * nn.functional.linear(x, self.weight, self.bias), patched[0])
     return {
         "normalised": nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)),
         "used twice": nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(5, 3)),
         "hooked": hooked,
+        "patched": patched,
         "parametrized": nn.Sequential(register_parametrization(nn.Linear(5, 3), "weight", nn.Tanh())),
     }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from public_data import needs, needs_cifar10
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fednmap import simulate
@@ -71,6 +71,18 @@ def test_a_kernel_without_what_meets_padding_alone_is_the_whole_kernel(kernel, s
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-14)
     for ours, theirs in zip(*(torch.autograd.grad(y, (x, layer.weight), g) for y in (found, whole)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor", "ignore::DeprecationWarning")
+def test_small_filters_can_be_traced_and_differentiated_forward():
+    torch.manual_seed(0)
+    layer, x, d = Depthwise(4, 5, 2).double(), torch.randn(3, 4, 4, 4).double(), torch.randn(3, 4, 4, 4).double()
+    assert torch.equal(torch.jit.trace(layer, x)(d), layer(d))
+    moved = jvp(layer, (x,), (d,))[1]
+    torch.testing.assert_close(moved, layer(d))
+    weight = {"weight": torch.randn_like(layer.weight)}
+    moved = jvp(lambda w: functional_call(layer, w, (x,)), ({"weight": layer.weight.detach()},), (weight,))[1]
+    torch.testing.assert_close(moved, functional_call(layer, weight, (x,)))
 
 
 def test_gradients_of_single_pictures_by_torch_func():

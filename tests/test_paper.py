@@ -14,8 +14,8 @@ from fednmap.paper import FIGURES, local_stepsize, mobilenet, nn, sensitivity, s
 from fednmap.paper.overview import overview
 from fednmap.paper.quadratics import Quadratics
 from fednmap.paper.reproduce import reproduce
-from fednmap.paper.trials import Curve, select, summary, tidy
-from fednmap.paper.verdict import Claim, Verdict, as_json, compare, ratio, slope
+from fednmap.paper.trials import Curve, Made, select, summary, tidy
+from fednmap.paper.verdict import Claim, Verdict, as_json, compare, number, ratio, slope
 from fednmap.simulation import simulate
 
 ROUNDS = np.arange(0.0, 310.0, 10.0)
@@ -210,6 +210,47 @@ def mobilenet_curves(loss: float) -> list[Curve]:
 def test_mobilenet_is_judged_only_when_trained() -> None:
     assert [c.holds for c in mobilenet.judge(mobilenet_curves(1.0)).claims] == [True, True]
     assert [c.holds for c in mobilenet.judge(mobilenet_curves(2.0)).claims] == [None, None]
+    one_is_not = mobilenet_curves(1.0) + [again(c) for c in mobilenet_curves(2.0)]
+    assert [c.holds for c in mobilenet.judge(one_is_not).claims] == [None, None]
+
+
+def again(curve: Curve) -> Curve:
+    return Curve({**curve.setting, "trial": 1}, curve.columns)
+
+
+def test_mobilenet_compares_the_trials_that_all_methods_have() -> None:
+    more = mobilenet_curves(1.0) + [again(c) for c in mobilenet_curves(1.5)[:2]]
+    found = mobilenet.judge(more)
+    assert found == mobilenet.judge(mobilenet_curves(1.0))
+    assert [c.trials for c in found.claims] == [1, 1]
+    assert mobilenet.judge(more[3:] + more[2:3]).claims == []
+
+
+def test_a_trial_that_diverged_is_the_highest() -> None:
+    fine, lost = {0: 1.0, 1: 1.1}, {0: 1.0, 1: float("nan")}
+    assert compare(fine, lost) == compare(fine, {0: 1.0, 1: float("inf")}) == "lower"
+    assert compare(lost, fine) == "higher"
+    assert compare(lost, lost) == "level"
+    assert (ratio(fine, lost), ratio(lost, fine), ratio(lost, lost)) == (0, float("inf"), 1)
+    assert number(lost).startswith("nan")
+
+
+def test_settings_that_only_one_side_names_have_their_default() -> None:
+    was = Made({"rounds": 500, "gamma": 2.5}, None, None)
+    assert was.differs({"rounds": 500, "gamma": 2.5, "minibatches": "replacement", "columns": ["loss"]}) == ""
+    assert was.differs({"rounds": 500, "gamma": 2.5, "eval_samples": 5000}) == "eval_samples was None and is 5000"
+
+
+def test_too_few_trials_to_compare_is_said(tmp_path: Path) -> None:
+    job = mobilenet.jobs("middle", 1)[0]
+    (tmp_path / "trials").mkdir()
+    columns = [*job.setting, "round", "hoyer", "loss"]
+    row = [*job.setting.values(), 500, 0.5, 1.0]
+    told = json.dumps({"configuration": dict(job.configuration)})
+    (tmp_path / "trials" / job.file).write_text(f"# {told}\n{','.join(columns)}\n{','.join(map(str, row))}\n")
+    with pytest.raises(ValueError, match="too few of mobilenet's trials"):
+        reproduce(mobilenet.FIGURE, "middle", trials=1, out=tmp_path, workers=1, tell=silent, only_finished=True)
+    assert not (tmp_path / "mobilenet").exists()
 
 
 # --- the table

@@ -74,7 +74,7 @@ REFUSED = {
     "the class CrossEntropyLoss": lambda: network(loss=nn.CrossEntropyLoss),
     "they must agree: use reduction='mean'": lambda: network(loss=nn.CrossEntropyLoss(reduction="sum")),
     r"a tensor of shape \(\d,\); .*reduction='mean'": lambda: network(loss=nn.CrossEntropyLoss(reduction="none")),
-    "without class weights": lambda: network(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))),
+    "the loss has class weights": lambda: network(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))),
     "differentiable": lambda: network(loss=lambda out, y: (out.argmax(1) == y).float().mean()),
     r"the loss returns a float": lambda: network(loss=lambda out, y: 1.0),
     r"\(\d, 1\) and targets \(\d,\), so that samples mix": lambda: network(linear(1), mse_loss, clients(y=REAL)),
@@ -280,3 +280,53 @@ def test_a_layer_used_twice_has_the_gradient_of_its_loss_after_the_loss_was_take
         d = torch.ones_like(x)
         slope = (problem.loss(x + 1e-6 * d) - problem.loss(x - 1e-6 * d)) / 2e-6
         assert float(slope) == pytest.approx(float(before @ d), rel=1e-6)
+
+
+class Beside(nn.Module):
+    """Looks at the other samples of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last((x - x.mean(0)) / (x.std(0) + 1))
+
+
+class Turned(Recurrent):
+    """Takes the samples for steps."""
+
+    def __init__(self):
+        super().__init__(nn.GRU)
+        self.layer.batch_first = False
+
+
+@pytest.mark.parametrize("make", [Beside, Turned])
+def test_samples_that_depend_on_each_other_are_refused(make):
+    torch.manual_seed(0)
+    with pytest.raises(InputError, match="depends on the others of its batch"):
+        network(make())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_group_norm_of_what_needs_no_gradient(frozen):
+    """In channels-last torch ends the process there."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 6, 3, padding=1).requires_grad_(False) if frozen else nn.Identity()
+    width = 6 if frozen else 3
+    module = nn.Sequential(first, nn.GroupNorm(1, width), nn.Conv2d(width, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+    data = [(torch.randn(9, 3, 8, 8).double(), torch.randint(0, 3, (9,))) for _ in range(3)]
+    problem = Network(module.double(), cross_entropy, data, batch_size=None)
+    trained = problem.module(problem.start)
+    leaves = [p for p in trained.parameters() if p.requires_grad]
+    for i, (x, y) in enumerate(data):
+        alone = torch.cat([g.flatten() for g in torch.autograd.grad(cross_entropy(trained(x), y), leaves)])
+        torch.testing.assert_close(problem.oracle(torch.tensor(i), 0)(problem.start, 0), alone)
+
+
+def test_labels_of_every_point_of_a_picture():
+    torch.manual_seed(0)
+    data = [(torch.randn(9, 3, 4, 4), torch.randint(0, 4, (9, 4, 4))) for _ in range(2)]
+    problem = Network(nn.Conv2d(3, 4, 1), cross_entropy, data, batch_size=4)
+    x = data[0][0]
+    assert torch.equal(problem.predict(problem.start, x), problem.module(problem.start)(x).argmax(1))

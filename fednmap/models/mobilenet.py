@@ -120,7 +120,7 @@ class Depthwise(nn.Conv2d):
         met = self.weight[..., reach - rows : reach + rows + 1, reach - columns : reach + columns + 1]
         if tuple(x.shape[-2:]) == (1, 1):
             return x * met.view(-1, 1, 1)
-        if torch.is_grad_enabled() and max(x.shape[-2:]) <= SMALL * self.stride[0]:
+        if max(x.shape[-2:]) <= SMALL * self.stride[0] and torch.is_grad_enabled() and not _traced():
             small: Tensor = _Small.apply(x, met, self.stride[0])  # type: ignore[no-untyped-call]
             return small
         return conv2d(x, met, None, self.stride, (rows, columns), groups=self.groups)
@@ -139,6 +139,14 @@ class _Small(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
         x, weight, ctx.stride = inputs
         ctx.save_for_backward(x, weight)
+        ctx.save_for_forward(x, weight)
+
+    @staticmethod
+    def jvp(ctx: Any, x_moves: Tensor | None, weight_moves: Tensor | None, _: None) -> Tensor:
+        x, weight = ctx.saved_tensors
+        pairs = [(x_moves, weight), (x, weight_moves)]
+        moves = [_Small.forward(a, w, ctx.stride) for a, w in pairs if a is not None and w is not None]
+        return torch.stack(moves).sum(0)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -152,6 +160,10 @@ class _Small(torch.autograd.Function):
             around[..., i : i + rows : step, j : j + columns : step] for i, j in product(*map(range, weight.shape[2:]))
         ]
         return onward, torch.stack([(part * slope).sum((0, 2, 3)) for part in met], -1).view(weight.shape), None
+
+
+def _traced() -> bool:
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _reach(weight: Tensor) -> tuple[int, int]:

@@ -41,6 +41,8 @@ def reproduce(
     else:
         curves = run_trials(jobs, kept, workers, lambda line: tell(f"{figure.name}: {line}"))
     found = figure.judge(curves)
+    if not found.claims:
+        raise InputError(f"{kept} has too few of {figure.name}'s trials to compare anything; run more of them first")
     text = verdict.as_markdown(figure.name, figure.title, scale, trials, figure.choices, found)
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

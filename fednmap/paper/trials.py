@@ -29,6 +29,7 @@ import torch
 import fednmap
 from fednmap.names import InputError
 from fednmap.runs.beside import end_with
+from fednmap.runs.configuration import Config
 from fednmap.runs.files import clear_errors, digest, write_atomically
 from fednmap.runs.folder import VERSIONS, RunFolder
 from fednmap.runs.keeping import Interrupted
@@ -90,10 +91,15 @@ class Made(NamedTuple):
     """Of the files that its numbers follow from, see `code`."""
 
     def differs(self, configuration: Mapping[str, Any]) -> str:
-        """The settings that are not what they were, in words; one that only one side knows is at its default there."""
-        common = [name for name in self.configuration if name in configuration]
-        changed = [name for name in common if self.configuration[name] != configuration[name]]
-        return ", ".join(f"{n} was {self.configuration[n]!r} and is {configuration[n]!r}" for n in changed)
+        """The settings that are not what they were, in words; a run's that one side does not name has its default."""
+        was, now = ({**_defaults(), **v} for v in (self.configuration, configuration))
+        changed = [name for name in was if name in now and was[name] != now[name]]
+        return ", ".join(f"{name} was {was[name]!r} and is {now[name]!r}" for name in changed)
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return Config.make().model_dump(mode="json", exclude={"checkpoint_every"})
 
 
 def made(path: Path) -> Made | None:
@@ -113,7 +119,6 @@ ROOMS = ("algorithms", "core.py", "data", "measure.py", "models", "problems", "r
 """The parts of the package that a trial's numbers follow from, but for what a file of `paper` adds for its figure."""
 
 
-@cache
 def code() -> str:
     """The first digits of the SHA-256 of those parts: trials of one state of the code have it in common."""
     package = Path(fednmap.__file__).parent
@@ -121,6 +126,9 @@ def code() -> str:
         file for room in ROOMS for file in (package / room, *(package / room).rglob("*.py")) if file.is_file()
     )
     return digest({file.relative_to(package).as_posix(): file.read_text(encoding="utf-8") for file in files})[:12]
+
+
+CODE = code()  # as it is when a process begins, which is what it runs
 
 
 def finished(jobs: Sequence[Trial], folder: Path, tell: Tell) -> list[Curve]:
@@ -229,7 +237,7 @@ def _run(job: Trial, folder: Path) -> float:
     records = job.measure(path)
     about, told = RunFolder(path).environment(), dict(job.configuration)
     said = {"configuration": told, "digest": digest(told), **{k: about[k] for k in ("data", *VERSIONS) if k in about}}
-    said["code"] = code()
+    said["code"] = CODE
     with clear_errors(folder):
         write_atomically(folder / job.file, f"# {json.dumps(said)}\n{_text(job.setting, records)}".encode())
     return time.monotonic() - began

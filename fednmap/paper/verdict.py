@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import log, log1p
-from statistics import mean, stdev
+from math import log1p
 from typing import Any
 
 import numpy as np
 
-from fednmap.paper.trials import Curve
+from fednmap.paper.trials import Array, Curve
 
 SMALLEST = 0.02
 """The smallest effect that counts: final values that differ by less than this share are level."""
@@ -52,20 +51,24 @@ Values = Mapping[int, float]
 
 def ratio(a: Values, b: Values) -> float:
     """The geometric mean of a_k / b_k over the trials k that both have."""
-    return float(np.exp(mean(_logs(a, b))))
+    return float(np.exp(_logs(a, b).mean()))
 
 
 def compare(a: Values, b: Values) -> str:
     """`lower`, `level` or `higher`: a against b by the rule."""
     logs = _logs(a, b)
-    spread = stdev(logs) if len(logs) > 1 else 0.0
-    if abs(mean(logs)) <= max(spread, log1p(SMALLEST)):
+    spread = float(logs.std(ddof=1)) if len(logs) > 1 and np.isfinite(logs).all() else 0.0
+    if abs(logs.mean()) <= max(spread, log1p(SMALLEST)):
         return "level"
-    return "lower" if mean(logs) < 0 else "higher"
+    return "lower" if logs.mean() < 0 else "higher"
 
 
-def _logs(a: Values, b: Values) -> list[float]:
-    return [log(a[k] / b[k]) for k in sorted(a.keys() & b.keys())]
+def _logs(a: Values, b: Values) -> Array:
+    """log(a_k / b_k); what is no number has diverged, which is infinitely much, and where both have they are level."""
+    common = sorted(a.keys() & b.keys())
+    ours, theirs = (np.nan_to_num([v[k] for k in common], nan=np.inf, posinf=np.inf) for v in (a, b))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(ours == theirs, 0.0, np.log(ours) - np.log(theirs))
 
 
 def finals(
@@ -87,7 +90,9 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 def number(values: Values) -> str:
     """Mean and standard deviation over the trials."""
-    return f"{mean(values.values()):.2e}" + (f" ± {stdev(values.values()):.0e}" if len(values) > 1 else "")
+    every = np.array(list(values.values()))
+    with np.errstate(invalid="ignore"):
+        return f"{every.mean():.2e}" + (f" ± {every.std(ddof=1):.0e}" if len(every) > 1 else "")
 
 
 def word(holds: bool | None) -> str:

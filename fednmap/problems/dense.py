@@ -16,6 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fednmap.problems.probe import hooked
+
 aten = torch.ops.aten
 
 Views = TypeVar("Views")
@@ -92,9 +94,8 @@ class Dense:
             layers, flat = layers[1:], True
         neighbours = pairwise([None, *(type(layer) for layer in layers)])
         known = all(b is nn.Linear or (b in ACTIVATIONS and a is nn.Linear) for a, b in neighbours)
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
         in_order = [id(p) for p in module.parameters()] == [id(p) for layer in layers for p in layer.parameters()]
-        return cls(layers) if flat and known and in_order and not hooked else None
+        return cls(layers) if flat and known and in_order and not any(map(hooked, module.modules())) else None
 
     def gradient(
         self,

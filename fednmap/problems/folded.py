@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import unfold
 
 from fednmap.problems.finite_sum import Weight
+from fednmap.problems.probe import hooked
 
 SIDE_BY_SIDE = 5
 """Clients whose vectors a method has at once: those of more are often too large for an allocator to keep."""
@@ -78,7 +78,7 @@ class Folded:
         leaves = [v for _, v in module.named_modules(remove_duplicate=False) if not list(v.children())]
         own = [p for layer in leaves for p in layer.parameters()]
         alone = len(own) == len(list(module.parameters())) and len(set(leaves)) == len(leaves)
-        moving = all(p.requires_grad for p in own) and not any(map(_hooked, module.modules()))
+        moving = all(p.requires_grad for p in own) and not any(map(hooked, module.modules()))
         return cls(module) if module not in leaves and alone and moving and all(map(_known, leaves)) else None
 
     def outputs(self, parameters: Sequence[Tensor], inputs: Tensor, shape: Sequence[int]) -> Tensor:
@@ -107,12 +107,6 @@ def alike(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tenso
         while some := list(islice(group, side_by_side(rows))):
             a, b, weight = map(torch.stack, zip(*some, strict=True))
             yield a, b, weight
-
-
-def _hooked(layer: nn.Module) -> bool:
-    """Whether more happens in a layer than its class says."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(layer)
 
 
 def _known(layer: nn.Module) -> bool:
@@ -188,8 +182,9 @@ class _Product(torch.autograd.Function):
         return _by_client(rows, weight.mT)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor]:
+        if torch.is_grad_enabled():  # asked for a graph of this
+            raise NotImplementedError("products of folded clients have no second derivatives")
         rows, weight = ctx.saved_tensors
         onward = _by_client(slope, weight) if ctx.needs_input_grad[0] else None
         return onward, torch.bmm(slope.permute(1, 2, 0), rows.transpose(0, 1))

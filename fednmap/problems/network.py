@@ -88,6 +88,7 @@ class Network(FiniteSum):
         self.dim = self.start.numel()
         self._dense = None if self._frozen else Dense.of(module, self.data.x[0])
         self._classifies = loss is nn.functional.cross_entropy and not self.data.y.is_floating_point()
+        self._grouped = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
         # convolutions that are not folded are fastest one client at a time
         self._one_by_one = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         self._folds = self._one_by_one and here.folded is not None and (batch_size or ROWS + 1) <= ROWS
@@ -105,8 +106,10 @@ class Network(FiniteSum):
         out = probe.outputs(module, a)
         if self.normalised:
             probe.check_single(module, self.data, self.batch_size)
+        else:
+            probe.check_alone(module, a, out)
         probe.check_labels(self._loss, out, self.data.y)
-        probe.check_loss(self._loss, out, b)
+        probe.check_loss(self._loss, *probe.with_every_label(out, b, self.data.y))
         self._shape = out.shape[1:]
         if self._folds:
             four = torch.arange(4) % len(a)  # of two alone batch norm would round coarsely
@@ -139,7 +142,8 @@ class Network(FiniteSum):
                 alone = torch.stack([self._value_and_gradient(*one)[1] for one in islice(_apart(x, a, b, weight), 3)])
                 every = range(1, MOST + 1)
                 outs = [folded.outputs(self._leaves(x[:k]), a[:k], self._shape) for k in every]
-                return _same(found[:3], alone) and all(_same(out, outs[-1][: len(out)]) for out in outs)
+                ones = torch.cat([folded.outputs(self._leaves(v), u, self._shape) for v, u in _singly(x, a)])
+                return _same(found[:3], alone) and all(_same(out, ones[: len(out)]) for out in outs)
             except Exception:  # a forward pass of the user's own may fail in any way
                 return False
             finally:
@@ -224,7 +228,9 @@ class Network(FiniteSum):
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
         out = torch.cat([self.outputs(x, like(part, x)) for part in inputs.split(self._rows_at_once())])
-        return out.squeeze(-1) if self.data.y.is_floating_point() else out.argmax(-1)
+        if self.data.y.is_floating_point():
+            return out.squeeze(-1)
+        return out.argmax(1 if out.shape[2:] == self.data.y.shape[1:] else -1)  # torch has labels first, points after
 
     @torch.no_grad()
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -299,8 +305,12 @@ class Network(FiniteSum):
         """One client: the loss, and its gradient with respect to each of the module's parameters."""
         here = self._here
         here.become(x, self._frozen)
-        total = self._weighted(here.module(channels_last(a)), b, weight)
-        return total.detach(), torch.autograd.grad(total, here.leaves, materialize_grads=True)
+        a = channels_last(a)
+        # torch 2.13 crashes in group norm, channels-last, whose input has no gradient: it is asked for
+        also = [a.detach().requires_grad_()] if self._grouped and a.is_floating_point() else []
+        total = self._weighted(here.module(*(also or [a])), b, weight)
+        slopes = torch.autograd.grad(total, [*here.leaves, *also], materialize_grads=True)
+        return total.detach(), slopes[: len(here.leaves)]
 
     def _folded_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> list[Tensor]:
         """Several clients in one pass: gradients with respect to each of the module's parameters, (k, its size)."""
@@ -379,6 +389,10 @@ def _apart(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Te
     """Clients side by side, one by one: alone the plain kernels are faster."""
     weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
     return zip(x.expand(len(a), -1), a, b, weights, strict=True)
+
+
+def _singly(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(v.split(1) for v in stacks), strict=True)
 
 
 def _same(found: Tensor, wanted: Tensor) -> bool:

@@ -15,6 +15,7 @@ from fednmap.names import InputError
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 IGNORED = -100  # torch's label for samples that do not count
+LABELS_SEEN = 1_000_000  # at most, of targets that have many each
 
 
 def check_kinds(module: object, loss: object) -> None:
@@ -90,6 +91,36 @@ def outputs(module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
     return out
 
 
+@torch.no_grad()
+def check_alone(module: Callable[[Tensor], object], inputs: Tensor, out: Tensor) -> None:
+    """Outputs of a sample must not depend on the others of its batch, unless by a batch norm that torch knows."""
+    whole = out[-1:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            alone = module(inputs[-1:])
+        except Exception as error:
+            raise InputError(f"the module cannot take a sample alone: {_line(error)}") from error
+    assert isinstance(alone, Tensor)
+    same = alone.shape == whole.shape and bool((alone - whole).norm() <= 1e-3 * whole.norm() + 1e-6)
+    if not same and bool(torch.isfinite(whole).all()):
+        raise InputError(
+            "a sample's output depends on the others of its batch; use torch's batch norm for that, and "
+            "batch_first=True in recurrent layers and attention"
+        )
+
+
+def with_every_label(out: Tensor, targets: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets, of which any fit each other, such that all labels occur, or the first hundred."""
+    if y.is_floating_point():
+        return out, targets
+    few = y[:: max(1, y.numel() // LABELS_SEEN)]
+    labels, where = few.reshape(-1).unique(return_inverse=True)
+    first = torch.full_like(labels, few.numel()).scatter_reduce_(0, where, torch.arange(few.numel()).to(where), "amin")
+    rows = torch.cat([targets, few[first[:100] // max(1, few[0].numel())]])
+    return out[torch.arange(len(rows)) % len(out)], rows
+
+
 def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
     """Labels are numbers of outputs, where the loss is for labels."""
     if not _for_labels(loss) or y.is_floating_point() or out.ndim < 2:
@@ -97,6 +128,11 @@ def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
     count = out.shape[1]
     if count == 1:
         raise InputError("one output is too few for cross-entropy, its loss is always 0; give one output per label")
+    if getattr(loss, "weight", None) is not None:
+        raise InputError(
+            "the loss has class weights, so that a batch's loss is not the mean of its samples' losses; "
+            "leave them out, or multiply each sample's loss in a loss of your own"
+        )
     ignored = loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) else IGNORED
     if bool((y == ignored).any()):
         raise InputError(
@@ -151,6 +187,12 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
 def by_sample(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     """The loss of each sample, (B,)."""
     return vmap(lambda o, target: loss(o.unsqueeze(0), target.unsqueeze(0)))(out, y)
+
+
+def hooked(layer: nn.Module) -> bool:
+    """Whether more happens in a layer than its class says."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _for_labels(loss: Loss) -> bool:
