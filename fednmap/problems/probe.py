@@ -116,7 +116,8 @@ def with_every_label(out: Tensor, targets: Tensor, y: Tensor) -> tuple[Tensor, T
         return out, targets
     few = y[:: max(1, y.numel() // LABELS_SEEN)]
     labels, where = few.reshape(-1).unique(return_inverse=True)
-    first = torch.full_like(labels, few.numel()).scatter_reduce_(0, where, torch.arange(few.numel()).to(where), "amin")
+    first = where.new_full(labels.shape, few.numel())
+    first.scatter_reduce_(0, where, torch.arange(few.numel(), device=where.device), "amin")
     rows = torch.cat([targets, few[first[:100] // max(1, few[0].numel())]])
     return out[torch.arange(len(rows)) % len(out)], rows
 
