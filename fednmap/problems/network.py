@@ -112,7 +112,7 @@ class Network(FiniteSum):
         probe.check_loss(self._loss, *probe.with_every_label(out, b, self.data.y))
         self._shape = out.shape[1:]
         if self._folds:
-            four = torch.arange(4) % len(a)  # of two alone batch norm would round coarsely
+            four = torch.arange(4, device=a.device) % len(a)  # of two alone batch norm would round coarsely
             self._folds = self._folds_right(a[four], b[four])
         elif self.n > 1 and not self._dense and not self._one_by_one:
             try:

@@ -119,7 +119,7 @@ def with_every_label(out: Tensor, targets: Tensor, y: Tensor) -> tuple[Tensor, T
     first = where.new_full(labels.shape, few.numel())
     first.scatter_reduce_(0, where, torch.arange(few.numel(), device=where.device), "amin")
     rows = torch.cat([targets, few[first[:100] // max(1, few[0].numel())]])
-    return out[torch.arange(len(rows)) % len(out)], rows
+    return out[torch.arange(len(rows), device=out.device) % len(out)], rows
 
 
 def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
