@@ -108,7 +108,7 @@ def draw(curves: list[Curve]) -> Picture:
     for row, (metric, name) in enumerate((("hoyer", "Hoyer's Sparsity"), ("loss", "Training Loss"))):
         for k, (n, Q) in enumerate(shown, start=row * len(shown)):
             groups = {method: select(curves, method=method, n=n, Q=Q) for method in METHODS}
-            lines(axes[k], groups, metric, log=metric == "loss")
+            lines(axes[k], groups, metric, log=False)
             caption(axes[k], k, f"{name}, $n={n}$, $Q={Q}$", y=name)
     return picture
 
