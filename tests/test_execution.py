@@ -76,28 +76,6 @@ def test_written_out_gradients_are_autograds(hidden, activation):
     torch.testing.assert_close(problem.batch_gradient(x[0], a[0], b[0], 0.25), expected[0], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("loss", "label", "says"),
-    [
-        (CROSS_ENTROPY, -100, "label -100 is one that the loss ignores"),
-        (nn.CrossEntropyLoss(ignore_index=2), 2, "label 2 is one that the loss ignores"),
-        (nn.CrossEntropyLoss(ignore_index=-1), -1, "label -1 is one that the loss ignores"),
-        (lambda out, y: CROSS_ENTROPY(out, y, ignore_index=-7), -7, "without class weights or labels that are ignored"),
-        (lambda out, y: CROSS_ENTROPY(out, y, ignore_index=1), 1, "without class weights or labels that are ignored"),
-        (CROSS_ENTROPY, -7, "label -7 with 3 outputs"),
-        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0]).double()), 1, "the loss has class weights"),
-        (lambda out, y: CROSS_ENTROPY(out, y, torch.tensor([1.0, 5.0, 1.0]).double()), 1, "without class weights"),
-    ],
-)
-@pytest.mark.parametrize("make", [lambda: mlp(5, 3), lambda: nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))])
-def test_losses_that_are_no_mean_over_samples_are_refused(loss, label, says, make):
-    """The mean over a batch, with labels ignored or weighted, is neither a client's nor the finite sum's."""
-    data = pictures(n=2)
-    data[0][1][3] = label
-    with pytest.raises(InputError, match=says):
-        Network(make().double(), loss, data, batch_size=4)
-
-
 def test_written_out_gradients_leave_the_point_alone():
     problem = network()
     x = problem.start.clone().expand(6, -1).contiguous()

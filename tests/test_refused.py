@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 from fednmap.data import ClientData, Dataset
-from fednmap.models import build
+from fednmap.models import build, mlp
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic, Network
 from fednmap.regularizers import L1, parse, restrict
@@ -330,3 +330,25 @@ def test_labels_of_every_point_of_a_picture():
     problem = Network(nn.Conv2d(3, 4, 1), cross_entropy, data, batch_size=4)
     x = data[0][0]
     assert torch.equal(problem.predict(problem.start, x), problem.module(problem.start)(x).argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "label", "says"),
+    [
+        (cross_entropy, -100, "label -100 is one that the loss ignores"),
+        (nn.CrossEntropyLoss(ignore_index=2), 2, "label 2 is one that the loss ignores"),
+        (nn.CrossEntropyLoss(ignore_index=-1), -1, "label -1 is one that the loss ignores"),
+        (lambda out, y: cross_entropy(out, y, ignore_index=-7), -7, "without class weights or labels that are ignored"),
+        (lambda out, y: cross_entropy(out, y, ignore_index=1), 1, "without class weights or labels that are ignored"),
+        (cross_entropy, -7, "label -7 with 3 outputs"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0]).double()), 1, "the loss has class weights"),
+        (lambda out, y: cross_entropy(out, y, torch.tensor([1.0, 5.0, 1.0]).double()), 1, "without class weights"),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda: mlp(5, 3), lambda: nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))])
+def test_losses_that_are_no_mean_over_samples_are_refused(loss, label, says, make):
+    """The mean over a batch, with labels ignored or weighted, is neither a client's nor the finite sum's."""
+    data = [(a.double(), b.clone()) for a, b in clients()]  # LABELS are others' too
+    data[0][1][3] = label
+    with pytest.raises(InputError, match=says):
+        Network(make().double(), loss, data, batch_size=4)

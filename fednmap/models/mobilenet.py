@@ -15,7 +15,7 @@ from fednmap.names import choose
 Norm = Callable[[int], nn.Module]
 
 SMALL = 2
-"""Side, at most, of pictures for whose filters torch's own gradients take longer than sums, weight by weight."""
+"""Side, at most, of what comes out of filters whose gradients torch takes longer for than sums, weight by weight."""
 
 
 def _batch(channels: int) -> nn.Module:

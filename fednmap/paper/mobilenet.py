@@ -5,6 +5,7 @@ Step sizes eta_a = 1/Q and eta_s = 1, gamma = 2.5; three pairs (n, Q).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from matplotlib.figure import Figure as Picture
@@ -68,23 +69,24 @@ def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
     return training({**setting, "rounds": size.rounds, "trial": trial}, config, ("hoyer", "loss"))
 
 
+def _comparable(curves: list[Curve]) -> list[Curve]:
+    """The curves of trials that all methods have."""
+    done = Counter(_panel_and_trial(c) for c in curves)
+    return [c for c in curves if done[_panel_and_trial(c)] == len(METHODS)]
+
+
+def _panel_and_trial(curve: Curve) -> tuple[int, int, int]:
+    return int(curve.setting["n"]), int(curve.setting["Q"]), int(curve.setting["trial"])
+
+
 def _shown(curves: list[Curve]) -> list[tuple[int, int]]:
-    found = dict.fromkeys((int(c.setting["n"]), int(c.setting["Q"])) for c in curves)
-    return [panel for panel in found if _common(curves, *panel)]
-
-
-def _common(curves: list[Curve], n: int, Q: int) -> set[int]:
-    """The trials that all methods have."""
-    of = [{int(c.setting["trial"]) for c in select(curves, method=m, n=n, Q=Q)} for m in METHODS]
-    return set.intersection(*of)
+    return list(dict.fromkeys(_panel_and_trial(c)[:2] for c in curves))
 
 
 def judge(curves: list[Curve]) -> Verdict:
-    claims = []
+    claims, curves = [], _comparable(curves)
     for n, Q in _shown(curves):
-        trials = _common(curves, n, Q)
-        every = {method: select(curves, method=method, n=n, Q=Q) for method in METHODS}
-        of = {method: [c for c in found if c.setting["trial"] in trials] for method, found in every.items()}
+        of = {method: select(curves, method=method, n=n, Q=Q) for method in METHODS}
         loss, sparsity = ({m: finals(c, metric) for m, c in of.items()} for metric in ("loss", "hoyer"))
         early = any(max(values.values()) > TRAINED for values in loss.values())
         for name, values, better in (("Hoyer sparsity", sparsity, "higher"), ("training loss", loss, "lower")):
@@ -97,12 +99,13 @@ def judge(curves: list[Curve]) -> Verdict:
             text += f"; too early: a training loss is above {TRAINED:g}" if early else ""
             holds = None if early else all(word == better for word in order)
             claim = f"FedNMap: {better} {name}, n = {n}, Q = {Q}"
-            claims.append(Claim(claim, f"{better} than both", text, holds, effect, len(trials)))
+            claims.append(Claim(claim, f"{better} than both", text, holds, effect, len(of[METHODS[0]])))
     return Verdict(claims, {}, f"{RULE}\n\nNothing is judged while a training loss is above {TRAINED:g}.")
 
 
 def draw(curves: list[Curve]) -> Picture:
     """Above sparsity, below training loss."""
+    curves = _comparable(curves)
     shown = _shown(curves)
     picture, axes = panels(2, len(shown))
     for row, (metric, name) in enumerate((("hoyer", "Hoyer's Sparsity"), ("loss", "Training Loss"))):

@@ -305,11 +305,12 @@ class Network(FiniteSum):
         """One client: the loss, and its gradient with respect to each of the module's parameters."""
         here = self._here
         here.become(x, self._frozen)
-        a = channels_last(a)
-        # torch 2.13 crashes in group norm, channels-last, whose input has no gradient: it is asked for
-        also = [a.detach().requires_grad_()] if self._grouped and a.is_floating_point() else []
-        total = self._weighted(here.module(*(also or [a])), b, weight)
-        slopes = torch.autograd.grad(total, [*here.leaves, *also], materialize_grads=True)
+        a, asked = channels_last(a), list[Tensor](here.leaves)
+        if self._grouped and a.is_floating_point():
+            a = a.detach().requires_grad_()
+            asked.append(a)  # torch 2.13 crashes in group norm, channels-last, whose input has no gradient
+        total = self._weighted(here.module(a), b, weight)
+        slopes = torch.autograd.grad(total, asked, materialize_grads=True)
         return total.detach(), slopes[: len(here.leaves)]
 
     def _folded_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> list[Tensor]:
