@@ -53,8 +53,8 @@ partition, start, minibatches and draws of who takes part.
 - a9a: a network of 32, 16 and 8 units as in NIID-Bench, batch 64, Q = {PARTS["a9a"].Q} (ten epochs of a client of mean
   size), eta_a = {PARTS["a9a"].eta_a}, nu = {PARTS["a9a"].nu:g}
 - mnist: a network of 32 units, Q = {PARTS["mnist"].Q} (five epochs), else as a9a
-- cifar10: the small convolutional network of NIID-Bench, Q = {PARTS["cifar10"].Q} (ten epochs), few rounds and one
-  trial: enough to see what its figure shows in the first ten rounds"""
+- cifar10: the small convolutional network of NIID-Bench, Q = {PARTS["cifar10"].Q} (ten epochs), few rounds:
+  enough to see what its figure shows in the first ten"""
 
 
 def judge(curves: list[Curve]) -> Verdict:
@@ -75,7 +75,7 @@ def _settings(curves: list[Curve], part: str) -> list[tuple[float, float]]:
 
 
 def _methods(curves: list[Curve], part: str) -> list[str]:
-    return [method for method in PARTS[part].methods if select(curves, part=part, method=method)]
+    return [method for method in METHODS if select(curves, part=part, method=method)]
 
 
 def _of(curves: list[Curve], part: str, method: str, setting: tuple[float, float]) -> list[Curve]:
@@ -199,7 +199,7 @@ def _number(values: dict[int, float]) -> str:
 
 def _table(curves: list[Curve], part: str) -> list[list[str]]:
     rows = [["method", *map(_words, _settings(curves, part)), "MB up, first setting"]]
-    for method in PARTS[part].methods:
+    for method in METHODS:
         found = [_of(curves, part, method, s) for s in _settings(curves, part)]
         if all(found):
             sent = f"{found[0][0]['bytes_up'][-1] / 1e6:.2f}"
