@@ -2,7 +2,10 @@
 
 import json
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from importlib.metadata import version
@@ -333,6 +336,52 @@ def test_ctrl_c_in_a_trial(tiny: None, command: Any, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "stopped/nn/results.csv").read_bytes() == (tmp_path / "whole/nn/results.csv").read_bytes()
     code, _, err = command(*words, "stopped")
     assert (code, err) == (0, "nn: 2 trials, 2 already there\n")
+
+
+SLOW_TRIALS = """
+import sys, time
+from functools import partial
+from pathlib import Path
+
+from fednmap.paper.trials import Trial, run_trials
+
+
+def measure(k, fails, path):
+    (path.parent.parent / f"begun{k}").touch()
+    if k == fails:
+        raise ZeroDivisionError("this one")
+    for _ in range(10):  # a signal does not end the wait
+        time.sleep(0.1)
+    path.mkdir(parents=True)
+    (path / "environment.json").write_text("{}")
+    return [{"round": 0.0, "value": 1.0}]
+
+
+if __name__ == "__main__":
+    out, fails = Path(sys.argv[1]), int(sys.argv[2])
+    jobs = [Trial({"trial": k}, partial(measure, k, fails), {}) for k in range(12)]
+    run_trials(jobs, out / "trials", 2, print)
+"""
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "a trial fails"])
+def test_no_trial_begins_after_an_end(how: str, tmp_path: Path) -> None:
+    """What runs in the other process is finished, what waits is not begun, and nothing lives on."""
+    (tmp_path / "slow.py").write_text(SLOW_TRIALS)
+    (tmp_path / "out").mkdir()
+    words = [sys.executable, "slow.py", "out", "1" if how == "a trial fails" else "-1"]
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    if how == "ctrl-c":
+        while process.poll() is None and len(list((tmp_path / "out").glob("begun*"))) < 2:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.splitlines()[-1].startswith("ZeroDivisionError: this one" if "fails" in how else "fednmap.runs.keeping.")
+    begun = sorted(path.name for path in (tmp_path / "out").glob("begun*"))
+    assert begun == ["begun0", "begun1"]
+    done = ["trial0.csv"] if "fails" in how else ["trial0.csv", "trial1.csv"]
+    assert sorted(path.name for path in (tmp_path / "out" / "trials").iterdir()) == done
 
 
 def test_a_folder_that_cannot_be_written_and_one_in_use(tiny: None, command: Any, tmp_path: Path) -> None:

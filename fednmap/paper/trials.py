@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -154,14 +155,15 @@ def _of_no_use(job: Trial, folder: Path, digests: Mapping[str, str] | None = Non
 def _digests(jobs: Sequence[Trial], tell: Tell) -> dict[str, str]:
     """Data set -> the SHA-256 of what it is now; each is loaded once."""
     found: dict[str, str] = {}
+    unknown: set[str] = set()
     for job in jobs:
         name = str(job.configuration.get("data"))
-        if job.data is not None and name not in found:
+        if job.data is not None and name not in found and name not in unknown:
             try:
                 found[name] = job.data()
             except (InputError, OSError) as error:
                 tell(f"{name} cannot be compared with what finished trials were made from: {error}")
-                return found
+                unknown.add(name)
     return found
 
 
@@ -208,19 +210,26 @@ def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tupl
         yield from ((job, _run(job, folder)) for job in jobs)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads may hang
-    with ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers), os.getpid())) as pool:
-        futures = {pool.submit(_run, job, folder): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except KeyboardInterrupt:  # those that run have heard it too, and are waited for
-            raise Interrupted from None
-        except BrokenProcessPool:
-            raise OSError(
-                "a process that ran a trial was ended; the same command goes on from what was saved"
-            ) from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    others = multiprocessing.active_children()
+    pool = ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers), os.getpid()))
+    futures = {pool.submit(_run_unless_stopped, job, folder): job for job in jobs}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except (KeyboardInterrupt, Interrupted):  # the processes have heard it too
+        raise Interrupted from None
+    except BrokenProcessPool:
+        raise OSError("a process that ran a trial was ended; the same command goes on from what was saved") from None
+    except Exception:
+        for process in multiprocessing.active_children():
+            if process not in others and process.pid:
+                os.kill(process.pid, signal.SIGINT)
+        raise
+    finally:  # trials that run are waited for: they save their state, or end in a few seconds
+        pool.shutdown(cancel_futures=True)
+
+
+_stopped = threading.Event()
 
 
 def _begin(each: int, parent: int) -> None:
@@ -228,7 +237,18 @@ def _begin(each: int, parent: int) -> None:
     end_with(parent)
     torch.set_num_threads(1)
     threads.limit(each)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda number, frame: _stopped.set())
+
+
+def _run_unless_stopped(job: Trial, folder: Path) -> float:
+    """In a process of the pool, which hands out a trial more than there are processes."""
+    if _stopped.is_set():
+        raise Interrupted
+    try:
+        return _run(job, folder)
+    except Interrupted:
+        _stopped.set()
+        raise
 
 
 def _run(job: Trial, folder: Path) -> float:
@@ -261,11 +281,13 @@ def read(path: Path, setting: Setting) -> Curve:
 def tidy(curves: Sequence[Curve]) -> str:
     """All trials as one table: a row per measurement, a column per setting or metric."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*curves[0].setting, *curves[0].columns])
+    names = dict.fromkeys([*(k for c in curves for k in c.setting), *(k for c in curves for k in c.columns)])
+    writer = csv.DictWriter(file, list(names), lineterminator="\n")
+    writer.writeheader()
     for curve in curves:
         for values in zip(*curve.columns.values(), strict=True):
-            writer.writerow([*curve.setting.values(), *(f"{v:.6g}" for v in values)])
+            measured = (f"{v:.6g}" for v in values)
+            writer.writerow({**curve.setting, **dict(zip(curve.columns, measured, strict=True))})
     return file.getvalue()
 
 
