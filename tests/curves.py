@@ -37,15 +37,16 @@ def mobilenet_curves(loss: float) -> list[Curve]:
     ]
 
 
-def table_curves(power: float) -> list[Curve]:
-    """Errors (n Q T)^power at the best step, and limits that are all reached."""
+def table_curves(power: float, wobble: float = 0.0) -> list[Curve]:
+    """Errors (n Q T)^power at the best step, in the two trials `wobble` more and less; limits that are all reached."""
     curves = []
     for row in table1.ROWS:
         points = [(n, Q, T, s) for n, Q, T in table1_trials.cross(row.method) for s in table1_trials.STEPS]
         n, Q, T, step = (np.array(v, dtype=float) for v in zip(*points, strict=True))
-        value = (n * Q * T) ** power * np.where(step == 0.25, 1.0, 2.0)
-        setting = table1._setting("rate", row.method, row.problem, 0)
-        curves.append(Curve(setting, {"round": T, "n": n, "Q": Q, "step": step, "value": value}))
+        for trial, more in enumerate((wobble, -wobble)):
+            value = (n * Q * T) ** (power + more) * np.where(step == 0.25, 1.0, 2.0)
+            setting = table1._setting("rate", row.method, row.problem, trial)
+            curves.append(Curve(setting, {"round": T, "n": n, "Q": Q, "step": step, "value": value}))
     for problem in table1_trials.PROBLEMS:
         for method in table1.METHODS:
             setting = table1._setting("limit", method, problem, 0)

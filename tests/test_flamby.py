@@ -317,6 +317,24 @@ def test_first_table_says_how_far_the_means_are_apart() -> None:
     assert claim.effect == "5 of 10 numbers to the digit, means up to 2.0 points apart"
 
 
+def test_seeds_are_compared_with_their_own_published_numbers() -> None:
+    later = [c for c in curves(0.0) if c.setting["trial"] != 0]
+    assert flamby.judge(later, "heart").claims[0].effect == "8 of 8 numbers to the digit, means up to 0.2 points apart"
+
+
+def test_landing_is_not_judged_where_anything_would_land() -> None:
+    scattered = curves(0.0)
+    for curve in scattered:
+        if curve.setting["part"] == "published":
+            curve["pooled"][-1] += 0.1 * (-1) ** curve.setting["trial"]
+    claim = flamby.judge(scattered, "heart").claims[0]
+    assert claim.holds is None
+    assert claim.effect.endswith("points apart, 12 allowed")
+    for curve in scattered:
+        curve["pooled"][-1] -= 0.2
+    assert flamby.judge(scattered, "heart").claims[0].holds is False  # far off is far off
+
+
 def curves(shift: float, error: float = 0.01) -> list[Curve]:
     """FedAvg as published, and all methods chosen by loss `shift` points above the published FedYogi."""
     made = []

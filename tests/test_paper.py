@@ -1,5 +1,6 @@
 """The paper's figures: trials, tables, pages and pictures."""
 
+import csv
 import json
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,16 @@ def test_tables_hold_every_trial() -> None:
     finals = [c.final("stationarity") for c in curves]
     assert float(closing["stationarity_mean"]) == pytest.approx(np.mean(finals), rel=1e-5)
     assert float(closing["stationarity_std"]) == pytest.approx(np.std(finals, ddof=1), rel=1e-5)
+
+
+def test_trials_with_other_columns_are_one_table() -> None:
+    more = Curve(
+        {"trial": 1, "tuned": 2}, {"round": np.array([0.0, 1.0]), "loss": np.ones(2), "stationarity": np.ones(2)}
+    )
+    rows = list(csv.DictReader(tidy([curve(1.0), more]).splitlines(), restkey="too many"))
+    assert list(rows[0]) == ["trial", "tuned", "round", "stationarity", "loss"]
+    assert (rows[0]["loss"], rows[0]["tuned"], rows[-1]["loss"]) == ("", "", "1")
+    assert len(summary([more, curve(1.0)]).splitlines()) == 3
 
 
 def test_final_is_the_mean_of_the_last_tenth() -> None:
@@ -91,7 +102,7 @@ def test_the_page_begins_with_what_holds_and_how_much(tmp_path: Path) -> None:
         (tmp_path / "trials" / f"{k}.csv").write_text(f"# {told}\nmethod,round\n")
     (tmp_path / "nn").mkdir()
     verdict = Verdict([Claim("a", "p", "m", False, "0.90 of b"), Claim("without", "p", "m", True)])
-    (tmp_path / "nn" / "verdict.json").write_text(as_json("nn", "paper", 10, verdict))
+    (tmp_path / "nn" / "verdict.json").write_text(as_json("nn", "paper", 10, 10, verdict))
     text = overview(tmp_path, FIGURES.values())
     first = text.split("\n\n")[1]
     assert first.splitlines()[2:] == ["| a | **does not hold** | 0.90 of b | 10 | [nn](#nn) |"]

@@ -420,3 +420,26 @@ def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Pat
     assert (tmp_path / "nn" / "results.csv").read_bytes() == before
     reproduce(nn.FIGURE, "quick", trials=5, only_finished=True, **options)
     assert json.loads((tmp_path / "nn" / "verdict.json").read_text())["trials"] == 1
+
+
+def test_finished_judges_all_trials_there_are(tiny: None, command: Any, tmp_path: Path) -> None:
+    """More of them than the figure has by default; the page says how to have as many."""
+    many = nn.FIGURE.trials["quick"] + 2
+    assert command("reproduce", "nn", "--trials", many, "--out", ".")[0] == 0
+    whole = (tmp_path / "nn/results.csv").read_bytes()
+    page = tmp_path.parent / f"{tmp_path.name}.md"  # beside the folder, whatever it was called
+    assert f"--scale quick --trials {many}`" in page.read_text()
+    page.unlink()
+    assert command("reproduce", "nn", "--finished", "--out", ".")[0] == 0
+    assert (tmp_path / "nn/results.csv").read_bytes() == whole
+    last = nn.FIGURE.jobs("quick", many)[-1]
+    (tmp_path / "trials" / last.file).unlink()
+    assert command("reproduce", "nn", "--finished", "--out", ".")[0] == 0
+    facts = json.loads((tmp_path / "nn" / "verdict.json").read_text())
+    assert (facts["trials"], facts["asked"]) == (many - 1, many)
+    page.unlink()
+
+
+def test_a_folder_with_a_dot_has_its_own_page(tiny: None, command: Any, tmp_path: Path) -> None:
+    assert command("reproduce", "nn", "--trials", 1, "--out", "v0.1")[0] == 0
+    assert (tmp_path / "v0.1.md").is_file()

@@ -137,6 +137,10 @@ def test_a_setting_is_judged_when_all_methods_have_been_run() -> None:
     assert "Zhang is exact under sampling and losses" not in claims
 
 
+def test_one_method_alone_is_no_comparison() -> None:
+    assert sampling.judge([c for c in curves(1e-9, 0.84) if c.setting["method"] == "NIID-2021"]).claims == []
+
+
 @pytest.mark.parametrize(("right", "holds"), [(0.2362, True), (0.7638, True), (0.7732, True), (0.775, False)])
 def test_chance_is_an_upper_limit(right: float, holds: bool) -> None:
     """A model that always says the rarer of two labels has learned no more than one that says the other."""

@@ -21,11 +21,35 @@ def test_table_compares_exponents_with_the_stated_ones() -> None:
     assert slow["Zhang, PL: rate in n, Q, T"] is None
 
 
+def test_an_exponent_that_the_trials_leave_open_is_not_judged() -> None:
+    found = {c.claim: c for c in table1.judge(table_curves(-1.0, wobble=0.1)).claims}
+    open_ = found["FedNMap, PL: rate in n, Q, T"]
+    assert (open_.holds, open_.trials) == (None, 2)
+    wide = 12.7062 * 0.1  # Student's t with one degree of freedom, standard error 0.1 sqrt(2) / sqrt(2)
+    assert open_.measured.startswith(f"n^-1.00 [{-1 - wide:.2f}, {-1 + wide:.2f}]")
+    one = [c for c in table_curves(-1.0) if c.setting["trial"] == 0]
+    assert "n^-1.00, Q^-1.00" in {c.claim: c for c in table1.judge(one).claims}["FedNMap, PL: rate in n, Q, T"].measured
+
+
+def test_the_table_of_some_trials() -> None:
+    """What was not run is left out, not made up."""
+    some = [c for c in table_curves(-1.0) if (c.setting["part"], c.setting["method"]) == ("rate", "Zhang")]
+    assert [c.claim.split(":")[0] for c in table1.judge(some).claims] == ["Zhang, strongly convex", "Zhang, PL"]
+    limits = [c for c in table_curves(-1.0) if c.setting["part"] == "limit" and c.setting["method"] == "Zhang"]
+    (claim,) = table1.judge(limits).claims
+    assert (claim.claim.split()[0], claim.trials) == ("methods", 1)
+    assert "FedDA" not in claim.measured
+    for curves in (some, limits):
+        table1.draw(curves)
+        assert table1.closing(curves).startswith("method,problem")
+
+
 def test_table_takes_the_best_step() -> None:
     for row in table1.ROWS:
         _, errors, steps = table1.best(table_curves(-1.0), row, "n")
         assert steps == [0.25] * 3
-        assert errors[0] > errors[1] > errors[2]
+        assert (errors[0] > errors[1]).all()
+        assert (errors[1] > errors[2]).all()
 
 
 def test_nonconvex_error_is_the_mean_over_all_rounds() -> None:

@@ -56,7 +56,7 @@ def test_nn_shows_batch_size_and_rounds() -> None:
 @pytest.mark.parametrize(("power", "holds"), [(-1.3, True), (-0.6, True), (-0.3, False)])
 def test_speedup_is_judged_by_the_slope(power: float, holds: bool) -> None:
     curves = [curve(n**power, k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
-    falls, steep = slopes.judge_speedup(curves, "n", "-1.436").claims
+    falls, steep = slopes.judge_speedup(curves, "n", "-1.436", "").claims
     assert falls.holds is True
     assert steep.holds is holds
     assert slopes.exponent(curves, "n").slope == pytest.approx(power)
@@ -67,7 +67,7 @@ def test_a_slope_whose_interval_holds_the_theorys_is_not_judged() -> None:
     found = slopes.exponent(curves, "n")
     assert found.slope == pytest.approx(-0.5)
     assert found.low == pytest.approx(-0.5 - 12.7062 * 0.2, rel=1e-4)  # Student's t with one degree of freedom
-    steep = slopes.judge_speedup(curves, "n", "").claims[1]
+    steep = slopes.judge_speedup(curves, "n", "", "").claims[1]
     assert steep.holds is None
     assert "-0.500 [-3.041, 2.041]" in steep.measured
 
@@ -77,7 +77,7 @@ def test_speedup_throughout_fails_where_curves_cross() -> None:
     for k in range(2):
         late = np.where(ROUNDS > 150, 0.1, 10.0)
         curves.append(Curve({"n": 10, "trial": k}, {"round": ROUNDS, "stationarity": late}))
-    assert slopes.judge_speedup(curves, "n", "").claims[0].holds is False
+    assert slopes.judge_speedup(curves, "n", "", "").claims[0].holds is False
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,7 @@ def test_a_trial_that_diverged_is_the_highest() -> None:
     assert compare(fine, lost) == compare(fine, {0: 1.0, 1: float("inf")}) == "lower"
     assert compare(lost, fine) == "higher"
     assert compare(lost, lost) == "level"
+    assert compare({0: float("nan"), 1: 1.0}, lost) == "level"  # each where the other has not
+    assert compare(fine, {2: 9.0}) == "level"  # nothing in common
     assert (ratio(fine, lost), ratio(lost, fine), ratio(lost, lost)) == (0, float("inf"), 1)
     assert number(lost).startswith("nan")

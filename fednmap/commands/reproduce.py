@@ -28,7 +28,9 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="quick: minutes; middle: hours (mobilenet); paper: the paper's sizes, hours.")
     ] = "quick",
-    trials: Annotated[int | None, typer.Option(help="Repetitions; default 1 to 5, by figure and scale.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Repetitions; default 1 to 5, by figure and scale; with --finished all.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder; each figure has its own inside. [default: runs/reproduce-SCALE]")
     ] = None,
@@ -60,6 +62,7 @@ def reproduce(
     chosen = [figure for figure in chosen if scale in figure.trials]
     console = Console()
     folder = out or Path("runs") / f"reproduce-{scale}"
+    page = folder.resolve().parent / f"{folder.resolve().name}.md"
     with watched(shlex.join(["fednmap", *sys.argv[1:]]), quiet=True) as reporter:
         for figure in chosen:
             found = reproduce_figure(
@@ -77,4 +80,4 @@ def reproduce(
             console.print(table)
             console.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
             with clear_errors(folder):
-                write_atomically(folder.with_suffix(".md"), overview(folder, FIGURES.values()).encode())
+                write_atomically(page, overview(folder, FIGURES.values()).encode())

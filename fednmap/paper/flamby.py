@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import sqrt
+from math import nan, sqrt
 from statistics import mean, stdev
 from typing import NamedTuple
 
@@ -22,13 +22,16 @@ PARTS = {"published": ("published",)} | {c: (f"by-{c}", f"by-{c}-quick") for c i
 COLUMNS = {"published": "same steps, here", "loss": "tuned by loss", "metric": "tuned by metric"}
 LANDS = 2.0
 """Standard errors of the difference of two means within which they are taken for the same."""
+WIDE = 5.0
+"""Points: where so much, or more, would be taken for the same, nothing is judged."""
 
 RULE = f"""\
 Numbers are per cent after the last round, with the standard deviation over the seeds.
 
 A method lands on its published numbers if on both tests the means over the seeds differ by at most {LANDS:g} standard
 errors of their difference, sqrt(sd^2/k + sd'^2/k') for k and k' seeds; how many values are the published ones to their
-two digits, seed by seed, is said beside it.
+two digits, seed by seed, is said beside it. Where that allows {WIDE:g} points or more, landing says little, and is not
+judged.
 
 A is better than B on a test if the difference of the means exceeds both the spread over the seeds, sqrt(sd_A^2 +
 sd_B^2), and the standard error that the size of the test set leaves: of a share for the accuracy, sqrt(p (1 - p) / N),
@@ -152,21 +155,27 @@ def _tuned(curves: list[Curve], method: str, criterion: str) -> list[Curve]:
 
 
 def _lands(task: str, method: str, curves: list[Curve]) -> Claim:
-    words, holds, digits, most = [], True, 0, 0.0
+    words, lands, digits, most, widest = [], True, 0, 0.0, 0.0
     for metric, name in METRICS.items():
         a, b = measured(curves, metric), cited(task, method, metric)
         apart = abs(a.mean - b.mean)
         error = sqrt(a.spread**2 / len(a.values) + b.spread**2 / len(b.values))
-        same = sum(f"{x:.2f}" == f"{y:.2f}" for x, y in zip(a.values, b.values, strict=False))
-        holds, digits, most = holds and apart <= LANDS * error, digits + same, max(most, apart)
+        seeds = [int(c.setting["trial"]) for c in curves]
+        theirs = dict(enumerate(b.values))
+        same = sum(f"{x:.2f}" == f"{theirs.get(k, nan):.2f}" for k, x in zip(seeds, a.values, strict=True))
+        lands, digits, most = lands and apart <= LANDS * error, digits + same, max(most, apart)
+        widest = max(widest, LANDS * error)
         off = f"{apart / error:.1f} standard errors off" if error else f"{apart:.2f} points off"
         words.append(f"{name} {a}, {off}, {same} of {len(a.values)} seeds to the digit")
+    holds = None if lands and widest >= WIDE else lands
+    if holds is None:
+        words.append(f"{widest:.0f} points off would still count as landing")
     paper = "; ".join(f"{METRICS[k]} {cited(task, method, k)}" for k in METRICS)
     claim = f"{method} with the published steps lands on the published numbers"
     many = len(METRICS) * len(curves)
-    effect = (
-        f"{digits} of {many} numbers to the digit, means up to {most:.1f} points apart" if method == "FedAvg" else ""
-    )
+    allowed = f", {widest:.0f} allowed" if holds is None else ""
+    effect = f"{digits} of {many} numbers to the digit, means up to {most:.1f} points apart{allowed}"
+    effect = effect if method == "FedAvg" else ""
     return Claim(claim, paper, "; ".join(words), holds, effect)
 
 
@@ -266,7 +275,7 @@ those there: {len(LOCAL)} local steps from {LOCAL[0]:g} to {LOCAL[-1]:.3g}, and 
 {SERVER[0]:g} to {SERVER[-1]:.3g} or {len(WEIGHTS)} weights from {WEIGHTS[0]:g} to {WEIGHTS[-1]:g} of mu (FedProx) or of
 an l1 norm without the intercept (-l1, with server step 1). Every method has the same budget of {about.rounds} rounds
 also while it is chosen; the test is never used. The benchmark's own files for these two sets keep back 25 %, use batch
-32 and 120 rounds.
+32, 120 rounds, and minibatches in the order of the rows; here they are shuffled, as in FLamby.
 
 FedNMap has phi = 0 and is then SCAFFOLD with one vector up in place of two: its numbers must be SCAFFOLD's."""
 

@@ -6,11 +6,12 @@ whom 10 % are sampled, in every partition; with 10 parties who all take part it 
 best itself, but for parties of unlike sizes (62.4 %, FedAvg 72.0 %).
 
 1. The controls of server and clients begin as the weights w of a network drawn at random, not as zero (its issue 8).
-2. Until 17 August 2022, so also when the tables were made in October 2021, the server moved its control by the mean of
-   the changes of those sampled, not by their sum over the number of all parties (its issue 12, commit 66095cc). With
-   everybody present both are the same. With a share s sampled, each client's first change takes w / (s n) from the
-   server's control where w / n is due: when all have been heard it is off by (1 - 1/s) w, for ever, and every local
-   step moves along w: the model grows without bound. Either departure alone leaves no such drift along w.
+2. Until 17 August 2022, so also when the tables were made (its README has these rows since January 2021), the server
+   moved its control by the mean of the changes of those sampled, not by their sum over the number of all parties (its
+   issue 12, commit 66095cc). With everybody present both are the same. With a share s sampled, each client's first
+   change takes w / (s n) from the server's control where w / n is due: when all have been heard it is off by (1 - 1/s)
+   w, for ever, and every local step moves along w: the model grows without bound. Either departure alone leaves no such
+   drift along w.
 3. Momentum acts on the gradients and not on the correction, and the model is a mean weighted by samples while the
    control is a plain one: with exact gradients the method settles, if it does, where psi is not stationary.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fednmap.paper.figure import Figure
 from fednmap.paper.trials import made
-from fednmap.paper.verdict import markdown_table, word
+from fednmap.paper.verdict import command, markdown_table, word
 
 INTRODUCTION = """\
 Every figure of *Achieving Linear Speedup for Composite Federated Learning* (Huang, Pu and Johansson, 2026), its
@@ -84,4 +84,4 @@ def overview(folder: Path, figures: Iterable[Figure]) -> str:
 
 
 def _command(facts: dict[str, Any]) -> str:
-    return f"`fednmap reproduce {facts['name']} --scale {facts['scale']} --trials {facts['trials']}`"
+    return command(facts["name"], facts["scale"], facts.get("asked", facts["trials"]))

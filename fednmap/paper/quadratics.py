@@ -19,8 +19,8 @@ class Quadratics:
     neither does the optimum; only the averaging of noise does. Gradient noise: N(0, noise^2 / p) a coordinate,
     independent over (seed, client, round, step), so that sigma^2 = noise^2 exactly.
 
-    smallest: the smallest eigenvalue of A (the largest is 1); 0 with a quarter of them 0: convex, PL with an l1
-              norm, not strongly convex.
+    smallest: the smallest eigenvalue of A (the largest is 1); 0: a quarter of them are 0 and the others at least
+              0.2: convex, PL with an l1 norm, not strongly convex.
     spread:   how much curvatures differ, 0 to 1: A_i = R (I +- spread) R' for A = R R'. At 0 the gradients of the
               clients differ by d_i alone, |d_i| = 2 (bounded heterogeneity); above 0 without bound.
     bumps:    0 for a convex f.
@@ -34,7 +34,7 @@ class Quadratics:
         rng = np.random.default_rng(7)
         rotation, _ = np.linalg.qr(rng.standard_normal((DIM, DIM)))
         centre = np.where(np.arange(DIM) < DIM // 2, rng.standard_normal(DIM) * 2, 0.0)
-        values = np.geomspace(max(smallest, 0.2), 1.0, DIM)
+        values = np.geomspace(smallest or 0.2, 1.0, DIM)
         if smallest == 0:
             values[: DIM // 4] = 0
         root = rotation * np.sqrt(values)

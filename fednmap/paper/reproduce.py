@@ -27,31 +27,42 @@ def reproduce(
     """Run the trials that are missing in OUT/trials, each in OUT/runs; write tables, figure and verdict to OUT/NAME.
 
     Figures share their trials where settings agree. A call with more trials, or after an interruption, adds to what
-    is there; `only_finished` runs nothing and judges what is there.
+    is there; `only_finished` runs nothing and judges what is there, by default all of it.
     """
-    trials = figure.trials[scale] if trials is None else trials
+    kept, folder = out / "trials", out / figure.name
+    if trials is None:
+        trials = _there(figure, scale, kept) if only_finished else figure.trials[scale]
     if trials < 1:
         raise InputError(f"trials is {trials}; at least 1 is needed")
-    jobs, kept, folder = figure.jobs(scale, trials), out / "trials", out / figure.name
+    jobs, complete = figure.jobs(scale, trials), trials
     if only_finished:
         curves = finished(jobs, kept, lambda line: tell(f"{figure.name}: {line}"))
         if not curves:
             raise InputError(f"{kept} has no finished trial of {figure.name}, scale {scale}; run it first")
-        trials = _complete(jobs, curves, trials)
+        complete = _complete(jobs, curves, trials)
     else:
         curves = run_trials(jobs, kept, workers, lambda line: tell(f"{figure.name}: {line}"))
     found = figure.judge(curves)
     if not found.claims:
         raise InputError(f"{kept} has too few of {figure.name}'s trials to compare anything; run more of them first")
     text = verdict.as_markdown(figure.name, figure.title, scale, trials, figure.choices, found)
+    picture = figure.draw(curves)
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "results.csv", tidy(curves).encode())
         write_atomically(folder / "summary.csv", figure.summary(curves).encode())
-        write_atomically(folder / "verdict.json", verdict.as_json(figure.name, scale, trials, found).encode())
+        write_atomically(folder / "verdict.json", verdict.as_json(figure.name, scale, complete, trials, found).encode())
         write_atomically(folder / "verdict.md", text.encode())
-        save(figure.draw(curves), folder, figure.name)
+        save(picture, folder, figure.name)
     return found
+
+
+def _there(figure: Figure, scale: str, kept: Path) -> int:
+    """The number of trials of which anything is there; at least 1."""
+    number = 1
+    while any((kept / j.file).is_file() for j in figure.jobs(scale, number + 1) if j.setting["trial"] == number):
+        number += 1
+    return number
 
 
 def _complete(jobs: list[Trial], curves: list[Curve], trials: int) -> int:

@@ -118,7 +118,8 @@ def measured(name: str, method: str, share: float, drop: float, rounds: int, tri
             if last % every == 0 or last == rounds:
                 records.append(record(last, x, sent))
     except Diverged:
-        for t in range(every * (last // every + 1), rounds + 1, every):
+        later = range(every * (last // every + 1), rounds, every)
+        for t in (*later, rounds):
             records.append({"round": float(t), "stationarity": math.inf, "accuracy": part.chance, "bytes_up": sent})
     return records
 

@@ -21,7 +21,8 @@ of these has a 95 % interval by Student's t. It is at most {LINEAR} if the whole
 is above, and else not judged."""
 
 
-def judge_speedup(curves: list[Curve], factor: str, paper: str) -> Verdict:
+def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> Verdict:
+    """paper: the slope that it has; shown: what it says of the curves."""
     values = _values(curves, factor)
     last = curves[0]["round"][-1]
     pairs = [_parts(select(curves, **{factor: a}), select(curves, **{factor: b})) for a, b in pairwise(values)]
@@ -33,7 +34,7 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str) -> Verdict:
     found = exponent(curves, factor)
     steep = True if found.high <= LINEAR else False if found.low > LINEAR else None
     claims = [
-        Claim(f"larger {factor} gives a smaller |F_nat|^2 throughout", "for all values shown", measured, falls),
+        Claim(f"larger {factor} gives a smaller |F_nat|^2 throughout", shown, measured, falls),
         Claim(
             f"slope of log(final |F_nat|^2) against log {factor} at most {LINEAR}",
             paper,

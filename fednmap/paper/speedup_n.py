@@ -22,7 +22,7 @@ FIGURE = Figure(
     name="speedup-n",
     title="Linear speedup of FedNMap in the number of clients",
     jobs=jobs,
-    judge=partial(slopes.judge_speedup, factor="n", paper="-1.436, theory -0.5"),
+    judge=partial(slopes.judge_speedup, factor="n", paper="-1.436, theory -0.5", shown="throughout the rounds"),
     draw=partial(slopes.draw_speedup, factor="n"),
     choices=f"{shallow.CHOICES}\n\nQ = 10, eta_a = 0.1, {ROUNDS} rounds; the numbers of clients are chosen here.",
     trials={"quick": 2, "paper": 3},

@@ -22,7 +22,7 @@ FIGURE = Figure(
     name="speedup-q",
     title="Linear speedup of FedNMap in the number of local steps",
     jobs=jobs,
-    judge=partial(slopes.judge_speedup, factor="Q", paper="-1.181, theory -0.5"),
+    judge=partial(slopes.judge_speedup, factor="Q", paper="-1.181, theory -0.5", shown="smaller with larger Q"),
     draw=partial(slopes.draw_speedup, factor="Q"),
     choices=f"{shallow.CHOICES}\n\nn = 30, eta_a = 1/Q, {ROUNDS} rounds; the numbers of local steps are chosen here.",
     trials={"quick": 2, "paper": 3},

@@ -215,7 +215,8 @@ def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tupl
     futures = {pool.submit(_run_unless_stopped, job, folder): job for job in jobs}
     try:
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            if (seconds := future.result()) is not None:
+                yield futures[future], seconds
     except (KeyboardInterrupt, Interrupted):  # the processes have heard it too
         raise Interrupted from None
     except BrokenProcessPool:
@@ -240,13 +241,13 @@ def _begin(each: int, parent: int) -> None:
     signal.signal(signal.SIGINT, lambda number, frame: _stopped.set())
 
 
-def _run_unless_stopped(job: Trial, folder: Path) -> float:
-    """In a process of the pool, which hands out a trial more than there are processes."""
+def _run_unless_stopped(job: Trial, folder: Path) -> float | None:
+    """In a process of the pool, which hands out a trial more than there are processes: None if it did not begin it."""
     if _stopped.is_set():
-        raise Interrupted
+        return None
     try:
         return _run(job, folder)
-    except Interrupted:
+    except Exception:
         _stopped.set()
         raise
 
@@ -307,7 +308,7 @@ def by_setting(curves: Iterable[Curve]) -> dict[tuple[Any, ...], list[Curve]]:
 def summary(curves: Sequence[Curve]) -> str:
     """One row per setting: mean and standard deviation over the trials of every metric's final value."""
     groups = by_setting(curves)
-    metrics = [name for name in curves[0].columns if name != "round"]
+    metrics = [m for m in curves[0].columns if m != "round" and all(m in c.columns for c in curves)]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     names = [k for k in curves[0].setting if k != "trial"]

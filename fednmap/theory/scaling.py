@@ -92,14 +92,19 @@ def fit_speedup(run: Callable[[int, int], float], over: Over, values: Sequence[i
     reached = np.array([[run(value, trial) for trial in range(trials)] for value in ordered])
     if not (np.isfinite(reached).all() and (reached > 0).all()):
         raise ArithmeticError(f"a run of the sweep reached {reached.max():g}; use smaller step sizes")
-    slopes = np.polyfit(np.log(ordered), np.log(reached), 1)[0]
+    return Speedup(over, ordered, reached, *slope_with_interval(ordered, reached))
+
+
+def slope_with_interval(values: Sequence[float], reached: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Slope of log reached, (values, trials), against log value: mean over the trials and its 95 % interval."""
+    slopes, trials = np.polyfit(np.log(values), np.log(reached), 1)[0], reached.shape[1]
     half = math.inf
     if trials > 1:
         from scipy import stats  # slow to import, and needed only here
 
         half = float(stats.t.ppf(0.975, trials - 1) * slopes.std(ddof=1) / math.sqrt(trials))
     mean = float(slopes.mean())
-    return Speedup(over, ordered, reached, mean, mean - half, mean + half)
+    return mean, mean - half, mean + half
 
 
 def checked(over: str, values: Sequence[int]) -> tuple[Over, tuple[int, ...]]:
