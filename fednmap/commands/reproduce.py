@@ -29,7 +29,7 @@ def reproduce(
         str, typer.Option(help="quick: minutes; middle: hours (mobilenet); paper: the paper's sizes, hours.")
     ] = "quick",
     trials: Annotated[
-        int | None, typer.Option(help="Repetitions; default 1 to 5, by figure and scale; with --finished all.")
+        int | None, typer.Option(help="Repetitions; default 1 to 10, by figure and scale; with --finished all.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder; each figure has its own inside. [default: runs/reproduce-SCALE]")

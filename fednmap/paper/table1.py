@@ -284,6 +284,6 @@ FIGURE = Figure(
     judge=judge,
     draw=draw,
     choices=CHOICES,
-    trials={"quick": 2, "paper": 5},
+    trials={"quick": 3, "paper": 10},
     summary=closing,
 )
