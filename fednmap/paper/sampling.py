@@ -57,8 +57,8 @@ partition, start, minibatches and draws of who takes part.
 - a9a: a network of 32, 16 and 8 units as in NIID-Bench, batch 64, Q = {PARTS["a9a"].Q} (ten epochs of a client of mean
   size), eta_a = {PARTS["a9a"].eta_a}, nu = {PARTS["a9a"].nu:g}
 - mnist: a network of 32 units, Q = {PARTS["mnist"].Q} (five epochs), else as a9a
-- cifar10: the small convolutional network of NIID-Bench, Q = {PARTS["cifar10"].Q} (ten epochs), few rounds:
-  enough to see what its figure shows in the first ten"""
+- cifar10: the small convolutional network of NIID-Bench, Q = {PARTS["cifar10"].Q} (ten epochs), few rounds and one
+  trial: enough to see what its figure shows in the first ten rounds"""
 
 
 def judge(curves: list[Curve]) -> Verdict:
