@@ -112,7 +112,8 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     def shares(message: Message, context: Context) -> Message:
         """Second stage: shares of the masks' secrets, encrypted for the other clients."""
         least = threshold(*settings(context.run_config))
-        return Message(secure.give_shares(context, message.content[secure.STATE], least), reply_to=message)
+        order = message.content[secure.STATE]
+        return Message(secure.give_shares(context, order, least, _answers(context)), reply_to=message)
 
     @app.train("unmask")
     @logged
