@@ -495,6 +495,18 @@ def test_a_run_that_goes_on_keeps_the_noise_of_its_target_and_spends_more(comman
     assert early.final["epsilon"] == pytest.approx(epsilon(1.0, 1.0, 3, 1e-5).pld)
 
 
+def test_sampling_hides_nobody_from_the_server_that_draws(command):
+    """With noise of the clients' own every round counts for every client; the server's noise hides from others."""
+    sampled = {"rounds": 3, "every": 3, "sampler": Poisson(0.5)}
+    own, central = (run(NMAP, PROBLEM, uplink=Privacy(1.0, 1.5, among=m), **sampled).final for m in (2, None))
+    assert own["epsilon"] == pytest.approx(epsilon(1.5, 1.0, 3, 1e-5).pld)
+    assert central["epsilon"] == pytest.approx(epsilon(1.5, 0.5, 3, 1e-5).pld)
+    words = (*DP, "--participation", 0.5, "--sampler", "poisson", "--dp-clip", 1, "--dp-epsilon", 4, "--dp-among", 2)
+    code, out, err = command(*words, "--rounds", 3, "--json")
+    assert code == 0, err
+    assert 3.9 < json.loads(out)["epsilon"] <= 4
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_an_epsilon_that_protects_nobody_is_said(command, unit):

@@ -51,7 +51,8 @@ class Privacy(Uplink):
                       adds its part, so that `among` of them together add enough; a round with fewer is not opened.
 
     Sampling amplifies privacy only where every client comes by a coin of its own: with participation < 1 the sampler
-    must be `Poisson`.
+    must be `Poisson`. With `among` it does not at all: the server, from whom clients hide too, knows whom it drew, and
+    every round is counted for every client.
 
     >>> Privacy(clip=1.0, noise_multiplier=1.5).forget
     0.5
@@ -135,7 +136,8 @@ class Privacy(Uplink):
         """epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
         if not self.noise_multiplier:
             return {}
-        found = accounting.epsilon(self.noise_multiplier, coin(federation), rounds, self.delta)
+        share = coin(federation) if self.among is None else 1.0  # the server knows whom it drew
+        found = accounting.epsilon(self.noise_multiplier, share, rounds, self.delta)
         return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
 
     def warn(self, federation: Federation, rounds: int) -> None:
