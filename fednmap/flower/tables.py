@@ -248,8 +248,7 @@ def _keep(context: Context, question: Question) -> dict[str, Any]:
     """Keep what was agreed, if this site is part of it."""
     said, site = question["agreement"], client_name(context.node_config["client"])
     known, (task, _) = Agreement.heard(said), read(context.run_config)
-    if known.task != task or site not in known.rows:
-        raise InputError(f"what was agreed is not what the settings of {site!r} say; give all machines the same app")
+    known.check(task, site)
     path = _place(context)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_json(said))
