@@ -20,6 +20,7 @@ from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
+from fednmap.names import InputError
 from fednmap.regularizers import L1
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
@@ -673,6 +674,40 @@ def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="keep the names"):
         Federation(tmp_path, names=("anna", "bert", "cleo", "emil")).start(resume=True)
     assert everything(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "words"),
+    [
+        ({}, {"eval_every": 2}, "eval_every is 2 and was 3; put it back, or begin a new run"),
+        ({}, {"reg": "l1:0.4", "seed": 1}, "reg is 'l1:0.4' and was 'l1:0.5', seed is 1 and was 0; put it back"),
+        ({"schedule": "cosine"}, {"rounds": 9}, "rounds is 9 and was 6; put it back"),
+        ({}, {"algorithm": "fedda"}, "is a run of fednmap, not fedda; begin a new run"),
+    ],
+    ids=["measuring", "problem", "schedule", "method"],
+)
+def test_a_run_goes_on_with_its_own_settings_alone(tmp_path, given, now, words):
+    """It would begin at round 0 and forget what was measured."""
+    federation = Federation(tmp_path, **given)
+    federation.start()
+    before = everything(tmp_path / "run")
+    with pytest.raises(InputError) as refused:
+        federation.start(resume=True, **now)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert everything(tmp_path / "run") == before
+
+
+def test_a_run_that_was_extended_says_so(tmp_path):
+    federation = Federation(tmp_path)
+    federation.start()
+    before = everything(tmp_path / "run")["run.toml"]
+    federation.start(resume=True)
+    assert everything(tmp_path / "run")["run.toml"] == before
+    assert federation.start(resume=True, rounds=8, tol=1e-9)["rounds"] == 8
+    config = RunFolder.open(tmp_path / "run").config()
+    assert (config.rounds, config.tol) == (8, 1e-9)
+    assert config.model_copy(update={"rounds": 6, "tol": None}) == federation.config
 
 
 def test_a_client_without_its_state_says_so_and_is_left_out(tmp_path):
