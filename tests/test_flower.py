@@ -791,6 +791,56 @@ def test_old_states_are_cleared_away(tmp_path):
     assert len(list(store.folder.glob("*.state"))) <= 5
 
 
+@pytest.mark.parametrize("ticket", ["00000005-00000000", "00000005-80000000", "00000005-ffffffff"])
+def test_a_state_that_may_be_counted_stays_whatever_its_ticket(tmp_path, ticket):
+    """A round has been tried several times, and its tickets are in no order; messages come late."""
+    store = Store(tmp_path, "0123456789abcdef", "anna")
+    initial = FedNMap.Client(torch.zeros(2))
+    store.keep("00000004-00000000", initial)
+    store.keep(ticket, FedNMap.Client(torch.ones(2)))
+    for k in range(1, 9):
+        store.keep(f"00000005-{k}{k:07x}", initial)
+    for t in range(6, 10):
+        store.keep(f"{t:08d}-00000000", initial)
+    for late in ("00000004-00000000", "", "00000006-00000000"):
+        store.current(late, initial)
+        assert float(store.current(ticket, initial).h[0]) == 1
+
+
+def test_a_new_trajectory_finds_its_states_among_those_of_one_given_up(tmp_path):
+    store = Store(tmp_path, "0123456789abcdef", "anna")
+    initial = FedNMap.Client(torch.zeros(2))
+    for t in range(80, 100):
+        store.keep(f"{t:08d}-00000000", initial)
+    store.keep("00000000-00000000", initial)
+    store.keep("00000001-00000000", FedNMap.Client(torch.ones(2)))
+    store.current("00000000-00000000", initial)
+    assert float(store.current("00000001-00000000", initial).h[0]) == 1
+    assert len(list(store.folder.glob("*.state"))) <= 1 + 2 + 2 * 8
+
+
+def test_a_run_that_began_again_has_checkpoints_of_its_own(tmp_path):
+    """Those of the trajectory before were later, and are not what it goes on from."""
+
+    def killed(name, message, answer):
+        if message.metadata.message_type == MessageType.TRAIN and message.content["round"]["t"] == 3:
+            raise Killed
+        return [answer()]
+
+    federation = Federation(tmp_path)
+    federation.start()
+    states = tmp_path / "run" / "checkpoints" / "fednmap-0"
+    for path in states.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(Killed):
+        federation.start(resume=True, fault=killed)
+    due = [f"round-0000000{t}.{kind}" for t in (1, 2) for kind in ("json", "safetensors")]
+    assert sorted(path.name for path in states.iterdir()) == due
+    federation.start(resume=True)
+    assert min(m.content["round"]["t"] for _, m in federation.grid.asked if "round" in m.content) == 3
+    assert_same(federation)
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
