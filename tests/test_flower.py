@@ -495,6 +495,31 @@ def test_a_bad_reply_is_named_left_out_and_answered(tmp_path, caplog, kind):
     assert why in told[1]
 
 
+@pytest.mark.parametrize(("unit", "why"), [(20.0, "above the bound 50"), (1e308, "unpacks to NaN or infinity")])
+def test_the_bound_is_for_vectors_not_for_the_codes_that_they_travel_as(tmp_path, unit, why):
+    """Honest codes are long numbers for short vectors; a short code may stand for a long vector."""
+
+    def fault(name, message, answer):
+        reply = answer()
+        if message.metadata.message_type == MessageType.TRAIN:
+            up = {key: array.numpy().copy() for key, array in reply.content["up"].items()}
+            sent[name] = float(np.linalg.norm(up["codes"].astype(float)))
+            if name == "cleo":
+                up = {**up, "codes": 0 * up["codes"], "unit": np.full_like(up["unit"], unit)}
+                reply.content["up"] = ArrayRecord({key: Array(value) for key, value in up.items()})
+                reply = Message(reply.content, reply_to=message)
+        return [reply]
+
+    sent = {}
+    method = {"algorithm": "compressed-fednmap", "set": "compressed-fednmap.compressor=quantised"}
+    federation = Federation(tmp_path, fault=fault, rounds=1, norm_bound=50.0, **method)
+    federation.start()
+    _, counted = federation.server()
+    assert {name for name in NAMES if counted[name]} == {"anna", "bert", "dora"}
+    assert why in federation.coordinator.refused["cleo"]
+    assert min(sent.values()) > 50
+
+
 def test_a_client_that_comes_back_to_its_senses_goes_on_exactly(tmp_path):
     """Left out for ten rounds, then counted again: the method still ends at the optimum."""
     wrong = spoiled(with_nan)

@@ -330,13 +330,19 @@ class Coordinator:
         return ups
 
     def _uplink(self, record: Any) -> State:
-        packed = wire.unpack(record, self.packed_like, self.federation.norm_bound)
+        packed = wire.unpack(record, self.packed_like)
         for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
             if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
                 raise InputError(f"{name} is {v.item()}, due was {due.item()}")
         up = self.plan.algorithm.unpack(packed)
         if [v.shape for v in up] != [v.shape for v in self.up_like]:
             raise InputError("it unpacks to other shapes than due")
+        bound = self.federation.norm_bound
+        for name, v in up._asdict().items():  # codes and units say nothing of the vector that they stand for
+            if not bool(torch.isfinite(v).all()):
+                raise InputError(f"{name} unpacks to NaN or infinity")
+            if bound is not None and float(v.norm()) > bound:
+                raise InputError(f"{name} has norm {float(v.norm()):.3g}, above the bound {bound:g}")
         return up
 
     def _measure_if_due(self, done: int, server: State, before: State | None = None) -> str | None:
