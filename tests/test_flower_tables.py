@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flower_grid import FakeGrid
+from flower_grid import FakeGrid, context
 from hospital_files import write_hospitals
 from public_data import needs
 
@@ -355,6 +355,16 @@ def test_a_server_that_was_killed_goes_on(hospitals):
     X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
     alone = FederatedLogisticRegression(tol=1e-10).fit(X, y.astype(str), where)
     assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+
+
+def test_the_server_ends_with_the_superlink_and_pulls_with_the_deadline(tmp_path, monkeypatch):
+    """As the server of a network does: a node that is killed while it sends holds nobody up."""
+    done = []
+    for name in ("end_with_the_superlink", "end_pulls_with_the_deadline", "fit"):
+        monkeypatch.setattr(tables, name, lambda *_, name=name: done.append(name))
+    given = {"names": "bern,chur", "run-folder": str(tmp_path / "run"), "target": "outcome"}
+    tables.server_app()(None, context("", given, tmp_path))
+    assert done == ["end_with_the_superlink", "end_pulls_with_the_deadline", "fit"]
 
 
 def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
