@@ -324,6 +324,23 @@ def test_what_is_rounded_is_no_longer_than_the_clip():
         next(simulate(NMAP, problem, rounds=1, uplink=Privacy(1e-5), secagg=grid))
 
 
+def test_noise_is_not_rounded_away():
+    """Many clients add little each: below half a step nothing of it would be left in the sum."""
+    grid = Quantised(1000, bound=2e5, bits=32)
+    own = Privacy(1.0, 0.5, among=1000)
+    with pytest.raises(InputError, match=r"multiples of 0.12, and a client's own noise has .* 0.016, .*; use 64 bits"):
+        own.check_room(grid.bound, 0.0, grid.step, 1)
+    own.check_room(grid.bound, 0.0, Quantised(1000, bound=2e5).step, 1)
+    Privacy(1.0, 0.5).check_room(grid.bound, 0.0, grid.step, 1)  # the server adds it, after rounding
+    grid, fine = Quantised(6, bound=2.0**14, bits=32), Privacy(1.0, 1e-4, among=6)
+    with pytest.raises(InputError, match="less than 2 of them"):
+        next(simulate(NMAP, PROBLEM, rounds=1, uplink=fine, secagg=grid))
+    next(simulate(NMAP, PROBLEM, rounds=1, uplink=Privacy(1.0, 1e-2, among=6), secagg=grid))
+    deviation = 2.0 * grid.step  # at the limit the sum has what is claimed
+    drawn = torch.from_numpy(np.random.default_rng(0).normal(0, deviation, (20_000, 6)))
+    assert float(grid.rounded(drawn).sum(1).std()) == pytest.approx(6**0.5 * deviation, rel=0.03)
+
+
 def test_noise_is_independent_between_rounds_vectors_and_clients():
     """And as large as it should be in the sum, also where clients weigh differently."""
     p, weights = 20_000, [0.5, 0.3, 0.1, 0.1]

@@ -24,6 +24,7 @@ FORGET = 0.5
 """What corrections forget by default where there is noise, by measurement: see `docs/privacy.md`."""
 
 COARSE = 0.1  # of the clip, that rounding for secure aggregation may take
+FINE = 2.0  # steps of that rounding, which a client's own noise must exceed
 SURE = 10.0  # deviations by which the length of noise is overestimated
 
 
@@ -92,11 +93,12 @@ class Privacy(Uplink):
                     "among counts on every client's noise, and some weigh 0: theirs is not heard; use None"
                 )
 
-    def check_room(self, bound: float, slack: float, numbers: int) -> None:
+    def check_room(self, bound: float, slack: float, step: float, numbers: int) -> None:
         """Refuse secure sums that have no room for an uplink of so many numbers with its noise, or a grid too coarse.
 
         bound: the longest vector. Noise is longer than here with a probability of exp(-SURE^2 / 2) at most.
         slack: the most by which rounding makes an uplink longer.
+        step:  of the grid: noise that is finer is rounded away.
         """
         if slack > COARSE * self.clip:
             raise InputError(
@@ -104,6 +106,11 @@ class Privacy(Uplink):
                 "smaller secagg_bound"
             )
         noise = 0.0 if self.among is None else self.noise_multiplier * self.clip / self.among**0.5
+        if self.among is not None and noise < FINE * step:
+            raise InputError(
+                f"secagg rounds to multiples of {step:.2g}, and a client's own noise has a deviation of {noise:.2g}, "
+                f"less than {FINE:g} of them; use 64 bits, or a smaller secagg_bound"
+            )
         longest = self.clip + noise * (numbers**0.5 + SURE)
         if longest > bound:
             raise InputError(
@@ -111,7 +118,7 @@ class Privacy(Uplink):
             )
 
     def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        self.check_room(math.inf, federation.slack, 0)
+        self.check_room(math.inf, federation.slack, federation.step, 0)
         sent, new = clipped(algorithm, exchange, self.clip - federation.slack)  # rounded, it is no longer than clip
         if self.among is None or not self.noise_multiplier:
             return sent, new
