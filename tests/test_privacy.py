@@ -524,6 +524,33 @@ def test_sampling_hides_nobody_from_the_server_that_draws(command):
     assert 3.9 < json.loads(out)["epsilon"] <= 4
 
 
+OTHER_NOISE = {
+    "less": {"uplink": Privacy(1.0, 2.0)},
+    "delta": {"uplink": Privacy(1.0, 3.0, delta=1e-3)},
+    "sampling": {"uplink": Privacy(1.0, 3.0), "sampler": Poisson(0.5)},
+    "none": {},
+    "clip": {"uplink": Privacy(1.0)},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_NOISE)
+def test_rounds_are_not_counted_with_the_noise_of_other_rounds(kind):
+    private = {"uplink": Privacy(1.0, 3.0)}
+    first = run(NMAP, PROBLEM, rounds=2, **private)
+    later = run(NMAP, PROBLEM, rounds=4, after=first, **private)
+    assert later.final["epsilon"] == pytest.approx(epsilon(3.0, 1.0, 4, 1e-5).pld)
+    with pytest.raises(InputError, match=r"have spent an epsilon of \d.*; go on with the same noise") as refused:
+        run(NMAP, PROBLEM, rounds=4, after=first, **OTHER_NOISE[kind])
+    assert "\n" not in str(refused.value)
+
+
+def test_rounds_without_noise_are_not_counted_as_private():
+    plain = run(NMAP, PROBLEM, rounds=2)
+    with pytest.raises(InputError, match="an epsilon of none, and by the uplink given now it would be"):
+        run(NMAP, PROBLEM, rounds=4, after=plain, uplink=Privacy(1.0, 3.0))
+    run(NMAP, PROBLEM, rounds=1, after=run(NMAP, PROBLEM, rounds=0), uplink=Privacy(1.0, 3.0))  # nothing was sent yet
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_an_epsilon_that_protects_nobody_is_said(command, unit):
