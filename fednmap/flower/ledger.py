@@ -22,7 +22,7 @@ from torch import Tensor
 from fednmap.core import State
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
-from fednmap.runs.files import from_json, to_json, write_atomically
+from fednmap.runs.files import from_json, replacing, to_json, write_atomically
 
 TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -143,8 +143,9 @@ class Store:
         """A number that nobody else knows, for this client's noise: the same in all rounds of the run."""
         path = self.folder / "secret"
         if not path.exists():
-            write_atomically(path, os.urandom(SECRET))
-            path.chmod(0o600)
+            with replacing(path) as part:
+                part.touch(0o600)  # nobody else's before there is anything in it
+                part.write_bytes(os.urandom(SECRET))
         return int.from_bytes(path.read_bytes(), "big")
 
     def current(self, counted: object, initial: State) -> State:

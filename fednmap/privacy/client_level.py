@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -146,13 +145,6 @@ class Privacy(Uplink):
         share = coin(federation) if self.among is None else 1.0  # the server knows whom it drew
         found = accounting.epsilon(self.noise_multiplier, share, rounds, self.delta)
         return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
-
-    def warn(self, federation: Federation, rounds: int) -> None:
-        """Warn where the epsilon of a run protects nobody."""
-        spent = self.spent(federation, rounds)
-        line = accounting.doubt(spent["epsilon"], "any one client") if spent else None
-        if line:
-            warnings.warn(line, UserWarning, stacklevel=2)
 
     def _shares(self, v: Tensor, field: int, federation: Federation, exchange: Exchange) -> Tensor:
         """Every client's own part of the noise, by its number."""
