@@ -220,12 +220,12 @@ def give_shares(context: Context, order: Any, threshold: Threshold, answers: Ans
              list could tell the key and the other the seed: together they uncover the vector.
     """
     secrets = _kept(context, order["ticket"], "shares")
-    answers.once(order["ticket"], "shares")
     everybody = dict(zip(order["clients"], map(Keys, order["mask"], order["share"]), strict=True))
     strangers = everybody.keys() - set(range(threshold.clients))
     if strangers:
         raise InputError(f"secagg: keys of client {min(strangers)}, of {threshold.clients}")
     secrets, sealed = masking.deal(secrets, everybody, threshold.of(len(everybody)))
+    answers.once(order["ticket"], "shares")  # what was refused above was not answered
     _keep(context, secrets)
     return RecordDict({STATE: ConfigRecord({"clients": list(sealed), "data": list(sealed.values())})})
 
