@@ -98,6 +98,17 @@ def test_the_command(tmp_path, command, monkeypatch):
         assert why in err
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({}, "in the clear 8, masked 0, clipped 8, noised 0"), ({"secagg": True}, "in the clear 0, masked 8, clipped 8")],
+    ids=["alone", "masked"],
+)
+def test_clipping_hides_nothing(tmp_path, command, monkeypatch, settings, words):
+    monkeypatch.setenv("COLUMNS", "160")
+    Federation(tmp_path, rounds=2, dp_clip=1.0, **settings).start()
+    assert f"uplinks: 8, of them {words}" in command("audit", tmp_path / "states")[1]
+
+
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     Federation(tmp_path, rounds=1).start()
     path = tmp_path / "states" / "sent" / "anna.jsonl"

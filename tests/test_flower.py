@@ -20,6 +20,7 @@ from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.flower import wire
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
+from fednmap.names import InputError
 from fednmap.regularizers import L1
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
@@ -494,6 +495,31 @@ def test_a_bad_reply_is_named_left_out_and_answered(tmp_path, caplog, kind):
     assert why in told[1]
 
 
+@pytest.mark.parametrize(("unit", "why"), [(20.0, "above the bound 50"), (1e308, "unpacks to NaN or infinity")])
+def test_the_bound_is_for_vectors_not_for_the_codes_that_they_travel_as(tmp_path, unit, why):
+    """Honest codes are long numbers for short vectors; a short code may stand for a long vector."""
+
+    def fault(name, message, answer):
+        reply = answer()
+        if message.metadata.message_type == MessageType.TRAIN:
+            up = {key: array.numpy().copy() for key, array in reply.content["up"].items()}
+            sent[name] = float(np.linalg.norm(up["codes"].astype(float)))
+            if name == "cleo":
+                up = {**up, "codes": 0 * up["codes"], "unit": np.full_like(up["unit"], unit)}
+                reply.content["up"] = ArrayRecord({key: Array(value) for key, value in up.items()})
+                reply = Message(reply.content, reply_to=message)
+        return [reply]
+
+    sent = {}
+    method = {"algorithm": "compressed-fednmap", "set": "compressed-fednmap.compressor=quantised"}
+    federation = Federation(tmp_path, fault=fault, rounds=1, norm_bound=50.0, **method)
+    federation.start()
+    _, counted = federation.server()
+    assert {name for name in NAMES if counted[name]} == {"anna", "bert", "dora"}
+    assert why in federation.coordinator.refused["cleo"]
+    assert min(sent.values()) > 50
+
+
 def test_a_client_that_comes_back_to_its_senses_goes_on_exactly(tmp_path):
     """Left out for ten rounds, then counted again: the method still ends at the optimum."""
     wrong = spoiled(with_nan)
@@ -675,6 +701,40 @@ def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):
     assert everything(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize(
+    ("given", "now", "words"),
+    [
+        ({}, {"eval_every": 2}, "eval_every is 2 and was 3; put it back, or begin a new run"),
+        ({}, {"reg": "l1:0.4", "seed": 1}, "reg is 'l1:0.4' and was 'l1:0.5', seed is 1 and was 0; put it back"),
+        ({"schedule": "cosine"}, {"rounds": 9}, "rounds is 9 and was 6; put it back"),
+        ({}, {"algorithm": "fedda"}, "is a run of fednmap, not fedda; begin a new run"),
+    ],
+    ids=["measuring", "problem", "schedule", "method"],
+)
+def test_a_run_goes_on_with_its_own_settings_alone(tmp_path, given, now, words):
+    """It would begin at round 0 and forget what was measured."""
+    federation = Federation(tmp_path, **given)
+    federation.start()
+    before = everything(tmp_path / "run")
+    with pytest.raises(InputError) as refused:
+        federation.start(resume=True, **now)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert everything(tmp_path / "run") == before
+
+
+def test_a_run_that_was_extended_says_so(tmp_path):
+    federation = Federation(tmp_path)
+    federation.start()
+    before = everything(tmp_path / "run")["run.toml"]
+    federation.start(resume=True)
+    assert everything(tmp_path / "run")["run.toml"] == before
+    assert federation.start(resume=True, rounds=8, tol=1e-9)["rounds"] == 8
+    config = RunFolder.open(tmp_path / "run").config()
+    assert (config.rounds, config.tol) == (8, 1e-9)
+    assert config.model_copy(update={"rounds": 6, "tol": None}) == federation.config
+
+
 def test_a_client_without_its_state_says_so_and_is_left_out(tmp_path):
     federation = Federation(tmp_path, rounds=2)
     federation.start()
@@ -754,6 +814,56 @@ def test_old_states_are_cleared_away(tmp_path):
         store.keep(f"{t:08d}-00000000", FedNMap.Client(torch.full((2,), float(t))))
     assert float(store.current("00000019-00000000", initial).h[0]) == 19
     assert len(list(store.folder.glob("*.state"))) <= 5
+
+
+@pytest.mark.parametrize("ticket", ["00000005-00000000", "00000005-80000000", "00000005-ffffffff"])
+def test_a_state_that_may_be_counted_stays_whatever_its_ticket(tmp_path, ticket):
+    """A round has been tried several times, and its tickets are in no order; messages come late."""
+    store = Store(tmp_path, "0123456789abcdef", "anna")
+    initial = FedNMap.Client(torch.zeros(2))
+    store.keep("00000004-00000000", initial)
+    store.keep(ticket, FedNMap.Client(torch.ones(2)))
+    for k in range(1, 9):
+        store.keep(f"00000005-{k}{k:07x}", initial)
+    for t in range(6, 10):
+        store.keep(f"{t:08d}-00000000", initial)
+    for late in ("00000004-00000000", "", "00000006-00000000"):
+        store.current(late, initial)
+        assert float(store.current(ticket, initial).h[0]) == 1
+
+
+def test_a_new_trajectory_finds_its_states_among_those_of_one_given_up(tmp_path):
+    store = Store(tmp_path, "0123456789abcdef", "anna")
+    initial = FedNMap.Client(torch.zeros(2))
+    for t in range(80, 100):
+        store.keep(f"{t:08d}-00000000", initial)
+    store.keep("00000000-00000000", initial)
+    store.keep("00000001-00000000", FedNMap.Client(torch.ones(2)))
+    store.current("00000000-00000000", initial)
+    assert float(store.current("00000001-00000000", initial).h[0]) == 1
+    assert len(list(store.folder.glob("*.state"))) <= 1 + 2 + 2 * 8
+
+
+def test_a_run_that_began_again_has_checkpoints_of_its_own(tmp_path):
+    """Those of the trajectory before were later, and are not what it goes on from."""
+
+    def killed(name, message, answer):
+        if message.metadata.message_type == MessageType.TRAIN and message.content["round"]["t"] == 3:
+            raise Killed
+        return [answer()]
+
+    federation = Federation(tmp_path)
+    federation.start()
+    states = tmp_path / "run" / "checkpoints" / "fednmap-0"
+    for path in states.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(Killed):
+        federation.start(resume=True, fault=killed)
+    due = [f"round-0000000{t}.{kind}" for t in (1, 2) for kind in ("json", "safetensors")]
+    assert sorted(path.name for path in states.iterdir()) == due
+    federation.start(resume=True)
+    assert min(m.content["round"]["t"] for _, m in federation.grid.asked if "round" in m.content) == 3
+    assert_same(federation)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.privacy import Privacy, accounting
 from fednmap.regularizers import L1
+from fednmap.runs import files
 from fednmap.runs.execution import grid_of
 from fednmap.runs.trust import privacy_of
 from fednmap.testing import optimum
@@ -72,6 +74,25 @@ def test_the_seed_of_the_noise_is_each_clients_secret_and_stays(tmp_path):
         assert all((root / run / name / "secret").stat().st_mode & 0o77 == 0 for name in NAMES)
     assert float((ends[0] - ends[1]).norm()) > 1e-3
     assert float((ends[0] - simulated(federation, 2).server.z).norm()) > 1e-3
+
+
+def test_the_seed_is_never_in_a_file_that_others_may_read(tmp_path, monkeypatch):
+    store, seen, to_disk = Store(tmp_path, "0123456789abcdef", "anna"), {}, files.to_disk
+
+    def watched(path):
+        seen[path.name] = path.stat().st_mode & 0o777
+        to_disk(path)
+
+    monkeypatch.setattr(files, "to_disk", watched)
+    former = os.umask(0)
+    try:
+        secret = store.secret()
+    finally:
+        os.umask(former)
+    assert list(seen.values()) == [0o600]
+    assert (store.folder / "secret").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in store.folder.iterdir()] == ["secret"]
+    assert store.secret() == secret
 
 
 def test_clipping_alone_ends_at_the_optimum_with_masks_and_without(tmp_path):

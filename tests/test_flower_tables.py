@@ -1,8 +1,10 @@
 """A fit of tables between machines is the estimator's: in one process here, between real processes where slow."""
 
+import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +13,15 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flower_grid import FakeGrid
+from flower_grid import FakeGrid, context
 from hospital_files import write_hospitals
 from public_data import needs
 
 from fednmap import InputError
 from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
 from fednmap.estimators import folder as kept
+from fednmap.estimators.agreement import Agreement, answer
+from fednmap.estimators.task import Task
 from fednmap.flower import roster, tables
 from fednmap.flower.audit import logs, rows
 from fednmap.flower.keys import make
@@ -33,15 +37,18 @@ def hospitals(tmp_path):
     return write_hospitals(tmp_path / "hospitals")
 
 
-def fit(hospitals, load=None, fault=None, about=None, **settings):
-    """The app in one process: its closing numbers and its run folder."""
+def fit(hospitals, load=None, fault=None, about=None, server=None, **settings):
+    """The app in one process: its closing numbers and its run folder.
+
+    server: settings that the server alone has.
+    """
     folder = hospitals.parent
     given = {"names": ",".join(NAMES), "run-folder": str(folder / "run"), "deadline": 5.0}
     given |= {key.replace("_", "-"): v for key, v in settings.items()}
     app = tables.client_app(load or (lambda context: read(hospitals / f"{context.node_config['client']}.csv")))
     grid = FakeGrid({101 + i: name for i, name in enumerate(NAMES)}, app, given, folder / "states", fault)
     grid.about = about or {}
-    return tables.fit(grid, *tables.read(given)), folder / "run"
+    return tables.fit(grid, *tables.read(given | (server or {}))), folder / "run"
 
 
 def pooled(hospitals, goals, drop, **options):
@@ -224,6 +231,48 @@ def test_refused_in_one_line(hospitals, settings, message):
     assert not (hospitals.parent / "run").exists()
 
 
+OTHER_QUESTIONS = [
+    ({"categorical": "age"}, "categorical is ['age'] in the question and [] in this site's settings"),
+    ({"impute": "median"}, "ranges are for impute = 'median', and this site's settings have 'mean'"),
+    ({"weights": "sites"}, "what was agreed is not what the settings of 'basel' say"),
+]
+
+
+@pytest.mark.parametrize(("server", "message"), OTHER_QUESTIONS, ids=[next(iter(s)) for s, _ in OTHER_QUESTIONS])
+def test_a_site_tells_nothing_that_its_own_settings_do_not_ask_for(hospitals, server, message):
+    with pytest.raises(InputError) as refused:
+        fit(hospitals, target="outcome", drop_columns="time,event", server=server)
+    assert message in str(refused.value)
+    assert str(refused.value).endswith("give all machines the same app")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("ask", ["sums", "squares", "curvature"])
+def test_every_question_is_about_what_the_site_fits(hospitals, ask):
+    """A target that becomes a feature would be told column by column."""
+    _, run = fit(hospitals, target="outcome", drop_columns="time,event", max_rounds=1)
+    said = json.loads((run / "agreement.json").read_text())
+    own, rows = Agreement.heard(said).task, replace(read(hospitals / "bern.csv"), name="bern")
+    question = {"ask": ask, "agreement": said, "mean": said["mean"], "y": [0.0]}
+    assert answer(question, rows, own)
+    for task in ({"target": "ecg"}, {"drop_columns": "time"}):
+        other = said | {"task": said["task"] | task}
+        with pytest.raises(InputError, match="what was agreed is not what the settings of 'bern' say"):
+            answer(question | {"agreement": other}, rows, own)
+
+
+def test_columns_are_asked_for_with_the_sites_own_limits(hospitals):
+    own, rows = Task.make(target="outcome"), read(hospitals / "bern.csv")
+    for more in ({"max_levels": 10**6}, {"categorical": ["age"]}):
+        question = {"ask": "columns", "max_levels": 50, "categorical": []} | more
+        with pytest.raises(InputError, match=r"in the question and .* in this site's settings"):
+            answer(question, rows, own)
+    for question in ({"ask": "ranges", "columns": ["age"]}, {"ask": "counts", "cuts": {"age": [50.0]}}):
+        with pytest.raises(InputError, match="are for impute = 'median'"):
+            answer(question, rows, own)
+        assert answer(question, rows, Task.make(target="outcome", impute="median"))
+
+
 def test_a_column_that_one_site_lacks_is_named(hospitals):
     def load(context):
         found = read(hospitals / f"{context.node_config['client']}.csv")
@@ -306,6 +355,16 @@ def test_a_server_that_was_killed_goes_on(hospitals):
     X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
     alone = FederatedLogisticRegression(tol=1e-10).fit(X, y.astype(str), where)
     assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+
+
+def test_the_server_ends_with_the_superlink_and_pulls_with_the_deadline(tmp_path, monkeypatch):
+    """As the server of a network does: a node that is killed while it sends holds nobody up."""
+    done = []
+    for name in ("end_with_the_superlink", "end_pulls_with_the_deadline", "fit"):
+        monkeypatch.setattr(tables, name, lambda *_, name=name: done.append(name))
+    given = {"names": "bern,chur", "run-folder": str(tmp_path / "run"), "target": "outcome"}
+    tables.server_app()(None, context("", given, tmp_path))
+    assert done == ["end_with_the_superlink", "end_pulls_with_the_deadline", "fit"]
 
 
 def test_an_answer_that_got_lost_is_asked_for_again(hospitals):

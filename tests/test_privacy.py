@@ -324,6 +324,23 @@ def test_what_is_rounded_is_no_longer_than_the_clip():
         next(simulate(NMAP, problem, rounds=1, uplink=Privacy(1e-5), secagg=grid))
 
 
+def test_noise_is_not_rounded_away():
+    """Many clients add little each: below half a step nothing of it would be left in the sum."""
+    grid = Quantised(1000, bound=2e5, bits=32)
+    own = Privacy(1.0, 0.5, among=1000)
+    with pytest.raises(InputError, match=r"multiples of 0.12, and a client's own noise has .* 0.016, .*; use 64 bits"):
+        own.check_room(grid.bound, 0.0, grid.step, 1)
+    own.check_room(grid.bound, 0.0, Quantised(1000, bound=2e5).step, 1)
+    Privacy(1.0, 0.5).check_room(grid.bound, 0.0, grid.step, 1)  # the server adds it, after rounding
+    grid, fine = Quantised(6, bound=2.0**14, bits=32), Privacy(1.0, 1e-4, among=6)
+    with pytest.raises(InputError, match="less than 2 of them"):
+        next(simulate(NMAP, PROBLEM, rounds=1, uplink=fine, secagg=grid))
+    next(simulate(NMAP, PROBLEM, rounds=1, uplink=Privacy(1.0, 1e-2, among=6), secagg=grid))
+    deviation = 2.0 * grid.step  # at the limit the sum has what is claimed
+    drawn = torch.from_numpy(np.random.default_rng(0).normal(0, deviation, (20_000, 6)))
+    assert float(grid.rounded(drawn).sum(1).std()) == pytest.approx(6**0.5 * deviation, rel=0.03)
+
+
 def test_noise_is_independent_between_rounds_vectors_and_clients():
     """And as large as it should be in the sum, also where clients weigh differently."""
     p, weights = 20_000, [0.5, 0.3, 0.1, 0.1]
@@ -493,6 +510,45 @@ def test_a_run_that_goes_on_keeps_the_noise_of_its_target_and_spends_more(comman
     assert first <= 4 < later
     early = run(NMAP, PROBLEM, rounds=9, every=3, stop=lambda record: record["round"] >= 3, uplink=Privacy(1.0, 1.0))
     assert early.final["epsilon"] == pytest.approx(epsilon(1.0, 1.0, 3, 1e-5).pld)
+
+
+def test_sampling_hides_nobody_from_the_server_that_draws(command):
+    """With noise of the clients' own every round counts for every client; the server's noise hides from others."""
+    sampled = {"rounds": 3, "every": 3, "sampler": Poisson(0.5)}
+    own, central = (run(NMAP, PROBLEM, uplink=Privacy(1.0, 1.5, among=m), **sampled).final for m in (2, None))
+    assert own["epsilon"] == pytest.approx(epsilon(1.5, 1.0, 3, 1e-5).pld)
+    assert central["epsilon"] == pytest.approx(epsilon(1.5, 0.5, 3, 1e-5).pld)
+    words = (*DP, "--participation", 0.5, "--sampler", "poisson", "--dp-clip", 1, "--dp-epsilon", 4, "--dp-among", 2)
+    code, out, err = command(*words, "--rounds", 3, "--json")
+    assert code == 0, err
+    assert 3.9 < json.loads(out)["epsilon"] <= 4
+
+
+OTHER_NOISE = {
+    "less": {"uplink": Privacy(1.0, 2.0)},
+    "delta": {"uplink": Privacy(1.0, 3.0, delta=1e-3)},
+    "sampling": {"uplink": Privacy(1.0, 3.0), "sampler": Poisson(0.5)},
+    "none": {},
+    "clip": {"uplink": Privacy(1.0)},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_NOISE)
+def test_rounds_are_not_counted_with_the_noise_of_other_rounds(kind):
+    private = {"uplink": Privacy(1.0, 3.0)}
+    first = run(NMAP, PROBLEM, rounds=2, **private)
+    later = run(NMAP, PROBLEM, rounds=4, after=first, **private)
+    assert later.final["epsilon"] == pytest.approx(epsilon(3.0, 1.0, 4, 1e-5).pld)
+    with pytest.raises(InputError, match=r"have spent an epsilon of \d.*; go on with the same noise") as refused:
+        run(NMAP, PROBLEM, rounds=4, after=first, **OTHER_NOISE[kind])
+    assert "\n" not in str(refused.value)
+
+
+def test_rounds_without_noise_are_not_counted_as_private():
+    plain = run(NMAP, PROBLEM, rounds=2)
+    with pytest.raises(InputError, match="an epsilon of none, and by the uplink given now it would be"):
+        run(NMAP, PROBLEM, rounds=4, after=plain, uplink=Privacy(1.0, 3.0))
+    run(NMAP, PROBLEM, rounds=1, after=run(NMAP, PROBLEM, rounds=0), uplink=Privacy(1.0, 3.0))  # nothing was sent yet
 
 
 @pytest.mark.filterwarnings("default")

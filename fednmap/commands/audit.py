@@ -49,7 +49,7 @@ def audit(
     console = Console()
     console.print(table)
     vectors = [row for row in listed if row.kind == "uplink"]
-    clear = sum(row.messages for row in vectors if row.treated == "as it is")
+    clear = sum(row.messages for row in vectors if "masked" not in row.treated)
     words = f"uplinks: {sum(row.messages for row in vectors)}, of them in the clear {clear}"
     rest = f"clipped {_how_many(vectors, 'clipped')}, noised {_how_many(vectors, 'noised')}"
     console.print(f"{words}, masked {_how_many(vectors, 'masked')}, {rest}", highlight=False)

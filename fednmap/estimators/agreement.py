@@ -140,6 +140,13 @@ class Agreement:
         memory = min(MEMORY, len(self.start))
         return FedNMap(self.phi(), eta_a=self.task.step / self.L, eta_s=1.0, Q=1, gamma=self.gamma, memory=memory)
 
+    def check(self, task: Task, site: str) -> None:
+        """Refuse an agreement about something else than the site's own settings, or without it."""
+        if self.task != task or site not in self.rows:
+            raise InputError(
+                f"what was agreed is not what the settings of {site!r} say; give all machines the same app"
+            )
+
     def said(self) -> dict[str, Any]:
         """As JSON; `heard` is the way back."""
         return {
@@ -197,14 +204,19 @@ def converse(task: Task) -> Generator[Question, Answers, Agreement]:
 
 
 def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
-    """A site's answer; what it must not tell, or cannot, is refused in its name."""
+    """A site's answer; what it must not tell, or cannot, is refused in its name.
+
+    task: the site's own: nothing is told that a fit of it does not ask for.
+    """
     ask = question["ask"]
     if ask == "target":
         no_site_of_one(Sites((table.name, ""), np.zeros(table.rows, np.intp)))
         return _about_target(task, table)
     if ask not in ("sums", "squares", "curvature"):
+        _check_asked(question, table, task)
         return columns.answer(question, task.features(table))
     known = Agreement.heard(question["agreement"])
+    known.check(task, table.name)
     if ask == "curvature":
         return {"L": float(known.local(table).smoothness(known.start))}  # which changes with x for counts
     X = known.preprocessor.transform(task.features(table))
@@ -214,6 +226,18 @@ def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
         return {"x": (weight @ X).tolist(), "y": _y_sums(task, y, weight, len(known.classes))}
     about_y = 0.0 if task.family in ("logistic", "cox") else float(weight @ np.square(y - question["y"][0]))
     return {"x": (weight @ np.square(X - np.array(question["mean"]))).tolist(), "y": [about_y]}
+
+
+def _check_asked(question: Question, table: Table, task: Task) -> None:
+    """Refuse questions about the columns that the site's own settings do not lead to."""
+    ask, due = question["ask"], next(task.preprocessor().conversation())
+    for name, own in due.items() if ask == due["ask"] else ():
+        if question.get(name) != own:
+            words = f"{name} is {question.get(name)!r:.60} in the question and {own!r:.60} in this site's settings"
+            raise InputError(f"{table.where}{words}; give all machines the same app")
+    if ask in ("ranges", "counts") and task.impute != "median":
+        words = f"{ask} are for impute = 'median', and this site's settings have {task.impute!r}"
+        raise InputError(f"{table.where}{words}; give all machines the same app")
 
 
 def _about_target(task: Task, table: Table) -> dict[str, Any]:

@@ -112,7 +112,8 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     def shares(message: Message, context: Context) -> Message:
         """Second stage: shares of the masks' secrets, encrypted for the other clients."""
         least = threshold(*settings(context.run_config))
-        return Message(secure.give_shares(context, message.content[secure.STATE], least), reply_to=message)
+        order = message.content[secure.STATE]
+        return Message(secure.give_shares(context, order, least, _answers(context)), reply_to=message)
 
     @app.train("unmask")
     @logged
@@ -204,10 +205,8 @@ def _answer(
     before = store.current(order["counted"], initial)
     up, state = algorithm.local(received, before, g)
     if plan.privacy is not None:
-        slack = 0.0 if grid is None else grid.slack(up)
-        alone = uplink.Federation(
-            1, None, Uniform(), 0.0, store.secret(), slack
-        )  # what it sends depends on nobody else
+        rounding = (0.0, 0.0) if grid is None else (grid.slack(up), grid.step)
+        alone = uplink.Federation(1, None, Uniform(), 0.0, store.secret(), *rounding)  # it depends on nobody else
         number = torch.tensor(int(order["client"]))
         done = uplink.Exchange(int(order["t"]), number, received, before, up, state)
         up, state = plan.privacy.send(algorithm, alone, done)

@@ -22,11 +22,12 @@ from torch import Tensor
 from fednmap.core import State
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
-from fednmap.runs.files import from_json, to_json, write_atomically
+from fednmap.runs.files import from_json, replacing, to_json, write_atomically
 
 TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")
 RUN = re.compile(r"[0-9a-f]{16}")
 KEEP = 2  # a server whose last checkpoint is damaged falls back to the one before, and asks for an older state
+LATE = 8  # messages come late and out of order: rounds after the current one of which the states are kept
 
 ANSWERED = 64  # marks of what was answered that are kept; only the newest ticket matters
 UNMASKED = 8  # rounds of which it is known who was in the sum; a server falls back by a few at most
@@ -117,6 +118,11 @@ def _checked(ticket: object) -> str:
     return ticket
 
 
+def _round(name: str) -> int:
+    """Of a ticket, or of the file named after it; -1 of none."""
+    return int(name[:8]) if name else -1
+
+
 class Store:
     """The states of client `client` in run `run`, in folder root/run/client.
 
@@ -137,8 +143,9 @@ class Store:
         """A number that nobody else knows, for this client's noise: the same in all rounds of the run."""
         path = self.folder / "secret"
         if not path.exists():
-            write_atomically(path, os.urandom(SECRET))
-            path.chmod(0o600)
+            with replacing(path) as part:
+                part.touch(0o600)  # nobody else's before there is anything in it
+                part.write_bytes(os.urandom(SECRET))
         return int.from_bytes(path.read_bytes(), "big")
 
     def current(self, counted: object, initial: State) -> State:
@@ -181,11 +188,17 @@ class Store:
         write_atomically(self._path(ticket), hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
 
     def _clear(self, current: str) -> None:
-        """Keep the current state and the nearest few on either side of it."""
-        files = sorted(self.folder.glob("*.state"))
-        before, after = [f for f in files if f.name < current], [f for f in files if f.name > current]
-        for old in [*before[:-KEEP], *after[:-KEEP]]:
-            old.unlink()
+        """Keep all attempts at the current round, at few before it, and at the nearest and the last after it.
+
+        The names of attempts at one round have no order. The last may be of a trajectory that the server gave up.
+        """
+        files = list(self.folder.glob("*.state"))
+        t, rounds = _round(current), sorted({_round(f.name) for f in files})
+        before, after = [r for r in rounds if r < t], [r for r in rounds if r > t]
+        kept = {t, *before[-KEEP:], *after[:LATE], *after[-LATE:]}
+        for old in files:
+            if _round(old.name) not in kept:
+                old.unlink()
 
     def _path(self, ticket: object) -> Path:
         return self.folder / f"{_checked(ticket)}.state"

@@ -71,7 +71,8 @@ class Plan:
             )
         grid = grid_of(config, config.clients)
         if self.privacy is not None and grid is not None:
-            self.privacy.check_room(grid.bound, grid.slack(up := self._up()), sum(v.numel() for v in up))
+            up = self._up()
+            self.privacy.check_room(grid.bound, grid.slack(up), grid.step, sum(v.numel() for v in up))
 
     def _up(self) -> State:
         return dry_run(self.algorithm, *self.algorithm.init(self.start))

@@ -213,14 +213,19 @@ def give_keys(context: Context, order: Any, me: int) -> RecordDict:
     return RecordDict({STATE: ConfigRecord(keys._asdict())})
 
 
-def give_shares(context: Context, order: Any, threshold: Threshold) -> RecordDict:
-    """Stage 2 on the client."""
+def give_shares(context: Context, order: Any, threshold: Threshold, answers: Answers) -> RecordDict:
+    """Stage 2 on the client.
+
+    answers: two messages at once would both find the stage due, and of a key that is dealt to two lists of clients one
+             list could tell the key and the other the seed: together they uncover the vector.
+    """
     secrets = _kept(context, order["ticket"], "shares")
     everybody = dict(zip(order["clients"], map(Keys, order["mask"], order["share"]), strict=True))
     strangers = everybody.keys() - set(range(threshold.clients))
     if strangers:
         raise InputError(f"secagg: keys of client {min(strangers)}, of {threshold.clients}")
     secrets, sealed = masking.deal(secrets, everybody, threshold.of(len(everybody)))
+    answers.once(order["ticket"], "shares")  # what was refused above was not answered
     _keep(context, secrets)
     return RecordDict({STATE: ConfigRecord({"clients": list(sealed), "data": list(sealed.values())})})
 

@@ -38,9 +38,9 @@ from fednmap.names import InputError
 from fednmap.privacy import Privacy
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import grid_of, scheduled_step, settings, stops_of
+from fednmap.runs.execution import extendable, grid_of, scheduled_step, settings, stops_of
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
-from fednmap.runs.folder import Job, RunFolder
+from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
 from fednmap.runs.keeping import DONE, summary
 from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
@@ -54,6 +54,8 @@ from fednmap.simulation.uplink import Received
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
 SITES = "sites.json"
+UNHEARD = frozenset({"algorithms", "trials", "drop"})
+"""Settings of a trial that its server is not told, or not all of."""
 LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
@@ -328,13 +330,19 @@ class Coordinator:
         return ups
 
     def _uplink(self, record: Any) -> State:
-        packed = wire.unpack(record, self.packed_like, self.federation.norm_bound)
+        packed = wire.unpack(record, self.packed_like)
         for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
             if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
                 raise InputError(f"{name} is {v.item()}, due was {due.item()}")
         up = self.plan.algorithm.unpack(packed)
         if [v.shape for v in up] != [v.shape for v in self.up_like]:
             raise InputError("it unpacks to other shapes than due")
+        bound = self.federation.norm_bound
+        for name, v in up._asdict().items():  # codes and units say nothing of the vector that they stand for
+            if not bool(torch.isfinite(v).all()):
+                raise InputError(f"{name} unpacks to NaN or infinity")
+            if bound is not None and float(v.norm()) > bound:
+                raise InputError(f"{name} has norm {float(v.norm()):.3g}, above the bound {bound:g}")
         return up
 
     def _measure_if_due(self, done: int, server: State, before: State | None = None) -> str | None:
@@ -425,11 +433,32 @@ class Coordinator:
             raise InputError(f"{self.folder.path} has been used in the meantime; choose another folder")
         if tuple(known.get("names", self.federation.names)) != self.federation.names:
             raise InputError(f"{self.folder.path} belongs to the clients {', '.join(known['names'])}; keep the names")
+        if self.federation.resume:
+            self._check_settings()
         self.folder.repair()
+        if self.federation.resume:
+            self._extend()
         self.run_id = known.get("run") or secrets.token_hex(8)
         write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
         least, deadline = threshold(self.config, self.federation), self.federation.deadline
         self.secure = SecureSum(self.grid, self.federation.names, least, deadline, self.run_id, self.folder.path)
+
+    def _check_settings(self) -> None:
+        """Refuse to go on with other settings than the run began with: it would begin again at round 0."""
+        now, place = self.config.model_dump(mode="json"), self.folder.path
+        words = self.folder.changed(now, extendable(self.config) | UNHEARD)
+        if words:
+            raise InputError(f"{place}: {words}; put it back, or begin a new run")
+        began = self.folder.environment().get("settings") or now
+        if began["algorithms"][0] != self.job.method:
+            raise InputError(f"{place} is a run of {began['algorithms'][0]}, not {self.job.method}; begin a new run")
+
+    def _extend(self) -> None:
+        """What may be changed, and was, stands in run.toml from now on."""
+        before = self.folder.config(look_up=False)
+        after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
+        if after != before:
+            write_atomically(self.folder.path / "run.toml", after.toml().encode())
 
     def _restore(self, server: State) -> tuple[int, State]:
         """After the newest intact checkpoint, or at the beginning."""

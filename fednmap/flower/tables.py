@@ -30,7 +30,7 @@ from fednmap.flower import client as plain
 from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
-from fednmap.flower.roster import Roster, exchange
+from fednmap.flower.roster import Roster, end_pulls_with_the_deadline, exchange
 from fednmap.flower.server import HELLO, Coordinator, end_with_the_superlink, identities
 from fednmap.flower.settings import Federation, check_keys, client_name
 from fednmap.names import InputError, unknown
@@ -112,6 +112,7 @@ def server_app() -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
         end_with_the_superlink()
+        end_pulls_with_the_deadline()
         fit(grid, *read(context.run_config))
 
     return app
@@ -248,8 +249,7 @@ def _keep(context: Context, question: Question) -> dict[str, Any]:
     """Keep what was agreed, if this site is part of it."""
     said, site = question["agreement"], client_name(context.node_config["client"])
     known, (task, _) = Agreement.heard(said), read(context.run_config)
-    if known.task != task or site not in known.rows:
-        raise InputError(f"what was agreed is not what the settings of {site!r} say; give all machines the same app")
+    known.check(task, site)
     path = _place(context)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_json(said))

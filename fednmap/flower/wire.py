@@ -22,19 +22,16 @@ def pack(message: State) -> ArrayRecord:
     return ArrayRecord({name: Array(v.detach().cpu().numpy().copy()) for name, v in message._asdict().items()})
 
 
-def unpack(record: Any, like: State, norm_bound: float | None = None) -> State:
-    """The NamedTuple in `record`, refused unless it has the names, shapes and types of `like` and is finite.
-
-    norm_bound: the longest vector that is accepted.
-    """
+def unpack(record: Any, like: State) -> State:
+    """The NamedTuple in `record`, refused unless it has the names, shapes and types of `like` and is finite."""
     if not isinstance(record, ArrayRecord):
         raise InputError("no arrays where arrays were due")
     if sorted(record) != sorted(like._fields):
         raise InputError(f"arrays named {_few(record)}, due were {', '.join(like._fields)}")
-    return type(like)(*(_tensor(name, record[name], v, norm_bound) for name, v in like._asdict().items()))
+    return type(like)(*(_tensor(name, record[name], v) for name, v in like._asdict().items()))
 
 
-def _tensor(name: str, array: Array, like: Tensor, norm_bound: float | None) -> Tensor:
+def _tensor(name: str, array: Array, like: Tensor) -> Tensor:
     due = like.detach().cpu().numpy()
     if tuple(array.shape) != due.shape or array.dtype != str(due.dtype):
         raise InputError(f"{name} is {array.dtype} {tuple(array.shape)}, due was {due.dtype} {due.shape}")
@@ -48,8 +45,6 @@ def _tensor(name: str, array: Array, like: Tensor, norm_bound: float | None) -> 
         raise InputError(f"{name} decodes to {values.dtype} {values.shape}, due was {due.dtype} {due.shape}")
     if not np.isfinite(values).all():
         raise InputError(f"{name} holds NaN or infinity")
-    if norm_bound is not None and values.ndim and np.linalg.norm(values) > norm_bound:
-        raise InputError(f"{name} has norm {np.linalg.norm(values):.3g}, above the bound {norm_bound:g}")
     return torch.from_numpy(np.array(values)).to(like.device)
 
 
@@ -77,4 +72,4 @@ def first_vector(record: Any, dtype: str) -> Tensor:
     if array is None or len(array.shape) != 1 or array.shape[0] > len(array.data):
         raise InputError("no vector x where the first model was due")
     like = torch.zeros(array.shape, dtype=getattr(torch, dtype))
-    return _tensor("x", array, like, None)
+    return _tensor("x", array, like)

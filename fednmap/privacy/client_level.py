@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -24,6 +23,7 @@ FORGET = 0.5
 """What corrections forget by default where there is noise, by measurement: see `docs/privacy.md`."""
 
 COARSE = 0.1  # of the clip, that rounding for secure aggregation may take
+FINE = 2.0  # steps of that rounding, which a client's own noise must exceed
 SURE = 10.0  # deviations by which the length of noise is overestimated
 
 
@@ -51,7 +51,8 @@ class Privacy(Uplink):
                       adds its part, so that `among` of them together add enough; a round with fewer is not opened.
 
     Sampling amplifies privacy only where every client comes by a coin of its own: with participation < 1 the sampler
-    must be `Poisson`.
+    must be `Poisson`. With `among` it does not at all: the server, from whom clients hide too, knows whom it drew, and
+    every round is counted for every client.
 
     >>> Privacy(clip=1.0, noise_multiplier=1.5).forget
     0.5
@@ -91,11 +92,12 @@ class Privacy(Uplink):
                     "among counts on every client's noise, and some weigh 0: theirs is not heard; use None"
                 )
 
-    def check_room(self, bound: float, slack: float, numbers: int) -> None:
+    def check_room(self, bound: float, slack: float, step: float, numbers: int) -> None:
         """Refuse secure sums that have no room for an uplink of so many numbers with its noise, or a grid too coarse.
 
         bound: the longest vector. Noise is longer than here with a probability of exp(-SURE^2 / 2) at most.
         slack: the most by which rounding makes an uplink longer.
+        step:  of the grid: noise that is finer is rounded away.
         """
         if slack > COARSE * self.clip:
             raise InputError(
@@ -103,6 +105,11 @@ class Privacy(Uplink):
                 "smaller secagg_bound"
             )
         noise = 0.0 if self.among is None else self.noise_multiplier * self.clip / self.among**0.5
+        if self.among is not None and noise < FINE * step:
+            raise InputError(
+                f"secagg rounds to multiples of {step:.2g}, and a client's own noise has a deviation of {noise:.2g}, "
+                f"less than {FINE:g} of them; use 64 bits, or a smaller secagg_bound"
+            )
         longest = self.clip + noise * (numbers**0.5 + SURE)
         if longest > bound:
             raise InputError(
@@ -110,7 +117,7 @@ class Privacy(Uplink):
             )
 
     def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        self.check_room(math.inf, federation.slack, 0)
+        self.check_room(math.inf, federation.slack, federation.step, 0)
         sent, new = clipped(algorithm, exchange, self.clip - federation.slack)  # rounded, it is no longer than clip
         if self.among is None or not self.noise_multiplier:
             return sent, new
@@ -135,15 +142,9 @@ class Privacy(Uplink):
         """epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
         if not self.noise_multiplier:
             return {}
-        found = accounting.epsilon(self.noise_multiplier, coin(federation), rounds, self.delta)
+        share = coin(federation) if self.among is None else 1.0  # the server knows whom it drew
+        found = accounting.epsilon(self.noise_multiplier, share, rounds, self.delta)
         return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
-
-    def warn(self, federation: Federation, rounds: int) -> None:
-        """Warn where the epsilon of a run protects nobody."""
-        spent = self.spent(federation, rounds)
-        line = accounting.doubt(spent["epsilon"], "any one client") if spent else None
-        if line:
-            warnings.warn(line, UserWarning, stacklevel=2)
 
     def _shares(self, v: Tensor, field: int, federation: Federation, exchange: Exchange) -> Tensor:
         """Every client's own part of the noise, by its number."""

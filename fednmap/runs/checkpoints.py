@@ -39,7 +39,7 @@ def write(folder: Path, round: Round, totals: Record, settings: dict[str, Any]) 
 
 
 def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[str, Tensor] | None = None) -> None:
-    """The state after round kept.t; the last two are kept.
+    """The state after round kept.t; the last two are kept. Later ones are of a trajectory that was given up.
 
     settings: what the state depends on; a checkpoint is read with the same settings only.
     clients:  the clients' states and whose they are; None where they keep them themselves.
@@ -58,7 +58,9 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
     path = folder / f"round-{kept.t:08d}.json"
     write_atomically(path.with_suffix(".safetensors"), data)
     write_atomically(path, to_json(sealed(facts)))
-    for old in _newest_first(folder)[KEPT:]:
+    found = _newest_first(folder)
+    given_up = [later for later in found if later.name > path.name]
+    for old in (*given_up, *found[len(given_up) + KEPT :]):
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 

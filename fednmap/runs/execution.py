@@ -163,9 +163,13 @@ def grid_of(config: Config, clients: int) -> Quantised | None:
 
 def settings(config: Config) -> dict[str, Any]:
     """What the states of a run depend on; a setting of a later version that is not used leaves no trace."""
-    fixed = {"rounds"} if config.schedule.strip().startswith("cosine") else set()  # where they decide the steps
-    told = config.model_dump(mode="json", exclude=set(EXTENDABLE) - fixed, exclude_defaults=True)
+    told = config.model_dump(mode="json", exclude=set(extendable(config)), exclude_defaults=True)
     return told if config.topology is None else told | {"links": fingerprint(config.topology)}
+
+
+def extendable(config: Config) -> frozenset[str]:
+    """Settings that may be others when a run goes on."""
+    return EXTENDABLE - ({"rounds"} if config.schedule.strip().startswith("cosine") else set())  # they decide the steps
 
 
 def scheduled_step(algorithm: Algorithm, config: Config) -> Schedule | None:

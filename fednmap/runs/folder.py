@@ -240,24 +240,28 @@ class RunFolder:
 
     def check_plain(self, now: dict[str, Any]) -> list[str]:
         """The same for settings that are not a configuration's."""
+        if words := self.changed(now):
+            if self.made_in_python():
+                raise InputError(f"{self.path} holds another run: {words}; choose another folder for a new run")
+            raise InputError(
+                f"{self.path / 'run.toml'} was edited after the run began: {words}; "
+                "put it back, or use it for a new run with --config"
+            )
         began = self.environment()
-        before = began.get("settings")
-        if isinstance(before, dict):
-            told = before.keys() | now.keys() if self.made_in_python() else before.keys() & now.keys()
-            changed = [k for k in told - EXTENDABLE if before.get(k) != now.get(k)]
-            if changed:
-                words = ", ".join(f"{k} is {now.get(k)!r} and was {before.get(k)!r}" for k in sorted(changed))
-                if self.made_in_python():
-                    raise InputError(f"{self.path} holds another run: {words}; choose another folder for a new run")
-                raise InputError(
-                    f"{self.path / 'run.toml'} was edited after the run began: {words}; "
-                    "put it back, or use it for a new run with --config"
-                )
         return [
             f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
             for name in VERSIONS
             if began.get(name, version(name)) != version(name)
         ]
+
+    def changed(self, now: dict[str, Any], free: frozenset[str] = EXTENDABLE) -> str:
+        """Which settings are others than when the run began, in words; of those that are not free."""
+        before = self.environment().get("settings")
+        if not isinstance(before, dict):
+            return ""
+        told = before.keys() | now.keys() if self.made_in_python() else before.keys() & now.keys()
+        others = sorted(k for k in told - free if before.get(k) != now.get(k))
+        return ", ".join(f"{k} is {now.get(k)!r} and was {before.get(k)!r}" for k in others)
 
     def repair(self) -> None:
         """Away with what a kill has left half written, and with measurements damaged since, of which it warns."""

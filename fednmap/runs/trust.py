@@ -47,7 +47,7 @@ def with_noise(config: Config, problem: FiniteSum, steps: int) -> Config:
     if config.dp_clip is None:
         return config
     rows = config.dp_unit == "example"
-    share = _rate(config, problem) if rows else config.participation
+    share = _rate(config, problem) if rows else config.participation if config.dp_among is None else 1.0
     times = config.rounds * (steps if rows else 1)
     if config.dp_epsilon or config.dp_noise:
         accounting.check_delta(config.dp_delta, int(problem.data.sizes.min()) if rows else problem.n)
@@ -87,7 +87,7 @@ def check_between_machines(config: Config) -> None:
     if config.dp_unit == "example":
         raise InputError("dp_unit = example is for simulations (fednmap train); between machines use dp_unit = client")
     if config.dp_epsilon is not None:
-        noise = accounting.noise_for(config.dp_epsilon, config.participation, config.rounds, config.dp_delta)
+        noise = accounting.noise_for(config.dp_epsilon, 1.0, config.rounds, config.dp_delta)
         raise InputError(
             f"dp_epsilon is {config.dp_epsilon:g}, and all machines must add the same noise: give dp_noise = "
             f"{noise:g}, which {config.rounds} rounds need for it"

@@ -153,7 +153,7 @@ def simulate(
         if uplink is not None and uplink.rows:
             raise InputError("secagg shows the server the sum of the uplinks alone, and it is to hear each; use one")
         quantised.check(algorithm, start)
-        federation = federation._replace(slack=secagg.slack(message))
+        federation = federation._replace(slack=secagg.slack(message), step=secagg.step)
         traffic.up = secagg.nbytes(message)
     if after is not None:
         check_after(after, problem.n, server, initial)

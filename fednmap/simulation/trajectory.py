@@ -18,7 +18,7 @@ from fednmap.simulation.callbacks import Listener, Record, heard, listeners
 from fednmap.simulation.loop import Diverged, Round, check_kinds, federation_of, first_point, integers, simulate
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
-from fednmap.simulation.uplink import Uplink
+from fednmap.simulation.uplink import Federation, Uplink
 
 Metric = Callable[[Tensor], float]
 
@@ -118,6 +118,7 @@ def run(
     hearers = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
     federation = federation_of(problem, **options)
+    _check_spent(result, uplink, federation)
     clock = result.totals
 
     def recorded(of: Problem, done: int, server: State) -> Record:
@@ -215,6 +216,22 @@ def check_measuring(every: int, closing: int, measure_gamma: float | None, metri
             raise InputError(f"the metric {name!r} is {function!r:.60}; give a function of the model x")
         if name in ("round", *EVALUATED, *TOTALS, *KEPT):
             raise InputError(f"a metric is called {name!r}, which means something else here; give it another name")
+
+
+def _check_spent(result: Result, uplink: Uplink | None, federation: Federation) -> None:
+    """Refuse to go on with other noise: all rounds would be counted as if they had it."""
+    if not result.records or not result.final["round"]:
+        return
+    spent = {} if uplink is None else uplink.spent(federation, int(result.final["round"]))
+    before, now = result.final.get("epsilon"), spent.get("epsilon")
+    if before is None and now is None:
+        return
+    if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9):
+        told = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
+        raise InputError(
+            f"the rounds so far have spent an epsilon of {told[0]}, and by the uplink given now it would be {told[1]}; "
+            "go on with the same noise, delta and sampling, or begin a new run"
+        )
 
 
 def _continued(

@@ -26,6 +26,8 @@ class Federation(NamedTuple):
     seed: int
     slack: float = 0.0
     """The most by which rounding for secure aggregation makes an uplink longer, which comes after all else."""
+    step: float = 0.0
+    """Of that rounding."""
 
     @property
     def everybody(self) -> float:
