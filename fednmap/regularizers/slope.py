@@ -77,7 +77,8 @@ def nonincreasing(z: Tensor) -> Tensor:
     width = (hi - lo).clamp_min(torch.finfo(torch.float64).tiny)
     floor = 2.0 * torch.arange(len(rows), 0, -1, dtype=torch.float64, device="cpu")[:, None]
     # A row that is not finite is left out of the regression and comes back as NaN, through lo or width.
-    flat = ((rows - lo) / width + floor).nan_to_num_(0.0)
+    flat = (rows - lo) / width + floor
+    flat = torch.where(flat.isnan(), floor, flat)  # where it stands, between its neighbours, it pools with none
     fit = torch.from_numpy(isotonic_regression(flat.flatten().numpy(), increasing=False).copy()).view_as(rows)
     nearest: Tensor = ((fit - floor) * width + lo).to(z).view_as(z)
     return nearest
