@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import plain, weights, wrong
+from fednmap.regularizers.parameters import one_each, plain, weights, wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,8 @@ class Slope(Regularizer):
 
     def __post_init__(self) -> None:
         weights(self, "weight")
+        if isinstance(self.weight, Tensor) and self.weight.ndim != 1:
+            raise wrong(self, "weight", "a number, or a tensor of one weight per coordinate")
         if isinstance(self.weight, Tensor) and bool((self.weight.diff() > 0).any()):
             raise InputError("Slope needs weights that do not increase; sort them in descending order")
         q = plain(self, "q")
@@ -52,6 +54,7 @@ class Slope(Regularizer):
 
     def _weights(self, x: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
+            one_each(self, self.weight, x.shape[-1], "coordinates")
             return self.weight.to(x)
         return self.weight * _quantiles(x.shape[-1], self.q).to(x)
 
