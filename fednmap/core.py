@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -170,6 +170,10 @@ class Algorithm(ABC):
         without has nothing to forget.
         """
         return self
+
+    def stepping(self, eta_a: float) -> Self:
+        """The method with another eta_a, of a round of a schedule; what else was made from it, such as gamma, stays."""
+        return replace(self, eta_a=eta_a)  # type: ignore[type-var]
 
     @abstractmethod
     def init(self, start: Tensor) -> tuple[State, State]:
