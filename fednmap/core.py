@@ -274,7 +274,7 @@ class Declared(NamedTuple):
     start: Tensor | None
     """The first model; decides dtype and device. Else zeros."""
     weights: Tensor | None
-    """n numbers that sum to 1. Else clients weigh equally."""
+    """n numbers, at least 0, brought to the sum 1. Else clients weigh equally."""
     chunk: int | None
     """Clients that are best computed side by side. Else what fits into the cache."""
     part: Callable[[int, int], Problem] | None
@@ -309,8 +309,19 @@ class Declared(NamedTuple):
 def declared(problem: Problem) -> Declared:
     """What `problem` says of itself: the one place that asks."""
     found = Declared(*(getattr(problem, name, None) for name in Declared._fields))
-    weights = None if found.weights is None else torch.as_tensor(found.weights, dtype=torch.float64, device="cpu")
-    return found._replace(weights=weights)
+    return found if found.weights is None else found._replace(weights=_weights(problem, found.weights))
+
+
+def _weights(problem: Problem, given: Any) -> Tensor:
+    """In float64, summing to 1; those that do so already, to 1e-6, stay as they are to the bit."""
+    w = torch.as_tensor(given, dtype=torch.float64, device="cpu")
+    total = float(w.sum())
+    if w.shape != (problem.n,) or not 0 < total < torch.inf or not bool((w >= 0).all()):
+        raise InputError(
+            f"{type(problem).__name__} has weights of shape {tuple(w.shape)} that sum to {total:g}; {problem.n} finite "
+            "numbers are due, none below 0 and not all 0"
+        )
+    return w if abs(total - 1) <= 1e-6 else w / total
 
 
 def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -> Oracle:
