@@ -46,3 +46,18 @@ def test_total_variation_without_end_is_the_mean(weight: float) -> None:
     due = v.mean(-1, keepdim=True).expand(3, 4)
     torch.testing.assert_close(R.TotalVariation(weight).prox(v, 1.0), due, rtol=1e-12, atol=1e-16)
     torch.testing.assert_close(R.TotalVariation(1.0).prox(v, weight), due, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("size", [1e20, 3e38])
+def test_numbers_whose_squares_overflow(size: float) -> None:
+    v = torch.tensor([[size, -size], [0.3, 0.4]])
+    x = R.L2Ball(1.0).prox(v, 1.0)
+    torch.testing.assert_close(x, torch.tensor([[0.5**0.5, -(0.5**0.5)], [0.3, 0.4]]))
+    torch.testing.assert_close(R.LogSum(1.0, 2.0).prox(v[0], 1.0), v[0])
+
+
+def test_the_nuclear_norm_of_what_is_not_finite_is_nan() -> None:
+    value = R.Nuclear(1.0, (2, 2)).value(torch.tensor([[math.nan, 0.0, 0.0, 1.0], [2.0, 0.0, 0.0, 1.0]]))
+    assert value[0].isnan()
+    assert value[1] == 3.0
+    assert R.Nuclear(1.0, (2, 2)).value(torch.tensor([math.inf, 0.0, 0.0, 1.0])).isnan()

@@ -74,7 +74,7 @@ class Affine(Regularizer):
             )
         A, b = self.A.double(), self.b.double()
         inverse = torch.linalg.pinv(A)
-        if not torch.allclose(A @ (inverse @ b), b, atol=1e-8):
+        if not torch.allclose(A @ (inverse @ b), b, rtol=1e-9, atol=1e-9 * float(b.abs().sum())):
             raise InputError("Affine needs A x = b to have a solution; the rows of A contradict each other")
         object.__setattr__(self, "inverse", inverse)
 

@@ -150,15 +150,20 @@ def simulate(
     if about.steps_per_round is not None:
         whole_epochs(algorithm, about.steps_per_round, gradients_of(algorithm, server, initial))
     traffic = Traffic(algorithm, server, message)
+    usual = max(1, round(participation * problem.n)) if sampler is None else problem.n
     if secagg is not None:
         if uplink is not None and uplink.rows:
             raise InputError("secagg shows the server the sum of the uplinks alone, and it is to hear each; use one")
+        if secagg.clients < usual:
+            raise InputError(
+                f"secagg has room for the sum of {secagg.clients} vectors, and {usual} clients may take part in a "
+                f"round; use Quantised({usual})"
+            )
         quantised.check(algorithm, start)
         federation = federation._replace(slack=secagg.slack(message))
         traffic.up = secagg.nbytes(message)
     if after is not None:
         check_after(after, problem.n, server, initial)
-    usual = max(1, round(participation * problem.n)) if sampler is None else problem.n
     groups = Groups(problem.n, usual, chunk or side_by_side(problem, start))
     release = _hold(None if store is None else Path(store))
     try:
