@@ -69,7 +69,7 @@ class FedCanon(Algorithm):
         check(self, "eta_a", "eta_s", "Q")
         fraction(self, "forget")
         if self.alpha is None:
-            object.__setattr__(self, "alpha", self._step())
+            object.__setattr__(self, "alpha", self._step(self.eta_a))
         positive(self, "alpha")
         weakly_convex(self, "alpha", self.alpha)
 
@@ -77,7 +77,8 @@ class FedCanon(Algorithm):
         return replace(self, forget=forget)
 
     def stepping(self, eta_a: float) -> Self:
-        return replace(self, eta_a=eta_a, alpha=None if self.alpha == self._step() else self.alpha)
+        alpha = self._step(eta_a) if self.alpha == self._step(self.eta_a) else self.alpha
+        return replace(self, eta_a=eta_a, alpha=alpha)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
@@ -107,9 +108,9 @@ class FedCanon(Algorithm):
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return (before.x, after.h) if self.Q == 1 and not self.forget else None
 
-    def _step(self) -> float:
+    def _step(self, eta_a: float) -> float:
         """How far the clients go in all, times eta_s."""
-        return self.eta_a * self.eta_s * self.Q
+        return eta_a * self.eta_s * self.Q
 
     def _correction(self, down: Server, client: Client) -> Tensor:
         """c_i: fixed during the round."""

@@ -28,6 +28,7 @@ class PrunedFedAvg(Algorithm):
 
     zeros: the share of entries that are set to 0, from 0 (FedAvg) to below 1.
 
+    >>> import torch
     >>> method = PrunedFedAvg(zeros=0.5)
     >>> method.model(method.Server(torch.tensor([3.0, -1.0, 0.5, -2.0])))
     tensor([ 3.,  0.,  0., -2.])
