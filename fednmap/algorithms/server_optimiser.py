@@ -77,8 +77,7 @@ class ServerOptimiser(Algorithm):
         return self._with(self.of.seeded(seed))
 
     def forgetful(self, forget: float) -> Self:
-        of = self.of.forgetful(forget)
-        return self if of is self.of else self._with(of)
+        return self._with(self.of.forgetful(forget))
 
     def init(self, start: Tensor) -> tuple[State, State]:
         server, client = self.of.init(start)
