@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -171,6 +171,10 @@ class Algorithm(ABC):
         """
         return self
 
+    def stepping(self, eta_a: float) -> Self:
+        """The method with another eta_a, of a round of a schedule; what else was made from it, such as gamma, stays."""
+        return replace(self, eta_a=eta_a)  # type: ignore[type-var]
+
     @abstractmethod
     def init(self, start: Tensor) -> tuple[State, State]:
         """The server's state and one client's state before the first round."""
@@ -270,7 +274,7 @@ class Declared(NamedTuple):
     start: Tensor | None
     """The first model; decides dtype and device. Else zeros."""
     weights: Tensor | None
-    """n numbers that sum to 1. Else clients weigh equally."""
+    """n numbers, at least 0, brought to the sum 1. Else clients weigh equally."""
     chunk: int | None
     """Clients that are best computed side by side. Else what fits into the cache."""
     part: Callable[[int, int], Problem] | None
@@ -305,8 +309,19 @@ class Declared(NamedTuple):
 def declared(problem: Problem) -> Declared:
     """What `problem` says of itself: the one place that asks."""
     found = Declared(*(getattr(problem, name, None) for name in Declared._fields))
-    weights = None if found.weights is None else torch.as_tensor(found.weights, dtype=torch.float64, device="cpu")
-    return found._replace(weights=weights)
+    return found if found.weights is None else found._replace(weights=_weights(problem, found.weights))
+
+
+def _weights(problem: Problem, given: Any) -> Tensor:
+    """In float64, summing to 1; those that do so already, to 1e-6, stay as they are to the bit."""
+    w = torch.as_tensor(given, dtype=torch.float64, device="cpu")
+    total = float(w.sum())
+    if w.shape != (problem.n,) or not 0 < total < torch.inf or not bool((w >= 0).all()):
+        raise InputError(
+            f"{type(problem).__name__} has weights of shape {tuple(w.shape)} that sum to {total:g}; {problem.n} finite "
+            "numbers are due, none below 0 and not all 0"
+        )
+    return w if abs(total - 1) <= 1e-6 else w / total
 
 
 def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -> Oracle:

@@ -89,6 +89,23 @@ def test_bias_is_proportional_to_the_local_step(name):
     assert 1.85 < one / half < 2.15
 
 
+def test_fedmid_says_where_it_ends_either_way():
+    both, server = A.FedMiD(PHI), A.FedMiD(PHI, server_only=True)
+    assert (both.traits.prox, both.traits.fixed_point) == ("Q + 1", FixedPoint.OF_F_PLUS_2_PHI)
+    assert (server.traits.prox, server.traits.fixed_point) == ("0 + 1", FixedPoint.BIASED)
+    assert A.FedMiD.traits == both.traits == replace(server, server_only=False).traits
+
+
+@pytest.mark.parametrize("zeros", [0.25, 0.5, 0.75])
+def test_of_entries_that_are_equally_small_as_many_are_pruned_as_is_said(zeros):
+    method = A.PrunedFedAvg(zeros=zeros)
+    x = torch.tensor([1.0, -1.0, 1.0, 5.0, -1.0, 1.0, 1.0, -1.0])
+    model = method.model(method.Server(x))
+    assert int((model == 0).sum()) == zeros * 8
+    assert model[3] == 5.0
+    assert torch.equal(model[model != 0], x[model != 0])
+
+
 def test_fedmid_as_published_counts_phi_twice():
     points = [end(A.FedMiD(PHI, eta_a=eta_a / L, Q=5), eta_a) for eta_a in (0.1, 0.05, 0.025)]
     to_double = [distance(x, best(0.4)) for x in points]

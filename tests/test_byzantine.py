@@ -7,7 +7,7 @@ import torch
 from lasso import distance, last
 
 from fednmap import InputError, simulate
-from fednmap.algorithms import FedAvg, FedNMap
+from fednmap.algorithms import SCAFFOLD, CompressedFedNMap, FedADMM, FedAvg, FedAvgM, FedDR, FedNMap, Zhang
 from fednmap.privacy import Attack, Chain, GeometricMedian, Median, Monitor, NormClip, Privacy, Trimmed, centre_of
 from fednmap.privacy.monitor import z_scores
 from fednmap.privacy.robust import median
@@ -61,6 +61,13 @@ def test_the_geometric_median_has_the_least_sum_of_distances():
     assert all(cost(found) <= cost(found + nudge) + 1e-9 for nudge in nudges)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("equal", [3, 4, 10])
+def test_the_geometric_median_of_vectors_that_are_mostly_one(equal, dtype):
+    these = torch.tensor([[1.0, 1.0]] * equal + [[9.0, 9.0], [9.0, -5.0]], dtype=dtype)
+    assert torch.equal(GeometricMedian().centre(these), torch.ones(2, dtype=dtype))
+
+
 def test_the_median_of_two_in_the_middle():
     assert torch.equal(median(torch.tensor([[4.0], [1.0], [2.0], [100.0]])), torch.tensor([3.0]))
 
@@ -93,6 +100,30 @@ def test_what_a_method_cannot_forget_is_refused_and_not_ignored():
     ends = [last(one, TEN, rounds=5, uplink=centre).server.z for centre in (Median(), Median(0.2), Median(0.0))]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
+
+
+class OneMore(FedNMap):
+    """It could forget, and does not say so."""
+
+    def forgetful(self, forget):
+        return self
+
+
+@pytest.mark.parametrize("kind", [CompressedFedNMap, FedDR, FedADMM, OneMore])
+def test_where_nothing_is_forgotten_only_centres_that_keep_the_mean_are_taken(kind):
+    for centre in (Median(), Trimmed(0.2, 0.0), GeometricMedian(), Chain(Median(), Attack("sign-flip"))):
+        with pytest.raises(InputError, match=rf"of {kind.__name__}, which cannot forget; use FedNMap.*FedAvg$"):
+            simulate(kind(PHI, eta_a=0.1 / L), TEN, rounds=1, uplink=centre)
+
+
+def test_where_something_is_forgotten_or_nothing_kept_every_centre_is_taken():
+    for kind in (FedNMap, Zhang):
+        simulate(kind(PHI, eta_a=0.1 / L), TEN, rounds=1, uplink=Median())
+    for method in (SCAFFOLD(eta_a=0.1 / L), FedAvgM(eta_a=0.1 / L), FedAvgM(of=SCAFFOLD(eta_a=0.1 / L))):
+        simulate(method, TEN, rounds=1, uplink=Median())
+    simulate(OneMore(PHI, eta_a=0.1 / L), TEN, rounds=1, uplink=NormClip(0.3))
+    with pytest.raises(InputError, match="no correction that could"):
+        simulate(FedAvgM(eta_a=0.1 / L), TEN, rounds=1, uplink=Median(0.3))
 
 
 def test_where_a_centre_forgets_the_end_does_not_depend_on_how_much():

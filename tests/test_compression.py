@@ -12,6 +12,7 @@ from fednmap.core import nbytes
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, MCP
 from fednmap.simulation import simulate
+from fednmap.simulation.participation import Uniform, take_part
 from fednmap.testing import check_algorithm, heterogeneous, optimum, smoothness
 
 T0 = torch.tensor(0.0)
@@ -55,6 +56,18 @@ def test_quantised_entries_are_rounded_to_the_nearest(bits):
     unit = torch.unique(sent).diff().min()
     assert float((sent - v).abs().max()) <= float(unit) / 2
     assert float(5 / unit) <= 2 ** (bits - 1) - 1 < float(10 / unit)  # the smallest power of two that does
+
+
+def test_who_takes_part_says_nothing_of_which_entries_are_sent():
+    """With one seed for both: each of 12 entries is as likely whichever of six clients comes."""
+    rounds, p, n = 2400, 12, 6
+    together = torch.zeros(n, p)
+    for t in range(rounds):
+        who = take_part(n, t, sampler=Uniform(1 / n), drop=0.0, seed=0).counted
+        together[who] += RandomK(1, 0)(torch.ones(p), torch.tensor(float(t)))
+    due = rounds / (n * p)
+    chi_squared = float((together - due).square().sum() / due)
+    assert chi_squared < 130  # of 71 degrees of freedom: five deviations
 
 
 @pytest.mark.parametrize("K", [0.5, 0.9, 0.95, 0.99])

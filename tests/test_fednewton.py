@@ -13,6 +13,7 @@ from fednmap.measure import normal_map
 from fednmap.names import InputError
 from fednmap.problems import GLM, Cox, Logistic, Pooled
 from fednmap.regularizers import (
+    L0,
     L1,
     L2,
     MCP,
@@ -246,6 +247,12 @@ def test_what_fednewton_cannot_do_is_refused_in_one_line(what):
     make, words = REFUSED[what]
     with pytest.raises(InputError, match=rf"^FedNewton[^\n]*{words}[^\n]*$"):
         simulate(FedNewton(PHI), make(), rounds=1)
+
+
+@pytest.mark.filterwarnings("ignore:L0 is not weakly convex")
+def test_a_prox_that_jumps_is_refused_in_one_line():
+    with pytest.raises(InputError, match=r"^FedNewton[^\n]*that of L0 jumps; use [^\n]*$"):
+        FedNewton(L0(0.1, allow_nonconvex=True))
 
 
 @pytest.mark.parametrize("options", [{"participation": 0.5}, {"drop": 0.1}])

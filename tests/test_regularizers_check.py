@@ -109,6 +109,7 @@ BROKEN: dict[str, tuple[Patched, str]] = {
     "float64 always": (Patched(R.L1(0.3), prox_of=lambda p, v, s: p.prox(v.double(), s)), "keep the dtype"),
     "rows mixed": (Patched(R.L2(1.0), prox_of=rows_mixed), "of a single vector"),
     "NaN hidden": (Patched(R.L1(0.3), prox_of=hides_nan), "hides a NaN"),
+    "a NaN beside": (Patched(R.L1(0.3), prox_of=lambda p, v, s: p.prox(v, s) + v.isnan().any()), "reaches another row"),
     "step 0 shrinks": (Patched(R.L1(0.3), prox_of=half_step_zero), "step 0"),
     "cancellation near the limit": (Patched(R.MCP(0.3, 2.0), prox_of=cancelling), "float32"),
 }

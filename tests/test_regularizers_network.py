@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -73,6 +74,21 @@ def test_nuclear_takes_each_weight_as_a_matrix() -> None:
         weight = module.get_parameter(name).detach().flatten(1)
         sigma = torch.linalg.svdvals(after[name].view_as(weight))
         torch.testing.assert_close(sigma, (torch.linalg.svdvals(weight) - 0.2).clamp_min(0), atol=1e-5, rtol=0)
+
+
+def test_a_slice_may_begin_where_the_vector_does() -> None:
+    v = torch.tensor([3.0, -2.0, 0.5])
+    for first in (slice(None, 2), slice(2)):
+        phi = R.Separable([(slice(2, 3), R.Box(0, 0.1)), (first, R.L1(1.0))])
+        assert torch.equal(phi.prox(v, 1.0), torch.tensor([2.0, -1.0, 0.1]))
+
+
+def test_groups_may_be_empty_the_last_one_too() -> None:
+    v, weight = torch.tensor([3.0, 4.0, 2.0]), torch.tensor([1.0, 9.0, 1.0, 9.0])
+    phi = R.GroupLasso(weight, [[0, 1], [], [2], []])
+    assert torch.equal(phi.prox(v, 1.0), R.GroupLasso(1.0, [[0, 1], [2]]).prox(v, 1.0))
+    assert phi.value(v) == 7.0
+    assert torch.equal(R.GroupLasso(torch.tensor(1.0), 3).prox(v, 1.0), R.GroupLasso(1.0, 3).prox(v, 1.0))
 
 
 def test_a_structured_regularizer_can_be_restricted() -> None:
@@ -201,11 +217,34 @@ def test_errors_of_names(spec: str, message: str) -> None:
         (lambda: R.GroupLasso(1.0, 4).prox(torch.zeros(6), 1.0), "do not divide"),
         (lambda: R.GroupLasso(1.0, [[1], [0]]).prox(torch.zeros(3), 1.0), "the groups cover 2 coordinates"),
         (lambda: R.GroupLasso(1.0, torch.tensor([0.5])), "integers"),
+        (
+            lambda: R.GroupLasso(torch.tensor([1.0, 2.0]), torch.tensor([0, 0, -1])).prox(torch.zeros(3), 1.0),
+            r"weights of shape \(2,\) for 1 groups; give one for each",
+        ),
+        (lambda: R.GroupLasso(torch.tensor([1.0, 5.0]), 3).value(torch.zeros(3)), r"shape \(2,\) for 1 groups"),
+        (lambda: R.GroupLasso(torch.tensor([1.0]), 3).prox(torch.zeros(6), 1.0), r"shape \(1,\) for 2 groups"),
+        (lambda: R.L1(torch.tensor([2.0])).prox(torch.zeros(2), 1.0), r"shape \(1,\) for 2 coordinates"),
+        (lambda: R.L1(torch.tensor([2.0])).value(torch.zeros(2)), r"shape \(1,\) for 2 coordinates"),
+        (lambda: R.L1(torch.ones(2, 2)), r"L1: weight has shape \(2, 2\); it must have one axis"),
+        (lambda: R.Slope(torch.tensor([2.0])).prox(torch.zeros(2), 1.0), r"shape \(1,\) for 2 coordinates"),
+        (lambda: R.Slope(torch.tensor(2.0)), "a tensor of one weight per coordinate"),
+        (lambda: R.Halfspace(torch.tensor([1.0]), 1.0).prox(torch.zeros(5), 1.0), "length 1, for one of length 5"),
+        (lambda: R.Halfspace(torch.tensor([1.0]), 1.0).value(torch.zeros(5)), "length 1, for one of length 5"),
         (lambda: R.Slope(torch.tensor([1.0, 2.0])), "descending"),
         (lambda: R.Slope(1.0, 1.0), "q is 1.0; .* between 0 and 1"),
         (lambda: R.Nuclear(1.0, (2, 2)).prox(torch.zeros(3), 1.0), "2, 2"),
         (lambda: R.Halfspace(torch.zeros(3), 1.0), "nonzero"),
         (lambda: R.Affine(torch.ones(2, 3), torch.tensor([1.0, 2.0])), "contradict"),
+        (
+            lambda: R.Affine(torch.ones(2, 3).double(), torch.tensor([1.0, 1 + 1e-6], dtype=torch.float64)),
+            "contradict",
+        ),
+        (lambda: R.Affine(torch.ones(2, 3), torch.tensor([1e-9, 2e-9])), "contradict"),
+        (lambda: R.Box(math.inf, math.inf), "a number between lo and hi"),
+        (lambda: R.Box(-math.inf, -math.inf), "a number between lo and hi"),
+        (lambda: R.Separable([(slice(0, None), R.Zero())]), "slices with an end, such as"),
+        (lambda: R.Separable([(3, R.Zero())]), "slices with an end"),  # type: ignore[list-item]
+        (lambda: R.parse("group-lasso:0.5", nn.BatchNorm1d(3)), "two or more axes, and this network has none"),
         (lambda: R.Affine(torch.ones(3), torch.ones(1)), r"shape \(m, p\)"),
         (lambda: R.MCP(1.0, 2.0).prox(torch.zeros(3), 2.0), r"rho = 0.5.*step = 2 \(step \* rho = 1\).*below 2"),
         (lambda: R.L0(1.0, allow_nonconvex=False), "allow_nonconvex"),

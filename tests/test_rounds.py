@@ -17,7 +17,7 @@ from fednmap.measure import problem_gamma, stationarity
 from fednmap.names import InputError
 from fednmap.problems import Pooled
 from fednmap.regularizers import L1, MCP, Zero
-from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance
+from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, schedules
 from fednmap.simulation.participation import Cyclic, Poisson, Trace, Uniform, Weighted, sampler_of, take_part
 from fednmap.simulation.schedules import Cosine, InverseSqrt, StepDown, schedule_of
 from fednmap.simulation.states import Clients
@@ -206,6 +206,19 @@ def test_a_schedule_gives_the_step_of_each_round():
         (round_,) = islice(simulate(algorithm, SIX, rounds=t + 1, after=after), 1)
         server = round_.server
         assert same(server, scheduled[t].server)
+
+
+def test_the_server_step_of_fedcanon_follows_the_schedule_unless_it_is_given():
+    """The server goes as far as the clients do, in every round: x - eta_a(t) eta_s Q mean y_i, here without phi."""
+    step = InverseSqrt(0.1)
+    for given in (None, 0.3):
+        canon = A.FedCanon(Zero(), eta_a=0.1, eta_s=2.0, Q=3, alpha=given)
+        for t in (0, 3, 99):
+            then = schedules.at(canon, step, t)
+            server, _ = then.init(torch.zeros(2))
+            moved = then.aggregate(server, then.Up(torch.ones(2)), 1.0).x
+            torch.testing.assert_close(moved, torch.full((2,), -(step(t) * 2.0 * 3 if given is None else given)))
+        assert schedules.at(schedules.at(canon, step, 99), 0.1, 0) == canon
 
 
 @pytest.mark.parametrize(

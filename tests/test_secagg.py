@@ -125,6 +125,12 @@ def test_a_state_from_the_vector_that_was_not_sent_would_not_do(monkeypatch):
     assert drift() > 1e-3
 
 
+def test_a_grid_for_fewer_clients_than_come_is_refused():
+    with pytest.raises(ValueError, match=r"sum of 3 vectors, and 4 clients .* use Quantised\(4\)$"):
+        simulate(FedAvg(eta_a=0.1), lasso(), rounds=1, secagg=Quantised(3))
+    simulate(FedAvg(eta_a=0.1), lasso(), rounds=1, participation=0.5, secagg=Quantised(2))
+
+
 def test_bytes_up_are_those_of_the_ring():
     for bits in (32, 64):
         first = next(iter(simulate(FedAvg(eta_a=0.1), make_problem(), rounds=1, secagg=Quantised(4, 1e4, bits))))

@@ -12,10 +12,11 @@ from lasso import PHI, gap, last, models
 from stochastic import KINDS, least_squares
 from torch import Tensor
 
-from fednmap import Diverged, simulate
+from fednmap import Diverged, run, simulate
 from fednmap import algorithms as A
-from fednmap.core import Algorithm
+from fednmap.core import Algorithm, declared
 from fednmap.data.partition import iid
+from fednmap.decentralized import Complete, Decentralized, NormED
 from fednmap.measure import stationarity
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, Zero
@@ -211,6 +212,92 @@ def test_a_problem_with_nothing_but_the_protocol_works():
     assert float(stationarity(Quadratics(), algorithm.phi, x, 0.3)) < 1e-8
 
 
+class Double(Quadratics):
+    """The same in float64 only, with clients that may weigh differently; it does not say where to begin."""
+
+    def __init__(self, weights=None):
+        super().__init__()
+        self.d, self.b, self.weights = self.d.double(), self.b.double(), weights
+
+    def shares(self):
+        w = torch.ones(3) if self.weights is None else torch.as_tensor(self.weights)
+        return (w / w.sum()).double()
+
+    def loss(self, x):
+        return self.shares() @ (self.d / 2 * (x - self.b).square().sum(-1))
+
+    def gradient(self, x):
+        curvature = self.shares() @ self.d * torch.eye(4, dtype=torch.float64)
+        return torch.matmul(curvature, x) - (self.shares() * self.d) @ self.b
+
+
+ZEROS = torch.zeros(4, dtype=torch.float64)
+
+
+def test_a_problem_of_another_dtype_is_measured_in_that_of_the_start(tmp_path):
+    plain = run(fednmap(), Double(), rounds=3, start=ZEROS)
+    kept = run(fednmap(), Double(), rounds=3, start=ZEROS, folder=tmp_path / "run")
+    assert plain.x.dtype == torch.float64
+    assert plain.measure_gamma == kept.measure_gamma
+
+
+@pytest.mark.parametrize("weights", [[1, 2, 3], torch.tensor([0.5, 1.0, 1.5]), torch.tensor([1.0, 2.0, 3.0]) / 6])
+def test_weights_count_by_their_ratios(weights):
+    """With a server and on a graph, whatever they sum to."""
+    problem = Double(weights)
+    curvature = problem.shares() @ problem.d
+    due = L1(1.0).prox((problem.shares() * problem.d) @ problem.b / curvature, float(1 / curvature))
+    for algorithm in (A.FedNMap(L1(1.0), eta_a=0.05, Q=2), Decentralized(NormED(L1(1.0), eta_a=0.05), Complete(3))):
+        end = last(algorithm, problem, rounds=400, start=ZEROS)
+        torch.testing.assert_close(algorithm.model(end.server), due)
+
+
+def test_weights_that_sum_to_one_stay_to_the_bit():
+    weights = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64) * (1 + 1e-9)
+    assert torch.equal(declared(Double(weights)).weights, weights)
+
+
+@dataclass(frozen=True)
+class Telling(A.FedAvg):
+    """Every client also sends a number, with an axis of its own or without."""
+
+    axis: bool = True
+
+    class Up(NamedTuple):
+        x: Tensor
+        size: Tensor
+
+    class Server(NamedTuple):
+        x: Tensor
+        size: Tensor
+
+    def init(self, start):
+        return self.Server(start, start.new_zeros(1)), self.Client()
+
+    def local(self, down, client, g):
+        moved = g(down.x, 0)
+        return self.Up(moved, moved.norm(dim=-1, keepdim=self.axis)), client
+
+    def aggregate(self, server, up, share):
+        return self.Server(server.x - self.eta_a * up.x, up.size)
+
+
+def test_a_number_of_every_client_is_averaged_alike_in_any_chunks():
+    sizes = [last(Telling(eta_a=0.1 / L), TEN, rounds=3, chunk=chunk).server.size for chunk in (1, 2, 10)]
+    assert all(torch.allclose(size, sizes[0], rtol=1e-12) for size in sizes)
+
+
+def test_what_a_result_hands_out_is_not_the_servers_own():
+    """A model that is changed by its owner does not change where a run goes on."""
+    method = A.FedAvg(eta_a=0.1 / L, Q=2)
+    first, whole = run(method, TEN, rounds=5), run(method, TEN, rounds=10)
+    first.x.zero_()
+    again = run(method, TEN, rounds=5, after=first)
+    assert torch.equal(again.x, run(method, TEN, rounds=5).x)
+    again.x.zero_()
+    assert torch.equal(run(method, TEN, rounds=10, after=again).x, whole.x)
+
+
 NAN = torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])
 REFUSED = {
     "participation is 0": lambda: simulate(fednmap(), TEN, rounds=1, participation=0.0),
@@ -225,6 +312,11 @@ REFUSED = {
     "central method": lambda: simulate(A.ProxSGD(PHI), TEN, rounds=1),
     "every client": lambda: simulate(A.FedPD(), TEN, rounds=1, participation=0.5),
     "every client in": lambda: simulate(A.Scaffnew(), TEN, rounds=1, drop=0.1),
+    r"Double has weights of shape \(2,\) .* 3 finite": lambda: simulate(fednmap(), Double([0.5, 0.5]), rounds=1),
+    "that sum to nan": lambda: simulate(fednmap(), Double([float("nan"), 0.5, 0.5]), rounds=1),
+    "none below 0": lambda: simulate(fednmap(), Double([-1.0, 0.5, 1.5]), rounds=1),
+    "not all 0": lambda: simulate(fednmap(), Double([0, 0, 0]), rounds=1),
+    r"Telling sends size of shape \(\), .* one axis": lambda: simulate(Telling(axis=False), TEN, rounds=1),
     "NaN or infinity": lambda: LeastSquares([(NAN, torch.zeros(2))]),
     "y holds NaN": lambda: LeastSquares([(torch.ones(2, 2), NAN[:, 0])]),
     "no sample": lambda: LeastSquares([(torch.ones(2, 2), torch.ones(2)), (torch.ones(0, 2), torch.ones(0))]),

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from fednmap.names import InputError, choose
 
+ENTRIES = 5
+"""In the address between seed and round: these draws are not those of who takes part, which may have the same seed."""
+
 
 class Sparse(NamedTuple):
     """K values and where they belong."""
@@ -106,7 +109,7 @@ class RandomK(Compressor):
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         p = v.shape[-1]
-        chosen = np.random.default_rng([self.seed, int(t)]).choice(p, kept(self.K, p), replace=False)
+        chosen = np.random.default_rng([self.seed, ENTRIES, int(t)]).choice(p, kept(self.K, p), replace=False)
         mask = torch.zeros(p, dtype=v.dtype, device=v.device).index_fill(0, torch.from_numpy(chosen).to(v.device), 1)
         return v * mask
 

@@ -30,7 +30,7 @@ class FedCanon(Algorithm):
 
     The clients never apply the prox, so their iterates drift along -h even at the optimum: the bias.
 
-    alpha:  server step, alpha * rho < 1. Default: eta_a eta_s Q.
+    alpha:  server step, alpha * rho < 1. Default: eta_a eta_s Q, which follows a schedule of eta_a; any other stays.
     forget: c_i = (1 - forget)(h - h_i); 0 is the published method. As in FedNMap.
 
     >>> from fednmap.regularizers import L1
@@ -69,12 +69,16 @@ class FedCanon(Algorithm):
         check(self, "eta_a", "eta_s", "Q")
         fraction(self, "forget")
         if self.alpha is None:
-            object.__setattr__(self, "alpha", self.eta_a * self.eta_s * self.Q)
+            object.__setattr__(self, "alpha", self._step(self.eta_a))
         positive(self, "alpha")
         weakly_convex(self, "alpha", self.alpha)
 
     def forgetful(self, forget: float) -> Self:
         return replace(self, forget=forget)
+
+    def stepping(self, eta_a: float) -> Self:
+        alpha = self._step(eta_a) if self.alpha == self._step(self.eta_a) else self.alpha
+        return replace(self, eta_a=eta_a, alpha=alpha)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
@@ -103,6 +107,10 @@ class FedCanon(Algorithm):
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return (before.x, after.h) if self.Q == 1 and not self.forget else None
+
+    def _step(self, eta_a: float) -> float:
+        """How far the clients go in all, times eta_s."""
+        return eta_a * self.eta_s * self.Q
 
     def _correction(self, down: Server, client: Client) -> Tensor:
         """c_i: fixed during the round."""

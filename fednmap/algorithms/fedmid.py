@@ -5,7 +5,7 @@ Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021, Algorithm 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -57,6 +57,8 @@ class FedMiD(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         convex(self, self.phi)
+        if self.server_only:
+            object.__setattr__(self, "traits", replace(self.traits, prox="0 + 1", fixed_point=FixedPoint.BIASED))
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()

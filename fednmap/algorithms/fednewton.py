@@ -6,6 +6,7 @@ composite optimization, 2021; for phi = 0 the iteratively reweighted least squar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,6 +95,11 @@ class FedNewton(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a")
+        if self.phi.rho == math.inf:
+            raise InputError(
+                f"FedNewton needs a prox with a derivative almost everywhere, and that of {type(self.phi).__name__} "
+                "jumps; use a weakly convex regularizer, or FedNMap"
+            )
         if self.gamma is None:
             object.__setattr__(self, "gamma", safe_step(self.phi, self.eta_a))
         positive(self, "gamma")

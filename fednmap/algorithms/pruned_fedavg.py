@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fednmap.algorithms.fedavg import FedAvg
@@ -29,6 +28,7 @@ class PrunedFedAvg(Algorithm):
 
     zeros: the share of entries that are set to 0, from 0 (FedAvg) to below 1.
 
+    >>> import torch
     >>> method = PrunedFedAvg(zeros=0.5)
     >>> method.model(method.Server(torch.tensor([3.0, -1.0, 0.5, -2.0])))
     tensor([ 3.,  0.,  0., -2.])
@@ -79,4 +79,10 @@ class PrunedFedAvg(Algorithm):
         x, smallest = server.x, int(self.zeros * server.x.numel() + 1e-6)  # 0.29 of 100 are 29
         if smallest == 0:
             return x
-        return torch.where(x.abs() > x.abs().kthvalue(smallest).values, x, 0.0)
+        size = x.abs()
+        edge = size.kthvalue(smallest).values
+        small = size <= edge
+        more = int(small.sum()) - smallest
+        if more > 0:  # of those that are equally small the last ones stay
+            small[(size == edge).nonzero().squeeze(-1)[-more:]] = False
+        return x.masked_fill(small, 0.0)

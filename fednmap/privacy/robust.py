@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, State
 from fednmap.names import InputError, choose
-from fednmap.privacy.client_level import check_belief, clipped
+from fednmap.privacy.client_level import check_belief, clipped, without_phi
 from fednmap.regularizers.parameters import fraction, integer, plain, positive, wrong
 from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
 
@@ -33,6 +33,8 @@ class Centre(Uplink):
     """
 
     rows: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+    """Whether mean h_i = h stays true, so that nothing must be forgotten."""
     forget: float | None
 
     def centre(self, rows: Tensor) -> Tensor:
@@ -52,6 +54,12 @@ class Centre(Uplink):
             raise InputError(
                 f"{type(self).__name__} knows no weights, and the clients weigh from {federation.weights.min():.3g} to "
                 f"{federation.weights.max():.3g}; use a problem whose clients weigh equally, or the mean"
+            )
+        kept = without_phi(algorithm).init(torch.zeros(1, device="cpu"))[1]
+        if kept and not self.exact and algorithm.forgetful(FORGET) is algorithm:
+            raise InputError(
+                f"{type(self).__name__} is not the mean, and what it leaves out would add up in the clients' states of "
+                f"{algorithm.name}, which cannot forget; use FedNMap, Zhang, FedCanon, SCAFFOLD or FedAvg"
             )
 
     def hear(self, federation: Federation, received: Received) -> Heard:
@@ -118,6 +126,8 @@ class GeometricMedian(Centre):
     def centre(self, rows: Tensor) -> Tensor:
         found = median(rows)
         scale = (rows - found).norm(dim=-1).median()
+        if scale == 0:  # half of the vectors are this one: no other point is nearer to all together
+            return found
         least = (1e-6 * scale).clamp_min(torch.finfo(rows.dtype).tiny)  # a client's own vector may be the median
         for _ in range(self.iterations):
             weights = 1 / (rows - found).norm(dim=-1).clamp_min(least)
@@ -137,6 +147,7 @@ class NormClip(Centre):
     mean by clip / n per round, in the same direction if it likes, for ever.
     """
 
+    exact: ClassVar[bool] = True
     clip: float
     forget: float | None = 0.0
 

@@ -32,17 +32,22 @@ class Halfspace(Regularizer):
             raise InputError(f"Halfspace needs a nonzero vector a, given a tensor of shape {tuple(self.a.shape)}")
 
     def value(self, x: Tensor) -> Tensor:
-        terms = self.a.to(x) * x
+        terms = self._a(x) * x
         return indicator(terms.sum(-1, keepdim=True) - self.b, terms.abs().sum(-1, keepdim=True) + abs(self.b))
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         self.check_step(step)
-        a = self.a.to(v)
+        a = self._a(v)
         unit = a / a.square().sum()
         # Twice: the first step leaves a rounding of the size of v, the second one of the size of the result.
         for _ in range(2):
             v = v - ((a * v).sum(-1, keepdim=True) - self.b).clamp_min_(0) * unit
         return v
+
+    def _a(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != len(self.a):
+            raise InputError(f"Halfspace has a vector a of length {len(self.a)}, for one of length {x.shape[-1]}")
+        return self.a.to(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +74,7 @@ class Affine(Regularizer):
             )
         A, b = self.A.double(), self.b.double()
         inverse = torch.linalg.pinv(A)
-        if not torch.allclose(A @ (inverse @ b), b, atol=1e-8):
+        if not torch.allclose(A @ (inverse @ b), b, rtol=1e-9, atol=1e-9 * float(b.abs().sum())):
             raise InputError("Affine needs A x = b to have a solution; the rows of A contradict each other")
         object.__setattr__(self, "inverse", inverse)
 

@@ -37,6 +37,9 @@ class L2Ball(Regularizer):
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         self.check_step(step)
         norm: Tensor = vector_norm(v, dim=-1, keepdim=True)
+        if bool(norm.isinf().any()):  # squares overflow: any multiple outside has the same projection
+            v = torch.where(norm.isinf(), v / v.abs().amax(-1, keepdim=True) * self.radius, v)
+            norm = vector_norm(v, dim=-1, keepdim=True)
         return v * (self.radius / norm.clamp_min(self.radius))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,8 @@ class Box(Regularizer):
                 raise wrong(self, name, "a number; an infinite bound is not a bound")
         if not self.lo <= self.hi:
             raise InputError(f"Box needs lo <= hi, given lo = {self.lo} and hi = {self.hi}")
+        if math.isinf(self.lo) and self.lo == self.hi:
+            raise InputError(f"Box needs a number between lo and hi, and both are {self.lo}")
 
     def value(self, x: Tensor) -> Tensor:
         return indicator(torch.maximum(x - self.hi, self.lo - x), x.abs())

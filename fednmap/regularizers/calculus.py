@@ -118,12 +118,14 @@ class Separable(Regularizer):
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for _, phi in self.parts:
+        for where, phi in self.parts:
             if not isinstance(phi, Regularizer):
                 raise InputError(f"Separable needs pairs (slice, regularizer), given {shown(phi)}")
+            if not isinstance(where, slice) or where.stop is None:
+                raise InputError(f"Separable needs slices with an end, such as slice(0, 2), given {shown(where)}")
         covered = 0
-        for where in sorted((where for where, _ in self.parts), key=lambda where: where.start):
-            if where.step not in (None, 1) or not covered <= where.start < where.stop:
+        for where in sorted((where for where, _ in self.parts), key=lambda where: where.start or 0):
+            if where.step not in (None, 1) or not covered <= (where.start or 0) < where.stop:
                 raise InputError(f"Separable needs disjoint slices of one step, given {where}")
             covered = where.stop
         object.__setattr__(self, "rho", max((phi.rho for _, phi in self.parts), default=0.0))

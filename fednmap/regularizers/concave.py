@@ -42,9 +42,11 @@ class LogSum(Regularizer):
         total, gap = 2 * (self.eps + threshold), self.eps - threshold
         # The root written in u = soft(v, threshold), where every term is positive: nothing cancels.
         u = softshrink(v, threshold)
-        slope = u.abs() + total
-        root = (slope * u.abs()).add_(gap**2).sqrt_()
-        return u.mul_(slope.div_(root.add_(gap)).add_(1)).mul_(0.5)
+        root = u.abs()
+        slope = root + total
+        # Never above the slope, unless the product overflows.
+        root = root.mul_(slope).add_(gap**2).sqrt_().clamp_max_(slope)
+        return u.mul_(slope.div_(root.add_(gap)).add_(1).mul_(0.5))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.nn.functional import softshrink
 from fednmap.core import Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers.l2 import shrinkage
-from fednmap.regularizers.parameters import nonnegative, weights
+from fednmap.regularizers.parameters import nonnegative, one_each, weights
 
 GroupSpec = int | Tensor | Sequence[Sequence[int]]
 """How groups are given: the size of consecutive groups of equal size; a tensor with the group number of
@@ -46,11 +46,16 @@ class GroupLasso(Regularizer):
         object.__setattr__(self, "_parts", as_groups(self.groups))
 
     def value(self, x: Tensor) -> Tensor:
-        return (like(self.weight, x) * self._parts.norms(x)).sum(-1)
+        norms = self._parts.norms(x)
+        return (self._weights(norms) * norms).sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
-        threshold = self.check_step(step) * like(self.weight, v)
-        return self._parts.scale(v, shrinkage(self._parts.norms(v), threshold))
+        norms = self._parts.norms(v)
+        return self._parts.scale(v, shrinkage(norms, self.check_step(step) * self._weights(norms)))
+
+    def _weights(self, norms: Tensor) -> float | Tensor:
+        one_each(self, self.weight, norms.shape[-1], "groups")
+        return like(self.weight, norms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +157,7 @@ def as_groups(groups: GroupSpec) -> Groups:
     labels = groups if isinstance(groups, Tensor) else _labels(groups)
     if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0 or bool((labels < -1).any()):
         raise InputError("group numbers are a 1-D tensor of integers, -1 for no group")
-    count = int(labels.max()) + 1
+    count = int(labels.max()) + 1 if isinstance(groups, Tensor) else len(groups)  # the last ones may be empty
     if count and len(labels) % count == 0:
         size = len(labels) // count
         if bool((labels == torch.arange(len(labels), device=labels.device) // size).all()):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
-from fednmap.regularizers.parameters import nonnegative, weights
+from fednmap.regularizers.parameters import nonnegative, one_each, weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +31,14 @@ class L1(Regularizer):
 
     def value(self, x: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
+            one_each(self, self.weight, x.shape[-1], "coordinates")
             return (self.weight.to(x) * x.abs()).sum(-1)
         return self.weight * x.abs().sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         step = self.check_step(step)
         if isinstance(self.weight, Tensor):
+            one_each(self, self.weight, v.shape[-1], "coordinates")
             threshold = step * self.weight.to(v)
             return v - v.clamp(-threshold, threshold)
         return softshrink(v, step * self.weight)

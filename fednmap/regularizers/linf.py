@@ -36,5 +36,8 @@ class LInf(Regularizer):
         total = self.check_step(step) * self.weight
         if total == 0:
             return v
-        tau = threshold(v.abs(), total).clamp_min_(0)
+        # tau is within `total` of the largest: measured from there and cut, it is right however small `total` is.
+        size = v.abs()
+        top = size.amax(-1, keepdim=True)
+        tau = threshold(size.sub_(top).clamp_min_(-total), total).add_(top).clamp_min_(0)
         return v.clamp(-tau, tau)

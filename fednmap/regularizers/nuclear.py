@@ -36,12 +36,13 @@ class Nuclear(Regularizer):
             raise InputError(f"Nuclear needs the shape (rows, columns) of a matrix, given {self.shape}")
 
     def value(self, x: Tensor) -> Tensor:
-        sigma: Tensor = torch.linalg.svdvals(self._matrices(x))
-        return self.weight * sigma.sum(-1)
+        # The decomposition refuses numbers that are not finite; those rows are to be NaN, not an error, here and below.
+        broken = ~x.sum(-1, keepdim=True).isfinite()
+        sigma: Tensor = torch.linalg.svdvals(self._matrices(x.masked_fill(broken, 0.0)))
+        return (self.weight * sigma.sum(-1)).masked_fill(broken.squeeze(-1), torch.nan)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         threshold = self.check_step(step) * self.weight
-        # The decomposition refuses numbers that are not finite; those rows are to be NaN, not an error.
         broken = ~v.sum(-1, keepdim=True).isfinite()
         u, sigma, wt = torch.linalg.svd(self._matrices(v.masked_fill(broken, 0.0)), full_matrices=False)
         x: Tensor = (u * softshrink(sigma, threshold).unsqueeze(-2)) @ wt

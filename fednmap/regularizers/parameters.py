@@ -77,7 +77,16 @@ def weights(owner: object, name: str) -> None:
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
     if tensor.dtype == torch.bool or tensor.is_complex() or not bool(((tensor >= 0) & tensor.isfinite()).all()):
         raise wrong(owner, name, "a tensor of finite numbers, at least 0")
+    if tensor.ndim > 1:
+        raise InputError(f"{type(owner).__name__}: {name} has shape {tuple(tensor.shape)}; it must have one axis")
     object.__setattr__(owner, name, tensor)
+
+
+def one_each(owner: object, weight: float | Tensor, count: int, what: str) -> None:
+    """A tensor of weights has one for each of `count` things: another length would be spread over them in silence."""
+    if isinstance(weight, Tensor) and weight.ndim and weight.shape != (count,):
+        shape = tuple(weight.shape)
+        raise InputError(f"{type(owner).__name__} has weights of shape {shape} for {count} {what}; give one for each")
 
 
 def regularizer(owner: object, name: str, example: str = "L1(0.1)") -> None:

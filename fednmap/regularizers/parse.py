@@ -91,6 +91,8 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
         weight: _build(spec, name, kind, [*arguments, shape_of(module.get_parameter(weight).shape)])
         for weight in weights(module)
     }
+    if not rules:
+        raise InputError(f"{name!r} acts on parameters with two or more axes, and this network has none")
     return PerLayer(rules, module)
 
 

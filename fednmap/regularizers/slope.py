@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import plain, weights, wrong
+from fednmap.regularizers.parameters import one_each, plain, weights, wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,8 @@ class Slope(Regularizer):
 
     def __post_init__(self) -> None:
         weights(self, "weight")
+        if isinstance(self.weight, Tensor) and self.weight.ndim != 1:
+            raise wrong(self, "weight", "a number, or a tensor of one weight per coordinate")
         if isinstance(self.weight, Tensor) and bool((self.weight.diff() > 0).any()):
             raise InputError("Slope needs weights that do not increase; sort them in descending order")
         q = plain(self, "q")
@@ -52,6 +54,7 @@ class Slope(Regularizer):
 
     def _weights(self, x: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
+            one_each(self, self.weight, x.shape[-1], "coordinates")
             return self.weight.to(x)
         return self.weight * _quantiles(x.shape[-1], self.q).to(x)
 
@@ -77,7 +80,8 @@ def nonincreasing(z: Tensor) -> Tensor:
     width = (hi - lo).clamp_min(torch.finfo(torch.float64).tiny)
     floor = 2.0 * torch.arange(len(rows), 0, -1, dtype=torch.float64, device="cpu")[:, None]
     # A row that is not finite is left out of the regression and comes back as NaN, through lo or width.
-    flat = ((rows - lo) / width + floor).nan_to_num_(0.0)
+    flat = (rows - lo) / width + floor
+    flat = torch.where(flat.isnan(), floor, flat)  # where it stands, between its neighbours, it pools with none
     fit = torch.from_numpy(isotonic_regression(flat.flatten().numpy(), increasing=False).copy()).view_as(rows)
     nearest: Tensor = ((fit - floor) * width + lo).to(z).view_as(z)
     return nearest

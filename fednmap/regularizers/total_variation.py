@@ -80,11 +80,14 @@ def fuse_rows(rows: Array, weight: float, out: Array) -> None:
     low, high = np.empty(p), np.empty(p)
     work: Any = np.empty((3, 2 * p))
     knot, slope, shift = work[0], work[1], work[2]
+    given = weight
     for i in range(rows.shape[0]):
         y, x = rows[i], out[i]
         if not np.isfinite(np.sum(y)):
             x[:] = np.nan
             continue
+        # From this weight on x is constant; more would only push y out of the sums by rounding.
+        weight = min(given, p * (np.max(y) - np.min(y)))
         # knots left..right; before any clip there are none, and the derivative is b - y_0 everywhere
         left, right = p, p - 1
         slope_lo, shift_lo = 1.0, -y[0]  # the leftmost line

@@ -19,7 +19,7 @@ from fednmap.runs.identity import described, identity
 from fednmap.runs.keeping import DONE, Interrupted, Task, ended_by, interrupts, keep
 from fednmap.simulation import Callback, Diverged, Record, Result, simulate, trajectory
 from fednmap.simulation.callbacks import heard, listeners
-from fednmap.simulation.loop import check_kinds, first_point
+from fednmap.simulation.loop import check_kinds, first_point, origin
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
 
@@ -81,7 +81,7 @@ def run(
     if options.get("measure_gamma") is None:
         with Crew(options.get("threads")) as crew:
             whole = divided(problem, crew, here=True)
-            options["measure_gamma"] = problem_gamma(whole, phi, first_point(problem))
+            options["measure_gamma"] = problem_gamma(whole, phi, origin(problem, start))
     options["metrics"] = options.get("metrics") or None
     options["stop"] = listeners(options.get("stop"))
     _check(algorithm, problem, rounds, start, options)

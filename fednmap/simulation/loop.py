@@ -146,18 +146,24 @@ def simulate(
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
+    _check_vectors(algorithm, message)
     if about.steps_per_round is not None:
         whole_epochs(algorithm, about.steps_per_round, gradients_of(algorithm, server, initial))
     traffic = Traffic(algorithm, server, message)
+    usual = max(1, round(participation * problem.n)) if sampler is None else problem.n
     if secagg is not None:
         if uplink is not None and uplink.rows:
             raise InputError("secagg shows the server the sum of the uplinks alone, and it is to hear each; use one")
+        if secagg.clients < usual:
+            raise InputError(
+                f"secagg has room for the sum of {secagg.clients} vectors, and {usual} clients may take part in a "
+                f"round; use Quantised({usual})"
+            )
         quantised.check(algorithm, start)
         federation = federation._replace(slack=secagg.slack(message), step=secagg.step)
         traffic.up = secagg.nbytes(message)
     if after is not None:
         check_after(after, problem.n, server, initial)
-    usual = max(1, round(participation * problem.n)) if sampler is None else problem.n
     groups = Groups(problem.n, usual, chunk or side_by_side(problem, start))
     release = _hold(None if store is None else Path(store))
     try:
@@ -287,6 +293,11 @@ def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
     return start.detach()
 
 
+def origin(problem: Problem, start: Tensor) -> Tensor:
+    """The problem's own start, wherever a run begins; zeros like that one, if it has none."""
+    return torch.zeros_like(start) if declared(problem).start is None else first_point(problem)
+
+
 def side_by_side(problem: Problem, start: Tensor) -> int:
     """How many clients are computed together: the problem's own choice, else as many as fit into the cache.
 
@@ -301,6 +312,16 @@ def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
     """The uplink of one client, from a round without data: its shapes are what counts."""
     g = SecondOrder(lambda x, q: torch.zeros_like(x), lambda x: x.new_zeros(*x.shape, x.shape[-1]))
     return algorithm.local(algorithm.broadcast(server), client, g)[0]
+
+
+def _check_vectors(algorithm: Algorithm, message: State) -> None:
+    """A number per client would look like a vector once clients are stacked."""
+    for name, v in zip(message._fields, message, strict=True):
+        if v.ndim != 1:
+            raise InputError(
+                f"{algorithm.name} sends {name} of shape {tuple(v.shape)}, and uplinks are vectors: give it one axis, "
+                "as norm(dim=-1, keepdim=True) does"
+            )
 
 
 def gradients_of(algorithm: Algorithm, server: State, client: State) -> int:

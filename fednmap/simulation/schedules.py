@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 
 from fednmap.core import Algorithm
 from fednmap.names import InputError, choose
@@ -82,11 +82,11 @@ def step_of(algorithm: Algorithm) -> float:
 
 
 def at(algorithm: Algorithm, eta_a: float | Schedule | None, t: int) -> Algorithm:
-    """The method with its step of round t; everything else that was made from eta_a, such as gamma, stays."""
+    """The method with its step of round t, see `Algorithm.stepping`."""
     if eta_a is None:
         return algorithm
     value = eta_a(t) if callable(eta_a) else eta_a
-    return algorithm if value == step_of(algorithm) else replace(algorithm, eta_a=value)  # type: ignore[type-var]
+    return algorithm if value == step_of(algorithm) else algorithm.stepping(value)
 
 
 def check_end(eta_a: float | Schedule | None, rounds: int) -> None:

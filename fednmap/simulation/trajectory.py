@@ -15,7 +15,16 @@ from fednmap.measure import EVALUATED, evaluate, problem_gamma, residual
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.callbacks import Listener, Record, heard, listeners
-from fednmap.simulation.loop import Diverged, Round, check_kinds, federation_of, first_point, integers, simulate
+from fednmap.simulation.loop import (
+    Diverged,
+    Round,
+    check_kinds,
+    federation_of,
+    first_point,
+    integers,
+    origin,
+    simulate,
+)
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
 from fednmap.simulation.uplink import Federation, Uplink
@@ -113,7 +122,7 @@ def run(
     crew = Crew(threads)
     whole = divided(problem, crew)
     part = whole if sample is None else divided(sample, crew)
-    gamma = problem_gamma(whole, phi, first_point(problem)) if measure_gamma is None else measure_gamma
+    gamma = problem_gamma(whole, phi, origin(problem, start)) if measure_gamma is None else measure_gamma
     others = listeners(callbacks)
     hearers = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
@@ -128,7 +137,7 @@ def run(
         if uplink is not None:
             values |= uplink.spent(federation, done)
         clock["eval_seconds"] += time.perf_counter() - began
-        result.x = x
+        result.x = x.clone()  # the server's own, for many methods, from which a run may go on
         return {"round": done, **values, **clock}
 
     def measure(done: int, server: State, *, ends: bool = False) -> str | None:
@@ -255,5 +264,5 @@ def _continued(
         result.last = after
         result.totals |= {name: before[name] for name in TOTALS} if before is not None else {}
     if result.last is not None:
-        result.x = algorithm.model(result.last.server)
+        result.x = algorithm.model(result.last.server).clone()
     return result
