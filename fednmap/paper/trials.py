@@ -213,10 +213,15 @@ def _running(jobs: Sequence[Trial], folder: Path, workers: int) -> Iterator[tupl
     others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers), os.getpid()))
     futures = {pool.submit(_run_unless_stopped, job, folder): job for job in jobs}
+    left = 0
     try:
         for future in as_completed(futures):
             if (seconds := future.result()) is not None:
                 yield futures[future], seconds
+            else:
+                left += 1
+        if left:  # the processes have heard what this one does not, as under nohup
+            raise Interrupted
     except (KeyboardInterrupt, Interrupted):  # the processes have heard it too
         raise Interrupted from None
     except BrokenProcessPool:
