@@ -20,11 +20,11 @@ from fednmap.algorithms import FedAvg, FedMiD, FedNMap
 from fednmap.core import Algorithm, Problem, State
 from fednmap.data import ClientData
 from fednmap.measure import accuracy
-from fednmap.privacy import Attack, Chain, GeometricMedian, Median, Monitor, NormClip, Trimmed
+from fednmap.privacy import Attack, GeometricMedian, Median, Monitor, NormClip, Trimmed
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1
 from fednmap.simulation import Diverged
-from fednmap.simulation.uplink import Uplink
+from fednmap.simulation.uplink import Aggregator, Part, UplinkParts
 from fednmap.testing import heterogeneous, optimum, smoothness
 
 ATTACKS: dict[str, Attack | None] = {
@@ -37,12 +37,12 @@ ATTACKS: dict[str, Attack | None] = {
 }
 
 
-Cell = Callable[[Algorithm, Uplink, Attack | None], str]
+Cell = Callable[[Algorithm, Part, Attack | None], str]
 
 
-def centres(clip: float) -> dict[str, Uplink]:
+def centres(clip: float) -> dict[str, Part]:
     return {
-        "mean": Uplink(),
+        "mean": Aggregator(),
         "median, forget 0": Median(0.0),
         "median": Median(),
         "median, forget 0.5": Median(0.5),
@@ -55,11 +55,11 @@ def centres(clip: float) -> dict[str, Uplink]:
     }
 
 
-def way(centre: Uplink, attack: Attack | None) -> Uplink:
-    return centre if attack is None else Chain(centre, attack)
+def way(centre: Part, attack: Attack | None) -> UplinkParts:
+    return centre if attack is None else [centre, attack]
 
 
-def last(algorithm: Algorithm, problem: Problem, rounds: int, uplink: Uplink) -> State | None:
+def last(algorithm: Algorithm, problem: Problem, rounds: int, uplink: UplinkParts) -> State | None:
     """The server's state at the end; None if it is not finite."""
     try:
         return deque(simulate(algorithm, problem, rounds=rounds, uplink=uplink, threads=1), maxlen=1)[0].server
@@ -67,9 +67,7 @@ def last(algorithm: Algorithm, problem: Problem, rounds: int, uplink: Uplink) ->
         return None
 
 
-def table(
-    method: Algorithm, uplinks: dict[str, Uplink], cell: Callable[[Algorithm, Uplink, Attack | None], str]
-) -> None:
+def table(method: Algorithm, uplinks: dict[str, Part], cell: Callable[[Algorithm, Part, Attack | None], str]) -> None:
     print(f"\n{type(method).__name__}\n\n| centre | " + " | ".join(ATTACKS) + " |")
     print("|---" * (len(ATTACKS) + 1) + "|")
     for name, centre in uplinks.items():
@@ -83,7 +81,7 @@ def lasso() -> None:
     L, best, best_honest = smoothness(everybody), optimum(everybody, phi), optimum(honest, phi)
     step = 0.5 / (5 * L)
 
-    def cell(algorithm: Algorithm, centre: Uplink, attack: Attack | None) -> str:
+    def cell(algorithm: Algorithm, centre: Part, attack: Attack | None) -> str:
         server, due = last(algorithm, everybody, 400, way(centre, attack)), best if attack is None else best_honest
         if server is None:
             return "diverged"
@@ -102,7 +100,7 @@ def mnist() -> None:
     problem = Logistic(rows, classes=10, intercept=True, batch_size=32)
     x_test = found.x_test.flatten(1)
 
-    def cell(algorithm: Algorithm, centre: Uplink, attack: Attack | None) -> str:
+    def cell(algorithm: Algorithm, centre: Part, attack: Attack | None) -> str:
         server = last(algorithm, problem, 60, way(centre, attack))
         if server is None:
             return "diverged"

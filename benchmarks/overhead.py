@@ -33,7 +33,7 @@ from fednmap.simulation.groups import Groups
 from fednmap.simulation.threads import Crew
 
 GROUPINGS = (5, 10, 25)  # which two threads can share; after 50 at once the second core would begin the next run asleep
-LIMITS = {"network": 1.25, "network, compiled": 1.25, "mobilenet": 1.05, "steps": 1.25}
+LIMITS = {"network": 1.25, "mobilenet": 1.05, "steps": 1.25}
 
 
 def methods(Q: int) -> dict[str, Algorithm]:
@@ -47,11 +47,9 @@ def methods(Q: int) -> dict[str, Algorithm]:
     }
 
 
-def rounds(
-    algorithm: Algorithm, problem: Network, threads: int, chunk: int | None = None, compile: bool = False
-) -> Callable[[], object]:
+def rounds(algorithm: Algorithm, problem: Network, threads: int, chunk: int | None = None) -> Callable[[], object]:
     """Each call runs one round more."""
-    running = simulate(algorithm, problem, rounds=10**6, chunk=chunk, compile=compile, threads=threads)
+    running = simulate(algorithm, problem, rounds=10**6, chunk=chunk, threads=threads)
     return lambda: next(running)
 
 
@@ -182,10 +180,6 @@ def main() -> int:
     seconds = in_turn(grouped, max(3, given.repeats // 2), clock)
     figures["groupings"] = [{"run": name, "ms": 1e3 * s} for name, s in seconds.items()]
     table(f"the rule's choice: {chosen} at once", figures["groupings"])
-    began, compiled = time.perf_counter(), rounds(methods(given.Q)["FedNMap"], problem, given.threads, compile=True)
-    compiled(), compiled()
-    print(f"\n--compile took {time.perf_counter() - began:.1f} s")
-    judge("network, compiled", compare(bare, {"FedNMap": compiled}, given.repeats, clock), "FedNMap")
     problem = mobilenet(n=5)
     runs = {name: rounds(algorithm, problem, 1) for name, algorithm in methods(given.Q).items()}
     bare = {"bare gradients, the module's": module_gradients(problem, given.Q)}

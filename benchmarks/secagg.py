@@ -38,7 +38,7 @@ def rounding() -> None:
     print("bits  bound    step  replies lost  |x - x*| / |x*|")
     for grid in (Quantised(6), Quantised(6, 100.0, 32)):
         for drop in (0.0, 0.3):
-            *_, last = simulate(algorithm, problem, rounds=1500, drop=drop, secagg=grid)
+            *_, last = simulate(algorithm, problem, rounds=1500, drop=drop, uplink=grid)
             distance = float((algorithm.model(last.server) - best).norm() / best.norm())
             print(f"{grid.bits:>4}  {grid.bound:>5.2g}  {grid.step:>6.1e}  {drop:>12.0%}  {distance:.1e}")
 

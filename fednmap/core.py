@@ -187,8 +187,8 @@ class Algorithm(ABC):
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
         """The local steps of one client, or of a stack of clients: what it sends, and its new state."""
 
-    def believed(self, down: State, client: State, up: State, sent: State) -> State:
-        """The client's new state if `sent`, and not the `up` that `local` made, is what was summed.
+    def state_after_sending(self, down: State, client: State, up: State, sent: State) -> State:
+        """Return the client's new state if `sent`, and not the `up` that `local` made, is what was summed.
 
         For whatever changes an uplink on its way out (clipping, rounding to a grid): a state that is built from the
         vector that really left keeps the method exact. With sent = up it is the state that `local` returned. A method

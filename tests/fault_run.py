@@ -24,10 +24,10 @@ import torch
 from fednmap import simulate
 from fednmap.flower.ledger import Store
 from fednmap.runs import checkpoints
-from fednmap.runs.execution import grid_of
 from fednmap.runs.execution import settings as settings_of
 from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import Job, RunFolder
+from fednmap.runs.trust import grid_of
 
 NAMES = ("client-0", "client-1", "client-2")
 TRIAL = {
@@ -164,7 +164,7 @@ def judged(path: Path) -> dict[str, float]:
     config, algorithm = experiment.config, experiment.algorithm("fednmap")
     start, grid = experiment.start(algorithm), grid_of(experiment.config, 3)
     rounds = list(simulate(algorithm, experiment.problem, rounds=400, start=start))
-    *_, same = simulate(algorithm, experiment.problem, rounds=config.rounds, start=start, secagg=grid)
+    *_, same = simulate(algorithm, experiment.problem, rounds=config.rounds, start=start, uplink=grid)
     kept, _ = checkpoints.newest_server(folder.checkpoints(Job("fednmap", 0)), algorithm, start, settings_of(config))
     assert kept is not None
     best, x = algorithm.model(rounds[-1].server), algorithm.model(kept.server)

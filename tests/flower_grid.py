@@ -17,8 +17,9 @@ from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.problems import LeastSquares
 from fednmap.runs import checkpoints
-from fednmap.runs.execution import grid_of, settings
+from fednmap.runs.execution import settings
 from fednmap.runs.experiment import architecture
+from fednmap.runs.trust import grid_of
 
 NAMES = ("anna", "bert", "cleo", "dora")
 

@@ -8,14 +8,14 @@ from lasso import distance, last
 
 from fednmap import InputError, simulate
 from fednmap.algorithms import SCAFFOLD, CompressedFedNMap, FedADMM, FedAvg, FedAvgM, FedDR, FedNMap, Zhang
-from fednmap.privacy import Attack, Chain, GeometricMedian, Median, Monitor, NormClip, Privacy, Trimmed, centre_of
+from fednmap.privacy import Attack, GeometricMedian, Median, Monitor, NormClip, Privacy, Trimmed, centre_of
 from fednmap.privacy.monitor import z_scores
 from fednmap.privacy.robust import median
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1
 from fednmap.simulation.loop import federation_of
 from fednmap.simulation.participation import Poisson
-from fednmap.simulation.uplink import Received, Uplink
+from fednmap.simulation.uplink import Pipeline, Received, Stage
 from fednmap.testing import heterogeneous, optimum, smoothness
 
 TEN, PHI = heterogeneous(n=10), L1(0.2)
@@ -85,7 +85,7 @@ def drift(uplink, rounds=200):
 
 
 def test_who_keeps_mean_h_i_equal_to_h():
-    assert drift(Uplink()) < 1e-12
+    assert drift(Stage()) < 1e-12
     assert drift(NormClip(0.3)) < 1e-12
     assert all(drift(centre) > 0.1 for centre in (Median(0.0), Trimmed(0.1, 0.0), GeometricMedian(0.0)))
 
@@ -111,7 +111,7 @@ class OneMore(FedNMap):
 
 @pytest.mark.parametrize("kind", [CompressedFedNMap, FedDR, FedADMM, OneMore])
 def test_where_nothing_is_forgotten_only_centres_that_keep_the_mean_are_taken(kind):
-    for centre in (Median(), Trimmed(0.2, 0.0), GeometricMedian(), Chain(Median(), Attack("sign-flip"))):
+    for centre in (Median(), Trimmed(0.2, 0.0), GeometricMedian(), [Median(), Attack("sign-flip")]):
         with pytest.raises(InputError, match=rf"of {kind.__name__}, which cannot forget; use FedNMap.*FedAvg$"):
             simulate(kind(PHI, eta_a=0.1 / L), TEN, rounds=1, uplink=centre)
 
@@ -142,7 +142,7 @@ def test_where_a_centre_forgets_the_end_does_not_depend_on_how_much():
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.kind)
 @pytest.mark.parametrize("centre", CENTRES, ids=lambda c: type(c).__name__)
 def test_robust_centres_withstand_one_in_ten(centre, attack):
-    assert error(Chain(centre, attack)) < 0.25
+    assert error([centre, attack]) < 0.25
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.kind)
@@ -153,7 +153,7 @@ def test_the_mean_does_not(attack):
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.kind)
 @pytest.mark.parametrize("norms_only", [False, True])
 def test_the_monitor_names_the_attacker(attack, norms_only):
-    monitor = Monitor(Chain(Trimmed(0.1), attack), norms_only=norms_only)
+    monitor = Monitor([Trimmed(0.1), attack], norms_only=norms_only)
     last(NMAP, TEN, rounds=20, uplink=monitor)
     assert monitor.named() == [0]
     assert monitor.scores()[0].rounds == 20
@@ -172,7 +172,7 @@ def test_alike_is_not_suspect_whatever_the_spread():
 
 
 def test_attackers_and_their_noise_are_addressed():
-    options = {"uplink": Chain(Median(), Attack("random", 2)), "rounds": 6}
+    options = {"uplink": [Median(), Attack("random", 2)], "rounds": 6}
     whole = list(simulate(NMAP, TEN, **options))
     again = last(NMAP, TEN, after=whole[2], **options)
     assert torch.equal(again.server.z, whole[-1].server.z)
@@ -187,7 +187,7 @@ def test_rounds_with_nobody_leave_all_as_it_is():
 
 
 def test_a_share_of_the_clients_is_told_to_the_method():
-    heard = Median().hear(federation_of(TEN), Received(0, torch.arange(5), [rows(5)], 5.0))
+    heard = Median().aggregate(federation_of(TEN), Received(0, torch.arange(5), [rows(5)], 5.0))
     assert heard.share == 0.5
 
 
@@ -202,7 +202,7 @@ def test_methods_without_state_take_any_centre(dtype):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Chain(Median(), Privacy(1.0, 1.0)), "Median and Privacy do not go together"),
+        (lambda: Pipeline([Median(), Privacy(1.0, 1.0)]), "expected one aggregator, got Median and Privacy"),
         (lambda: Trimmed(0.5), "share is 0.5"),
         (lambda: centre_of("mean:3"), "nothing after a colon"),
         (lambda: centre_of("clip:wide"), "takes a number"),

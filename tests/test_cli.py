@@ -122,14 +122,6 @@ def test_bad_input_is_one_line_and_exit_code_two(command, tmp_path, case):
     assert not (tmp_path / "runs").exists()
 
 
-def test_compile_without_a_compiler(command, monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    code, out, err = command("train", *QUICK, "--compile")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "there is no no-such-compiler" in err
-    assert not (tmp_path / "runs").exists()
-
-
 def test_several_mistakes_are_several_lines(command):
     code, _, err = command("train", "--rounds", "-1", "--drop", "2", "--data", "x")
     assert code == 2

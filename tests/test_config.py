@@ -251,9 +251,19 @@ def told(make, source):
     return None
 
 
+def test_files_of_earlier_versions_stay_readable(tmp_path):
+    """A setting that is gone is ignored where it had no effect, and refused where it had one."""
+    file = tmp_path / "run.toml"
+    file.write_text("compile = false\nrounds = 3\n")
+    assert Config.read(file).rounds == 3
+    file.write_text("compile = true\n")
+    with pytest.raises(ValueError, match="compile"):
+        Config.read(file)
+
+
 def test_a_setting_that_is_true_or_false():
-    with pytest.raises(ValueError, match="compile is 3; it must be true or false"):
-        Config.make(compile=3)
+    with pytest.raises(ValueError, match="secagg is 3; it must be true or false"):
+        Config.make(secagg=3)
 
 
 def written(tmp_path, command, *words):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -151,14 +150,6 @@ def test_every_chunk_gives_the_same_trajectory(name):
 def test_the_same_seed_gives_the_same_bits():
     first, second = (end(method(), network(), rounds=6, participation=0.5, seed=3) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.server, second.server, strict=True))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_step_is_the_same_step():
-    plain, fused = (end(method(), network(), rounds=4, participation=0.7, compile=c) for c in (False, True))
-    for a, b in zip(plain.server, fused.server, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_the_grouping_is_a_rule():

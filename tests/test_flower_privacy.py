@@ -24,8 +24,7 @@ from fednmap.flower.settings import read
 from fednmap.privacy import Privacy, accounting
 from fednmap.regularizers import L1
 from fednmap.runs import files
-from fednmap.runs.execution import grid_of
-from fednmap.runs.trust import privacy_of
+from fednmap.runs.trust import grid_of, privacy_of
 from fednmap.testing import optimum
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr", "ignore:epsilon is")
@@ -36,7 +35,9 @@ NOISE = {"secagg": True, "dp_clip": 0.5, "dp_noise": 0.3, "dp_among": 3, "measur
 def simulated(federation, rounds):
     plan, config = federation.plan(), federation.config
     way, grid = privacy_of(config), grid_of(config, len(NAMES))
-    *_, end = simulate(plan.algorithm, federation.problem, rounds=rounds, start=plan.start, uplink=way, secagg=grid)
+    *_, end = simulate(
+        plan.algorithm, federation.problem, rounds=rounds, start=plan.start, uplink=[p for p in (way, grid) if p]
+    )
     return end
 
 

@@ -395,7 +395,7 @@ def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_p
     experiment = prepare(config)
     algorithm = experiment.algorithm("fednmap")
     start, grid = experiment.start(algorithm), Quantised(3)
-    *_, end = simulate(algorithm, experiment.problem, rounds=4, start=start, seed=config.seed, secagg=grid)
+    *_, end = simulate(algorithm, experiment.problem, rounds=4, start=start, seed=config.seed, uplink=grid)
     *_, clear = simulate(algorithm, experiment.problem, rounds=4, start=start, seed=config.seed)
     x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]
     assert float((x - algorithm.model(end.server)).abs().max()) < 1e-12

@@ -16,7 +16,6 @@ from methods import MAKE
 from fednmap import InputError, run, simulate
 from fednmap import algorithms as A
 from fednmap.privacy import (
-    Chain,
     Counted,
     Median,
     Monitor,
@@ -34,7 +33,7 @@ from fednmap.regularizers import L1, GroupLasso, Separable, Zero
 from fednmap.simulation.loop import federation_of
 from fednmap.simulation.participation import Poisson, Uniform
 from fednmap.simulation.quantised import Quantised
-from fednmap.simulation.uplink import Exchange, Federation, Received, Uplink
+from fednmap.simulation.uplink import Federation, Received, Rounding, Stage, Uplinks
 from fednmap.testing import heterogeneous
 
 Q = 5
@@ -81,11 +80,11 @@ def test_zhang_sends_what_does_not_vanish_so_clipping_leaves_a_bias():
     assert error(zhang, rounds=1000, uplink=Privacy(0.8 * gradient)) > 0.05
 
 
-class Unknown(Uplink):
+class Unknown(Stage):
     """Clips on the server, where the clients do not know of it."""
 
-    def send(self, algorithm, federation, exchange):
-        return clipped(algorithm, exchange, 0.4)[0], exchange.new
+    def apply(self, federation, uplinks, rounding):
+        return uplinks._replace(sent=clipped(uplinks, 0.4))
 
 
 def test_a_clip_that_the_client_does_not_know_of_is_wrong_for_ever():
@@ -96,12 +95,12 @@ def test_two_vectors_are_clipped_together():
     scaffold = MAKE["SCAFFOLD"](Zero(), L, Q)
     sent = []
 
-    class Watch(Uplink):
-        def send(self, algorithm, federation, exchange):
-            sent.append(torch.cat(list(exchange.up), -1).norm(dim=-1))
-            return exchange.up, exchange.new
+    class Watch(Stage):
+        def apply(self, federation, uplinks, rounding):
+            sent.append(torch.cat(list(uplinks.sent), -1).norm(dim=-1))
+            return uplinks
 
-    last(scaffold, rounds=3, uplink=Chain(Privacy(0.3), Watch()))
+    last(scaffold, rounds=3, uplink=[Privacy(0.3), Watch()])
     sizes = torch.cat(sent)
     assert float(sizes.max()) == pytest.approx(0.3)
     assert float(sizes.min()) > 0.29
@@ -117,7 +116,7 @@ def test_nothing_is_clipped_below_the_bound(dtype):
 
 
 def test_an_uplink_that_does_nothing_changes_no_bit():
-    plain, inert = last(NMAP, rounds=7, **HALF), last(NMAP, rounds=7, uplink=Uplink(), **HALF)
+    plain, inert = last(NMAP, rounds=7, **HALF), last(NMAP, rounds=7, uplink=Stage(), **HALF)
     assert torch.equal(plain.server.z, inert.server.z)
     assert torch.equal(plain.server.h, inert.server.h)
 
@@ -187,7 +186,7 @@ def test_who_clips_and_forgets_keeps_the_mean_of_the_corrections(name):
     everybody, forgets = torch.arange(PROBLEM.n), algorithm.forgetful(0.3)
     down, before = forgets.broadcast(r.server), r.clients[everybody]
     up, new = forgets.local(down, before, PROBLEM.oracle(everybody, 12))
-    assert torch.allclose(forgets.believed(down, before, up, up)[0], new[0], rtol=0, atol=1e-12)
+    assert torch.allclose(forgets.state_after_sending(down, before, up, up)[0], new[0], rtol=0, atol=1e-12)
 
 
 def test_without_phi_zhang_is_fednmap_and_fedavg_is_one_that_forgets_everything():
@@ -243,8 +242,8 @@ def test_one_client_more_moves_what_is_released_by_clip_over_expected_number_and
     privacy, federation = Privacy(clip=2.0, noise_multiplier=1.0), federation_of(PROBLEM, sampler=Poisson(0.5))
     client = torch.tensor([2.0, 0.0])
     total = torch.tensor([5.0, -3.0])
-    without = privacy.hear(federation, Received(3, torch.tensor([0, 2]), [total], 2.0))
-    together = privacy.hear(federation, Received(3, torch.tensor([0, 1, 2]), [total + client], 3.0))
+    without = privacy.aggregate(federation, Received(3, torch.tensor([0, 2]), [total], 2.0))
+    together = privacy.aggregate(federation, Received(3, torch.tensor([0, 1, 2]), [total + client], 3.0))
     assert torch.allclose(together.up[0] - without.up[0], client / (0.5 * PROBLEM.n))
     assert together.share == without.share == 0.5
 
@@ -272,7 +271,7 @@ def test_weights_are_hidden_as_well():
     """The noise is for the weightiest client."""
     light = LeastSquares(list(PROBLEM.data), weights=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
     zero = [torch.zeros(20_000, dtype=torch.float64)]
-    heard = Privacy(2.0, 3.0).hear(federation_of(light), Received(0, torch.arange(6), zero, 1.0))
+    heard = Privacy(2.0, 3.0).aggregate(federation_of(light), Received(0, torch.arange(6), zero, 1.0))
     assert float(heard.up[0].std()) == pytest.approx(3.0 * 2.0 * 0.5, rel=0.05)
 
 
@@ -297,8 +296,8 @@ def test_a_client_keeps_the_state_without_its_noise():
 def test_rounding_for_secure_aggregation_leaves_the_noise_out_of_the_state_too(weights):
     problem, everybody = LeastSquares(list(PROBLEM.data), weights=weights), torch.arange(PROBLEM.n)
     grid, privacy = Quantised(problem.n, bound=64.0, bits=32), Privacy(1.0, 0.5, among=6)
-    options = {"rounds": 1, "start": PROBLEM.start, "uplink": privacy}
-    plain, masked = (next(simulate(NMAP, problem, secagg=s, **options)) for s in (None, grid))
+    options = {"rounds": 1, "start": PROBLEM.start}
+    plain, masked = (next(simulate(NMAP, problem, uplink=u, **options)) for u in (privacy, [privacy, grid]))
     apart = (plain.clients[everybody].h - masked.clients[everybody].h).abs().max()
     assert 0 < float(apart) < 10 * grid.step
 
@@ -310,32 +309,32 @@ def test_what_is_rounded_is_no_longer_than_the_clip():
     sent = []
 
     class Watched(Privacy):
-        def hear(self, federation, received):
+        def aggregate(self, federation, received):
             sent.append(received.parts[0])
-            return super().hear(federation, received)
+            return super().aggregate(federation, received)
 
     far = torch.full((problem.dim,), 30.0, dtype=torch.float64)
     for i in range(6):  # alone in the sum
         one = lambda n, t, rng, i=i: [i]  # noqa: E731
-        next(simulate(NMAP, problem, rounds=1, start=far, sampler=one, uplink=Watched(0.01), secagg=grid))
+        next(simulate(NMAP, problem, rounds=1, start=far, sampler=one, uplink=[Watched(0.01), grid]))
     assert min(float(v.norm()) for v in sent) > 0.0098
     assert max(float(v.norm()) for v in sent) <= 0.01
     with pytest.raises(InputError, match="too much for a clip of 1e-05; use 64 bits"):
-        next(simulate(NMAP, problem, rounds=1, uplink=Privacy(1e-5), secagg=grid))
+        next(simulate(NMAP, problem, rounds=1, uplink=[Privacy(1e-5), grid]))
 
 
 def test_noise_is_not_rounded_away():
     """Many clients add little each: below half a step nothing of it would be left in the sum."""
     grid = Quantised(1000, bound=2e5, bits=32)
-    own = Privacy(1.0, 0.5, among=1000)
+    own, up = Privacy(1.0, 0.5, among=1000), NMAP.Up(torch.zeros(1))
     with pytest.raises(InputError, match=r"multiples of 0.12, and a client's own noise has .* 0.016, .*; use 64 bits"):
-        own.check_room(grid.bound, 0.0, grid.step, 1)
-    own.check_room(grid.bound, 0.0, Quantised(1000, bound=2e5).step, 1)
-    Privacy(1.0, 0.5).check_room(grid.bound, 0.0, grid.step, 1)  # the server adds it, after rounding
+        own.check_rounding(Rounding(0.0, grid.step, grid.bound), up)
+    own.check_rounding(Rounding(0.0, Quantised(1000, bound=2e5).step, grid.bound), up)
+    Privacy(1.0, 0.5).check_rounding(Rounding(0.0, grid.step, grid.bound), up)  # the server adds it, after rounding
     grid, fine = Quantised(6, bound=2.0**14, bits=32), Privacy(1.0, 1e-4, among=6)
     with pytest.raises(InputError, match="less than 2 of them"):
-        next(simulate(NMAP, PROBLEM, rounds=1, uplink=fine, secagg=grid))
-    next(simulate(NMAP, PROBLEM, rounds=1, uplink=Privacy(1.0, 1e-2, among=6), secagg=grid))
+        next(simulate(NMAP, PROBLEM, rounds=1, uplink=[fine, grid]))
+    next(simulate(NMAP, PROBLEM, rounds=1, uplink=[Privacy(1.0, 1e-2, among=6), grid]))
     deviation = 2.0 * grid.step  # at the limit the sum has what is claimed
     drawn = torch.from_numpy(np.random.default_rng(0).normal(0, deviation, (20_000, 6)))
     assert float(grid.rounded(drawn).sum(1).std()) == pytest.approx(6**0.5 * deviation, rel=0.03)
@@ -347,13 +346,13 @@ def test_noise_is_independent_between_rounds_vectors_and_clients():
     scaffold, zero = A.SCAFFOLD(eta_a=0.1, Q=2), torch.zeros(p, dtype=torch.float64)
     federation = Federation(4, torch.tensor(weights, dtype=torch.float64), Uniform(), 0.0, 3)
     central, own = Privacy(2.0, 1.5), Privacy(2.0, 1.5, among=4)
-    drawn = [v for t in (0, 1) for v in central.hear(federation, Received(t, torch.arange(4), [zero, zero], 1.0)).up]
-    server, client = scaffold.init(zero)
-    state, many = type(client)(*(v.expand(4, p) for v in client)), scaffold.Up(zero.expand(4, p), zero.expand(4, p))
+    drawn = [
+        v for t in (0, 1) for v in central.aggregate(federation, Received(t, torch.arange(4), [zero, zero], 1.0)).up
+    ]
+    many = scaffold.Up(zero.expand(4, p), zero.expand(4, p))
     sums = []
     for t in (0, 1):
-        exchange = Exchange(t, torch.arange(4), scaffold.broadcast(server), state, many, state)
-        sent, _ = own.send(scaffold, federation, exchange)
+        sent = own.apply(federation, Uplinks(t, torch.arange(4), many, many), Rounding()).sent
         drawn += [row for field in sent for row in field]
         sums += [federation.weights @ field for field in sent]
     apart = torch.corrcoef(torch.stack(drawn)) - torch.eye(len(drawn))
@@ -365,8 +364,8 @@ def test_noise_is_independent_between_rounds_vectors_and_clients():
 @pytest.mark.parametrize("uplink", [Median(), NormClip(1.0), Monitor(Privacy(1.0))])
 def test_secure_aggregation_shows_nobody_single_uplinks(uplink):
     with pytest.raises(InputError, match="the sum of the uplinks alone"):
-        simulate(NMAP, PROBLEM, rounds=1, uplink=uplink, secagg=Quantised(PROBLEM.n))
-    next(simulate(NMAP, PROBLEM, rounds=1, uplink=Monitor(norms_only=True), secagg=Quantised(PROBLEM.n)))
+        simulate(NMAP, PROBLEM, rounds=1, uplink=[uplink, Quantised(PROBLEM.n)])
+    next(simulate(NMAP, PROBLEM, rounds=1, uplink=[Monitor(norms_only=True), Quantised(PROBLEM.n)]))
 
 
 def test_a_client_that_weighs_nothing_adds_no_noise():

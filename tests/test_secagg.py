@@ -104,7 +104,7 @@ def lasso(weights=None):
 def test_on_the_grid_the_method_ends_at_the_optimum(weights, bits):
     problem = lasso([0.1, 0.2, 0.3, 0.4] if weights else None)
     algorithm, grid = FedNMap(L1(0.5), eta_a=0.1, Q=5), Quantised(4, 1e3, bits)
-    *_, last = simulate(algorithm, problem, rounds=100, drop=0.2, secagg=grid)
+    *_, last = simulate(algorithm, problem, rounds=100, drop=0.2, uplink=grid)
     best = optimum(problem, L1(0.5))
     assert float((algorithm.model(last.server) - best).norm()) < 10 * grid.step + 1e-12
     h = last.clients[torch.arange(4)].h
@@ -113,33 +113,35 @@ def test_on_the_grid_the_method_ends_at_the_optimum(weights, bits):
 
 
 def test_a_state_from_the_vector_that_was_not_sent_would_not_do(monkeypatch):
-    """On a coarse grid: why `believed` is asked."""
+    """On a coarse grid: why `state_after_sending` is asked."""
     algorithm, problem, grid = FedNMap(L1(0.5), eta_a=0.1, Q=5), lasso(), Quantised(4, 2.0**26, 32)
 
     def drift():
-        *_, last = simulate(algorithm, problem, rounds=60, secagg=grid)
+        *_, last = simulate(algorithm, problem, rounds=60, uplink=grid)
         return float((last.clients[torch.arange(4)].h.mean(0) - last.server.h).abs().max())
 
     assert drift() < 1e-12
-    monkeypatch.setattr(FedNMap, "believed", lambda self, down, client, up, sent: self.Client(up.y - sent.y + sent.y))
+    monkeypatch.setattr(
+        FedNMap, "state_after_sending", lambda self, down, client, up, sent: self.Client(up.y - sent.y + sent.y)
+    )
     assert drift() > 1e-3
 
 
 def test_a_grid_for_fewer_clients_than_come_is_refused():
     with pytest.raises(ValueError, match=r"sum of 3 vectors, and 4 clients .* use Quantised\(4\)$"):
-        simulate(FedAvg(eta_a=0.1), lasso(), rounds=1, secagg=Quantised(3))
-    simulate(FedAvg(eta_a=0.1), lasso(), rounds=1, participation=0.5, secagg=Quantised(2))
+        simulate(FedAvg(eta_a=0.1), lasso(), rounds=1, uplink=Quantised(3))
+    simulate(FedAvg(eta_a=0.1), lasso(), rounds=1, participation=0.5, uplink=Quantised(2))
 
 
 def test_bytes_up_are_those_of_the_ring():
     for bits in (32, 64):
-        first = next(iter(simulate(FedAvg(eta_a=0.1), make_problem(), rounds=1, secagg=Quantised(4, 1e4, bits))))
+        first = next(iter(simulate(FedAvg(eta_a=0.1), make_problem(), rounds=1, uplink=Quantised(4, 1e4, bits))))
         assert first.bytes_up == 4 * (6 + 1) * bits // 8
 
 
 def test_a_method_that_cannot_is_refused():
     with pytest.raises(ValueError, match="FedDR cannot say what its state is when its uplink is changed") as caught:
-        simulate(FedDR(Zero(), eta_a=0.1), make_problem(), rounds=1, secagg=Quantised(4))
+        simulate(FedDR(Zero(), eta_a=0.1), make_problem(), rounds=1, uplink=Quantised(4))
     assert "\n" not in str(caught.value)
 
 

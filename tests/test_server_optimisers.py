@@ -178,7 +178,7 @@ def test_a_run_refuses_what_cannot_have_a_server_optimiser(of):
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedNMap"])
-@pytest.mark.parametrize("options", [{"uplink": Privacy(1e3)}, {"secagg": Quantised(4)}], ids=["clipped", "masked"])
+@pytest.mark.parametrize("options", [{"uplink": Privacy(1e3)}, {"uplink": Quantised(4)}], ids=["clipped", "masked"])
 def test_server_optimiser_lets_uplinks_be_changed_as_its_method_does(name, options):
     """Nothing is clipped here, and rounding is far below 1e-6."""
     algorithm, problem = A.FedAdam(of=BELOW[name], eta=0.1, tau=0.1), least_squares()

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import signal
 import threading
 import time
@@ -103,15 +102,6 @@ def test_rounds_and_measurements_of_every_problem(name, monkeypatch):
         assert same(bits(results[0].last), bits(other.last))
         assert all(results[0].column(c) == other.column(c) for c in columns)
     assert results[0].final["loss"] == pytest.approx(float(problem.loss(results[0].x)), rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile of torch 2.13 uses what torch deprecates
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_steps_too():
-    method = A.FedNMap(L1(1e-3), eta_a=0.05, Q=3)
-    one, *others = (last(method, network(), threads=k, compile=True) for k in (1, 2, 3))
-    assert all(same(one, other) for other in others)
 
 
 class Watched:

@@ -92,7 +92,7 @@ class FedCanon(Algorithm):
         y = step.mean(x, z_i, self.Q)
         return self.Up(y), self.Client(y - c)
 
-    def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
+    def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
         return self.Client(sent.y - self._correction(down, client))
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -135,7 +135,7 @@ class FedNMap(Algorithm):
         y = step.mean(z, z_i, self.Q)
         return self.Up(y), self.Client(y - d)
 
-    def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
+    def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
         return self.Client(sent.y - self._direction(down, client))
 
     def aggregate(self, server: Server | Remembering, up: Up, share: float) -> Server | Remembering:

@@ -1,4 +1,4 @@
-"""The arithmetic of local steps, where a round waits for memory: in place, and fused by torch.compile where asked for.
+"""The arithmetic of local steps, in place: a round is bound by memory bandwidth.
 
 A method calls `step.down(z, x, q, d)` where its box says z - eta_a (g(x, q) + d), and `step(z, a, b)` where it says
 z - eta_a (a + b). What is written over is memory of the steps' own: never an input of the method, never a gradient.
@@ -6,22 +6,10 @@ z - eta_a (a + b). What is written over is memory of the steps' own: never an in
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from fednmap.core import Oracle
-from fednmap.names import InputError
-
-Fused = Callable[..., Tensor]
-
-_fused: ContextVar[bool] = ContextVar("fused", default=False)
 
 
 class Steps:
@@ -38,17 +26,13 @@ class Steps:
     """
 
     def __init__(self, eta: float, g: Oracle | None = None) -> None:
-        self.eta, self._fused = eta, _fused.get()
         # asked by name: an instance check against a protocol takes as long as a small problem's whole step
-        self._g, self._add = g, None if self._fused else getattr(g, "add", None)
+        self.eta, self._g, self._add = eta, g, getattr(g, "add", None)
         self._space: Tensor | None = None
 
     def __call__(self, z: Tensor, *directions: Tensor) -> Tensor:
         if self._space is None:  # (k, p) where the directions are those of k clients, also while z is still common
             self._space = z.new_empty(_common(z.shape, *(d.shape for d in directions)))
-        if self._fused:
-            eta = torch.tensor(self.eta, dtype=torch.float64, device="cpu")
-            return _compiled(len(directions))(z, eta, self._space, *directions)
         first, *others = directions
         z = torch.sub(z, first, alpha=self.eta, out=self._space)
         for direction in others:  # one pass each: a sum first would be written and read once more
@@ -90,36 +74,3 @@ def _common(*shapes: torch.Size) -> torch.Size:
     if all(shape == longest[-len(shape) :] for shape in shapes):
         return longest
     return torch.Size(torch.broadcast_shapes(*shapes))
-
-
-@contextmanager
-def fused() -> Iterator[None]:
-    """Steps made in this block are fused by torch.compile."""
-    token = _fused.set(True)
-    try:
-        yield
-    finally:
-        _fused.reset(token)
-
-
-def check_compiler() -> None:
-    """Refuse to fuse where there is no compiler."""
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise InputError(f"--compile needs a C++ compiler, and there is no {compiler}; install one, or leave it out")
-
-
-@cache
-def _compiled(directions: int) -> Fused:
-    """One kernel for each number of directions; eta is a tensor, so that a schedule does not compile anew."""
-    if directions == 1:
-        return torch.compile(_step1, dynamic=False)
-    return torch.compile(_step2, dynamic=False)
-
-
-def _step1(z: Tensor, eta: Tensor, out: Tensor, a: Tensor) -> Tensor:
-    return out.copy_(z - eta * a)
-
-
-def _step2(z: Tensor, eta: Tensor, out: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return out.copy_(z - eta * a - eta * b)

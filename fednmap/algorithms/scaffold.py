@@ -88,7 +88,7 @@ class SCAFFOLD(Algorithm):
         c = step.mean(x, y, self.Q) - d
         return self.Up(change, torch.sub(c, client.c, alpha=1 - self.forget)), self.Client(c)
 
-    def believed(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
+    def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
         return self.Client((1 - self.forget) * client.c + sent.control)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

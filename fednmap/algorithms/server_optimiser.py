@@ -90,8 +90,8 @@ class ServerOptimiser(Algorithm):
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
         return self.of.local(down, client, g)
 
-    def believed(self, down: State, client: State, up: State, sent: State) -> State:
-        return self.of.believed(down, client, up, sent)
+    def state_after_sending(self, down: State, client: State, up: State, sent: State) -> State:
+        return self.of.state_after_sending(down, client, up, sent)
 
     def aggregate(self, server: State, up: State, share: float) -> State:
         before, kept = self._below(server), server[-len(self.kept) :]

@@ -89,7 +89,7 @@ def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tune
         drop=config.drop,
         seed=config.seed,
         sampler=None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
-        uplink=uplink_of(config, method, experiment.problem),
+        uplink=uplink_of(config, method, experiment.problem) or None,
         **kept,
         **options,
     )

@@ -52,7 +52,6 @@ def rounds_of(
     threads: int | None = None,
     store: object = None,
     after: Round | None = None,
-    compile: bool = False,
 ) -> Iterator[Round]:
     """As `fednmap.simulate`, of a network: `Round.clients` are the nodes' states, `Round.server` their Mean.
 
@@ -63,8 +62,6 @@ def rounds_of(
     group of torch.distributed node i lives in process i mod size, and processes exchange their nodes' messages by
     point-to-point sends; the mean that is measured is an all-reduce, which is not counted.
     """
-    if compile:
-        raise InputError(f"{algorithm.name} has no local steps that could be fused; leave compile out")
     if participation != 1 or sampler is not None:
         raise InputError(
             f"{algorithm.name} runs on a graph where every node takes part in every round; leave participation and "

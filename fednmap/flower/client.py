@@ -22,9 +22,10 @@ from fednmap.flower.preflight import TEXT, Site
 from fednmap.flower.settings import Federation, Threshold, client_name, read, threshold
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import grid_of
 from fednmap.runs.experiment import architecture, regularized
-from fednmap.simulation import quantised, schedules, uplink
+from fednmap.runs.trust import grid_of
+from fednmap.simulation import schedules, uplink
+from fednmap.simulation.client_round import client_round
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import Uniform
 from fednmap.simulation.quantised import Quantised
@@ -90,7 +91,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
         plan = make_plan(context, local)
         plan.check(settings(context.run_config)[0])
         with store.locked():
-            up = _answer(plan, local, message.content, order, store, None if masks is None else masks.quantised)
+            up = _answer(plan, local, message.content, order, store, plan.pipeline(settings(context.run_config)[0]))
             noised = plan.privacy is not None and plan.privacy.noise_multiplier > 0
             content = (
                 RecordDict({"up": wire.pack(plan.algorithm.pack(up))}) if masks is None else masks.cover(up, noised)
@@ -190,7 +191,7 @@ def _masks(config: Config, federation: Federation, context: Context, message: Me
 
 
 def _answer(
-    plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store, grid: Quantised | None
+    plan: Plan, local: LocalProblem, content: RecordDict, order: Any, store: Store, pipeline: uplink.Pipeline
 ) -> State:
     """One client's half of a round: the uplink. The new state is pending until a later message counts it."""
     algorithm = schedules.at(plan.algorithm, order.get("eta_a"), int(order["t"]))
@@ -203,17 +204,10 @@ def _answer(
         received = wire.unpack(content["down"], down)
     g = local.oracle_for(algorithm, int(order["client"]), int(order["t"]))
     before = store.current(order["counted"], initial)
-    up, state = algorithm.local(received, before, g)
-    if plan.privacy is not None:
-        rounding = (0.0, 0.0) if grid is None else (grid.slack(up), grid.step)
-        alone = uplink.Federation(1, None, Uniform(), 0.0, store.secret(), *rounding)  # it depends on nobody else
-        number = torch.tensor(int(order["client"]))
-        done = uplink.Exchange(int(order["t"]), number, received, before, up, state)
-        up, state = plan.privacy.send(algorithm, alone, done)
-    if grid is not None:
-        sent = grid.sent(up)
-        told = None if plan.privacy is None else state
-        up, state = sent, quantised.believed(algorithm, received, before, up, sent, told)
+    # what a client sends depends on nobody else; its noise is drawn from a secret of its own
+    alone = uplink.Federation(1, None, Uniform(), 0.0, store.secret() if pipeline.stages else 0)
+    number = torch.tensor(int(order["client"]))
+    up, state = client_round(algorithm, pipeline, alone, int(order["t"]), number, received, before, g)
     store.keep(order["ticket"], state, received if Traffic(algorithm, server, message).follows else None)
     return up
 

@@ -8,18 +8,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fednmap.core import Algorithm, Regularizer, State
+from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
 from fednmap.privacy import Privacy
-from fednmap.privacy.client_level import check_belief
 from fednmap.regularizers.layers import trained
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import grid_of
 from fednmap.runs.experiment import Methods
 from fednmap.runs.folder import Model
-from fednmap.runs.trust import privacy_of
-from fednmap.simulation import quantised
+from fednmap.runs.trust import grid_of, privacy_of
 from fednmap.simulation.loop import dry_run
+from fednmap.simulation.uplink import Pipeline
 
 
 class Point(NamedTuple):
@@ -69,13 +67,15 @@ class Plan:
                 f"the plan's privacy is {self.privacy}, and the settings ask for {privacy_of(config)}; make the plan "
                 "by plan_from, or give it Plan(..., privacy=privacy_of(config))"
             )
-        grid = grid_of(config, config.clients)
-        if self.privacy is not None and grid is not None:
-            up = self._up()
-            self.privacy.check_room(grid.bound, grid.slack(up), grid.step, sum(v.numel() for v in up))
+        self.pipeline(config)
 
-    def _up(self) -> State:
-        return dry_run(self.algorithm, *self.algorithm.init(self.start))
+    def pipeline(self, config: Config) -> Pipeline:
+        """What a client does to its uplinks; refused where the method or the stages cannot work with each other."""
+        parts = (self.privacy, grid_of(config, config.clients))
+        pipeline, (server, client) = Pipeline([part for part in parts if part]), self.algorithm.init(self.start)
+        up, down = dry_run(self.algorithm, server, client), self.algorithm.broadcast(server)
+        pipeline.bind(self.algorithm, down, client, up)
+        return pipeline
 
     def counts(self, client: int) -> float:
         """What a client counts, relative to the others."""
@@ -108,10 +108,8 @@ def plan_from(
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
     privacy = privacy_of(config)
-    if privacy is not None:
-        check_belief(algorithm)
-        algorithm = privacy.method(algorithm)
-    if config.secagg:
-        quantised.check(algorithm, start)
+    algorithm = Pipeline(privacy).wrap(algorithm)
     first, gamma = methods.start(algorithm, start), config.measure_gamma or 1.0
-    return Plan(algorithm, methods.phi, first, module, gamma, privacy=privacy)
+    plan = Plan(algorithm, methods.phi, first, module, gamma, privacy=privacy)
+    plan.check(config)
+    return plan

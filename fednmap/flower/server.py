@@ -38,10 +38,11 @@ from fednmap.names import InputError
 from fednmap.privacy import Privacy
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import extendable, grid_of, scheduled_step, settings, stops_of
+from fednmap.runs.execution import extendable, scheduled_step, settings, stops_of
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
 from fednmap.runs.keeping import DONE, summary
+from fednmap.runs.trust import grid_of
 from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
@@ -170,11 +171,9 @@ class Coordinator:
         self.eta_a = scheduled_step(plan.algorithm, self.config)
         self.up_like = dry_run(plan.algorithm, server, client)
         self.packed_like = plan.algorithm.pack(self.up_like)
-        self.traffic = Traffic(plan.algorithm, server, self.up_like)
-        if self.quantised is not None:
-            if self.plan.weights is not None:
-                raise InputError("secagg sums clients that count the same, given weights by samples; leave one out")
-            self.traffic.up = self.quantised.nbytes(self.up_like)
+        self.traffic = Traffic(plan.algorithm, server, self.up_like, plan.pipeline(self.config))
+        if self.quantised is not None and self.plan.weights is not None:
+            raise InputError("secagg sums clients that count the same, given weights by samples; leave one out")
         done, server = self._restore(server)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
@@ -236,8 +235,8 @@ class Coordinator:
         """What a mean of private uplinks counts, and for how much: that does not depend on who came."""
         weight = sum(self._counts(name) for name in order)
         numbers = torch.tensor([self.federation.names.index(name) for name in order])
-        heard = privacy.hear(self._everybody, Received(t, numbers, [v * weight for v in up], weight))
-        return type(up)(*heard.up), heard.share
+        found = privacy.aggregate(self._everybody, Received(t, numbers, [v * weight for v in up], weight))
+        return type(up)(*found.up), found.share
 
     @property
     def _everybody(self) -> Everybody:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm
 from fednmap.names import InputError, choose
 from fednmap.privacy.noise import ATTACK, gaussian
 from fednmap.regularizers.parameters import integer, positive
-from fednmap.simulation.uplink import Exchange, Federation, Uplink
+from fednmap.simulation.uplink import Federation, Rounding, Stage, Uplinks
 
 
 def _unit(v: Tensor, *address: int) -> Tensor:
@@ -32,8 +32,10 @@ same vector of length `size` in every round."""
 
 
 @dataclass(frozen=True)
-class Attack(Uplink):
-    """The first `count` clients send what `kind` makes of their uplink, whatever came before it in a `Chain`.
+class Attack(Stage):
+    """The first `count` clients send what `kind` makes of their uplink after the stages before this one.
+
+    Their states stay those of honest clients.
 
     kind: sign-flip, scale, random or constant.
     size: factor by which the vector is longer than the honest one; of `constant`, its length.
@@ -52,16 +54,16 @@ class Attack(Uplink):
         if self.count >= federation.n:
             raise InputError(f"{self.count} of {federation.n} clients attack; leave some that do not")
 
-    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        wrong = [k for k, i in enumerate(exchange.ids.tolist()) if i < self.count]
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        wrong = [k for k, i in enumerate(uplinks.ids.tolist()) if i < self.count]
         if not wrong:
-            return exchange.up, exchange.new
-        fields = [v.expand(len(exchange.ids), v.shape[-1]) for v in exchange.up]
+            return uplinks
+        fields = uplinks.rows()
         sent, sizes = torch.cat(fields, -1).clone(), [v.shape[-1] for v in fields]
         for k in wrong:
-            address = (federation.seed, ATTACK, exchange.t, int(exchange.ids[k]))
+            address = (federation.seed, ATTACK, uplinks.t, int(uplinks.ids[k]))
             sent[k] = KINDS[self.kind](sent[k], self.size, address)
-        return type(exchange.up)(*sent.split(sizes, -1)), exchange.new
+        return uplinks._replace(sent=type(uplinks.sent)(*sent.split(sizes, -1)))
 
 
 def attack_of(spec: str) -> Attack:

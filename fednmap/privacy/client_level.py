@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import Poisson, Uniform
-from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
+from fednmap.simulation.uplink import Aggregated, Aggregator, Federation, Received, Rounding, Stage, Uplinks
 
 FORGET = 0.5
 """What corrections forget by default where there is noise, by measurement: see `docs/privacy.md`."""
@@ -28,7 +27,7 @@ SURE = 10.0  # deviations by which the length of noise is overestimated
 
 
 @dataclass(frozen=True)
-class Privacy(Uplink):
+class Privacy(Stage, Aggregator):
     """Client-level differential privacy, as `uplink` of `simulate` and `run`.
 
     Of all that the clients see, and of the model, nobody can tell well whether client i took part at all: the released
@@ -58,6 +57,7 @@ class Privacy(Uplink):
     0.5
     """
 
+    alters_state: ClassVar[bool] = True
     clip: float
     noise_multiplier: float = 0.0
     delta: float = 1e-5
@@ -76,11 +76,10 @@ class Privacy(Uplink):
             if not self.noise_multiplier:
                 raise InputError("among says who adds the noise, and there is none; give a noise_multiplier above 0")
 
-    def method(self, algorithm: Algorithm) -> Algorithm:
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
         return algorithm.forgetful(self.forget) if self.forget else algorithm
 
     def check(self, algorithm: Algorithm, federation: Federation) -> None:
-        check_belief(algorithm)
         if self.noise_multiplier:
             accounting.check_delta(self.delta, federation.n)
             coin(federation)
@@ -92,51 +91,50 @@ class Privacy(Uplink):
                     "among counts on every client's noise, and some weigh 0: theirs is not heard; use None"
                 )
 
-    def check_room(self, bound: float, slack: float, step: float, numbers: int) -> None:
-        """Refuse secure sums that have no room for an uplink of so many numbers with its noise, or a grid too coarse.
+    def check_rounding(self, rounding: Rounding, up: State) -> None:
+        """Raise InputError where secure sums have no room for an uplink with its noise, or their grid is too coarse.
 
-        bound: the longest vector. Noise is longer than here with a probability of exp(-SURE^2 / 2) at most.
-        slack: the most by which rounding makes an uplink longer.
-        step:  of the grid: noise that is finer is rounded away.
+        Noise is longer than assumed here with a probability of at most exp(-SURE^2 / 2).
         """
-        if slack > COARSE * self.clip:
+        if rounding.slack > COARSE * self.clip:
             raise InputError(
-                f"secagg rounds uplinks by up to {slack:.2g}, too much for a clip of {self.clip:g}; use 64 bits, or a "
-                "smaller secagg_bound"
+                f"secagg rounds uplinks by up to {rounding.slack:.2g}, too much for a clip of {self.clip:g}; use 64 "
+                "bits, or a smaller secagg_bound"
             )
         noise = 0.0 if self.among is None else self.noise_multiplier * self.clip / self.among**0.5
-        if self.among is not None and noise < FINE * step:
+        if self.among is not None and noise < FINE * rounding.step:
             raise InputError(
-                f"secagg rounds to multiples of {step:.2g}, and a client's own noise has a deviation of {noise:.2g}, "
-                f"less than {FINE:g} of them; use 64 bits, or a smaller secagg_bound"
+                f"secagg rounds to multiples of {rounding.step:.2g}, and a client's own noise has a deviation of "
+                f"{noise:.2g}, less than {FINE:g} of them; use 64 bits, or a smaller secagg_bound"
             )
-        longest = self.clip + noise * (numbers**0.5 + SURE)
-        if longest > bound:
+        longest = self.clip + noise * (sum(v.shape[-1] for v in up) ** 0.5 + SURE)
+        if longest > rounding.bound:
             raise InputError(
-                f"secagg_bound is {bound:g}, and an uplink is up to {longest:.3g} long with its noise; use a larger one"
+                f"secagg_bound is {rounding.bound:g}, and an uplink is up to {longest:.3g} long with its noise; use a "
+                "larger one"
             )
 
-    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        self.check_room(math.inf, federation.slack, federation.step, 0)
-        sent, new = clipped(algorithm, exchange, self.clip - federation.slack)  # rounded, it is no longer than clip
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        sent = clipped(uplinks, self.clip - rounding.slack)  # rounded, it is no longer than clip
         if self.among is None or not self.noise_multiplier:
-            return sent, new
-        # the state stays that of the clipped vector: one that knew its noise would take it back in the next round
-        return type(sent)(*(v + self._shares(v, k, federation, exchange) for k, v in enumerate(sent))), new
+            return uplinks._replace(sent=sent, known=sent)
+        # a state that contained its noise would take it back in the next round
+        noised = type(sent)(*(v + self._shares(v, k, federation, uplinks) for k, v in enumerate(sent)))
+        return uplinks._replace(sent=noised, known=sent)
 
-    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+    def accepts(self, federation: Federation, ids: Tensor, weight: float) -> bool:
         if not self.noise_multiplier:
-            return super().opens(federation, ids, weight)
+            return super().accepts(federation, ids, weight)
         return self.among is None or len(ids) >= self.among  # a round with nobody is noise too
 
-    def hear(self, federation: Federation, received: Received) -> Heard:
+    def aggregate(self, federation: Federation, received: Received) -> Aggregated:
         if not self.noise_multiplier:
-            return super().hear(federation, received)
+            return super().aggregate(federation, received)
         parts, share = received.parts, coin(federation) * (1 - federation.drop)
         if self.among is None:
             deviation = self.noise_multiplier * self.clip * largest_weight(federation)
             parts = [v + gaussian(v, deviation, federation.seed, SERVER, received.t, k) for k, v in enumerate(parts)]
-        return Heard([v / (share * federation.everybody) for v in parts], share)
+        return Aggregated([v / (share * federation.everybody) for v in parts], share)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
         """epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
@@ -146,39 +144,37 @@ class Privacy(Uplink):
         found = accounting.epsilon(self.noise_multiplier, share, rounds, self.delta)
         return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
 
-    def _shares(self, v: Tensor, field: int, federation: Federation, exchange: Exchange) -> Tensor:
+    def _shares(self, v: Tensor, field: int, federation: Federation, uplinks: Uplinks) -> Tensor:
         """Every client's own part of the noise, by its number."""
         assert self.among is not None
         among, weight = self.among, largest_weight(federation)
         rows = v.reshape(-1, v.shape[-1])
         each = [
             share_of_noise(
-                row, self.clip * weight, self.noise_multiplier, among, federation.seed, CLIENT, exchange.t, i, field
+                row, self.clip * weight, self.noise_multiplier, among, federation.seed, CLIENT, uplinks.t, i, field
             )
-            for row, i in zip(rows, exchange.ids.reshape(-1).tolist(), strict=True)
+            for row, i in zip(rows, uplinks.ids.reshape(-1).tolist(), strict=True)
         ]
         noise = torch.stack(each)
         if federation.weights is not None:  # the sum weighs what is sent
-            own = federation.weights[exchange.ids.cpu()].to(noise)
-            noise = noise / own.unsqueeze(-1)
+            noise = noise / federation.weights_of(uplinks.ids).to(noise).unsqueeze(-1)
         return noise.reshape(v.shape)
 
 
-def clipped(algorithm: Algorithm, exchange: Exchange, clip: float) -> tuple[State, State]:
-    """The uplinks with norms of at most `clip`, all vectors of one together, and the states that follow from them."""
-    fields = [v.expand(*exchange.ids.shape, v.shape[-1]) for v in exchange.up]
+def clipped(uplinks: Uplinks, clip: float) -> State:
+    """Return the uplinks with norms of at most `clip`, all vectors of one client together."""
+    fields = uplinks.rows()
     norm = torch.stack([v.square().sum(-1) for v in fields]).sum(0).sqrt()
     scale = (clip / norm.clamp_min(clip)).unsqueeze(-1)
-    sent = type(exchange.up)(*(v * scale for v in fields))
-    return sent, algorithm.believed(exchange.down, exchange.client, exchange.up, sent)
+    return type(uplinks.sent)(*(v * scale for v in fields))
 
 
-def check_belief(algorithm: Algorithm) -> None:
-    """Refuse a method that cannot say what its state is when its uplink is changed, before the first round."""
+def check_uplink_can_change(algorithm: Algorithm) -> None:
+    """Raise InputError for a method that cannot say what its state is when its uplink is changed."""
     algorithm = without_phi(algorithm)
     server, client = algorithm.init(torch.zeros(1, device="cpu"))
     up = dry_run(algorithm, server, client)
-    algorithm.believed(algorithm.broadcast(server), client, up, up)
+    algorithm.state_after_sending(algorithm.broadcast(server), client, up, up)
 
 
 def without_phi(algorithm: Algorithm) -> Algorithm:

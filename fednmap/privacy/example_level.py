@@ -18,7 +18,7 @@ from fednmap.privacy.client_level import without_phi
 from fednmap.privacy.noise import SITE, gaussian
 from fednmap.problems import FiniteSum, Network, batch_norm
 from fednmap.regularizers.parameters import nonnegative, plain, positive, wrong
-from fednmap.simulation.uplink import Federation, Uplink
+from fednmap.simulation.uplink import Federation, Stage
 
 AT_ONCE_BYTES = 8 << 20  # of gradients, a vector for each row
 TRIED = 20  # rounds in which a method's gradients are counted
@@ -131,7 +131,7 @@ class PrivateRows:
 
 
 @dataclass(frozen=True)
-class Counted(Uplink):
+class Counted(Stage):
     """Tells the epsilon of every row as a run goes on, as `uplink` of `run` on a `PrivateRows`.
 
     steps: gradients of a round, as many as the method's Q.

@@ -7,9 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm
 from fednmap.privacy.robust import median
-from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
+from fednmap.simulation.uplink import (
+    Aggregated,
+    Aggregator,
+    Federation,
+    Pipeline,
+    Received,
+    Rounding,
+    Stage,
+    UplinkParts,
+    Uplinks,
+)
 
 USUAL = 0.1  # spread of logarithms below which everybody is taken to be alike: a tenth more or less is no news
 SUSPECT = 3.5  # robust z-score from which a client is named (Iglewicz and Hoaglin, 1993)
@@ -30,11 +40,11 @@ class Score(NamedTuple):
         return max(abs(self.norm), self.distance)
 
 
-class Monitor(Uplink):
-    """Watches what arrives, and passes it on to `inner`: z = (log v - median) / (1.4826 MAD) in each round.
+class Monitor(Stage, Aggregator):
+    """Records how unlike the others each client's uplinks are: z = (log v - median) / (1.4826 MAD) in each round.
 
-    inner:      what the server makes of the uplinks; default their mean.
-    norms_only: where secure aggregation hides the vectors, every client tells the norm of its own: enough against
+    inner:      the pipeline that it watches; default: the mean.
+    norms_only: where secure aggregation hides the vectors, every client reports the norm of its own: enough against
                 faults, not against a client that lies about it too.
 
     A score says "unlike the others", not "wrong": a client with other patients is unlike the others too. FedNMap's
@@ -42,40 +52,43 @@ class Monitor(Uplink):
     method without.
     """
 
-    def __init__(self, inner: Uplink | None = None, *, norms_only: bool = False) -> None:
-        self.inner, self.norms_only = inner or Uplink(), norms_only
-        self.rows = not norms_only or self.inner.rows  # type: ignore[misc]
+    def __init__(self, inner: UplinkParts | None = None, *, norms_only: bool = False) -> None:
+        self.inner, self.norms_only = Pipeline(inner), norms_only
+        self._rule = self.inner.aggregator
+        self.needs_individual_uplinks = not norms_only or self._rule.needs_individual_uplinks  # type: ignore[misc]
+        self.alters_state = any(stage.alters_state for stage in self.inner.stages)  # type: ignore[misc]
         self._norms: dict[int, dict[int, float]] = {}
         self._distances: dict[int, dict[int, float]] = {}
 
     def __repr__(self) -> str:
         return f"Monitor({self.inner!r}, norms_only={self.norms_only})"
 
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        return self.inner.wrap(algorithm)
+
     def check(self, algorithm: Algorithm, federation: Federation) -> None:
         self.inner.check(algorithm, federation)
 
-    def method(self, algorithm: Algorithm) -> Algorithm:
-        return self.inner.method(algorithm)
-
-    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        up, new = self.inner.send(algorithm, federation, exchange)
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        for stage in self.inner.stages:
+            uplinks = stage.apply(federation, uplinks, rounding)
         if self.norms_only:
-            together = torch.cat([v.expand(len(exchange.ids), v.shape[-1]) for v in up], -1)
-            self._note(self._norms, exchange.t, exchange.ids, together.norm(dim=-1))
-        return up, new
+            self._note(self._norms, uplinks.t, uplinks.ids, torch.cat(uplinks.rows(), -1).norm(dim=-1))
+        return uplinks
 
-    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
-        return self.inner.opens(federation, ids, weight)
+    def accepts(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+        return self._rule.accepts(federation, ids, weight)
 
-    def hear(self, federation: Federation, received: Received) -> Heard:
+    def aggregate(self, federation: Federation, received: Received) -> Aggregated:
         if not self.norms_only and len(received.ids):
             together = torch.cat(received.parts, -1)
             self._note(self._norms, received.t, received.ids, together.norm(dim=-1))
             apart = (together - median(together)).norm(dim=-1)
             self._note(self._distances, received.t, received.ids, apart)
-        if self.rows and not self.inner.rows:
-            received = received._replace(parts=[_sum(v, received.ids, federation) for v in received.parts])
-        return self.inner.hear(federation, received)
+        if self.needs_individual_uplinks and not self._rule.needs_individual_uplinks:
+            weights = federation.weights_of(received.ids)
+            received = received._replace(parts=[torch.matmul(weights.to(v), v) for v in received.parts])
+        return self._rule.aggregate(federation, received)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
         return self.inner.spent(federation, rounds)
@@ -117,8 +130,3 @@ def _medians(book: dict[int, dict[int, float]], last: int | None) -> dict[int, t
         for i, z in zip(heard, z_scores(torch.tensor(list(heard.values()), device="cpu")).tolist(), strict=True):
             scores.setdefault(i, []).append(z)
     return {i: (float(median(torch.tensor(zs, device="cpu"))), len(zs)) for i, zs in scores.items()}
-
-
-def _sum(rows: Tensor, ids: Tensor, federation: Federation) -> Tensor:
-    weights = rows.new_ones(len(ids)) if federation.weights is None else federation.weights[ids.cpu()].to(rows)
-    return torch.matmul(weights, rows)

@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm
 from fednmap.names import InputError, choose
-from fednmap.privacy.client_level import check_belief, clipped, without_phi
+from fednmap.privacy.client_level import clipped, without_phi
 from fednmap.regularizers.parameters import fraction, integer, plain, positive, wrong
-from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
+from fednmap.simulation.uplink import Aggregated, Aggregator, Federation, Received, Rounding, Stage, Uplinks
 
 FORGET = 0.2
 """What corrections forget by default with a centre that is not the mean, by measurement: see `docs/privacy.md`."""
 
 
-class Centre(Uplink):
+class Centre(Aggregator):
     """What the server takes for the mean: `centre` of the clients' vectors, those of one client side by side.
 
     No centre but the mean keeps mean h_i = h: what it leaves out stays in the clients' h_i and not in the server's h,
@@ -32,7 +32,7 @@ class Centre(Uplink):
     forget: default 0.2 for methods with corrections; 0 for `NormClip`.
     """
 
-    rows: ClassVar[bool] = True
+    needs_individual_uplinks: ClassVar[bool] = True
     exact: ClassVar[bool] = False
     """Whether mean h_i = h stays true, so that nothing must be forgotten."""
     forget: float | None
@@ -41,7 +41,7 @@ class Centre(Uplink):
         """Of k vectors (k, p) one (p,)."""
         raise NotImplementedError
 
-    def method(self, algorithm: Algorithm) -> Algorithm:
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
         share = FORGET if self.forget is None else self.forget
         changed = algorithm.forgetful(share) if share else algorithm
         if self.forget and changed is algorithm:
@@ -62,10 +62,10 @@ class Centre(Uplink):
                 f"{algorithm.name}, which cannot forget; use FedNMap, Zhang, FedCanon, SCAFFOLD or FedAvg"
             )
 
-    def hear(self, federation: Federation, received: Received) -> Heard:
+    def aggregate(self, federation: Federation, received: Received) -> Aggregated:
         sizes = [v.shape[-1] for v in received.parts]
         found = self.centre(torch.cat(received.parts, -1)).split(sizes)
-        return Heard(list(found), len(received.ids) / federation.n)
+        return Aggregated(list(found), len(received.ids) / federation.n)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class GeometricMedian(Centre):
 
 
 @dataclass(frozen=True)
-class NormClip(Centre):
+class NormClip(Centre, Stage):
     """The mean of vectors no longer than `clip`: every client clips its own and builds its state from that, and the
     server clips again whoever did not.
 
@@ -148,6 +148,7 @@ class NormClip(Centre):
     """
 
     exact: ClassVar[bool] = True
+    alters_state: ClassVar[bool] = True
     clip: float
     forget: float | None = 0.0
 
@@ -155,12 +156,9 @@ class NormClip(Centre):
         positive(self, "clip")
         _forgets(self)
 
-    def check(self, algorithm: Algorithm, federation: Federation) -> None:
-        super().check(algorithm, federation)
-        check_belief(algorithm)
-
-    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        return clipped(algorithm, exchange, self.clip)
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        sent = clipped(uplinks, self.clip)
+        return uplinks._replace(sent=sent, known=sent)
 
     def centre(self, rows: Tensor) -> Tensor:
         norm = rows.norm(dim=-1, keepdim=True)

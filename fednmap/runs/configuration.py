@@ -25,6 +25,9 @@ NOT_NETWORKS = ("logistic", "least-squares", "auto")
 STOPPING = ("tol", "tol_absolute", "time_limit", "patience")
 """Settings that end a run before its rounds are done."""
 
+REMOVED = [("compile", False)]
+"""Settings of earlier versions, with the value that had no effect: files that have it stay readable."""
+
 LARGEST = 2**53  # whole numbers up to here are exact in torch, numpy and JSON
 
 
@@ -100,7 +103,6 @@ class Config(BaseModel):
     )
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")
-    compile: bool = Field(False, description="Fuse FedNMap's local step by torch.compile; needs a C++ compiler.")
     dp_clip: float | None = Field(None, gt=0, description="Differential privacy: the largest norm of an uplink.")
     dp_noise: float | None = Field(None, ge=0, description="Noise on the clipped sum, in units of dp_clip.")
     dp_epsilon: float | None = Field(None, gt=0, description="In place of dp_noise: as much as all rounds need for it.")
@@ -249,8 +251,6 @@ class Config(BaseModel):
                 f"topology is {self.topology}, and {', '.join(served)} works with a server; leave topology out, or use "
                 "norm-ed, norm-dsgt, pg-extra or prox-dsgd"
             )
-        if self.topology is not None and self.compile:
-            raise InputError(f"topology is {self.topology}: a method on a graph has no local steps; leave compile out")
         if self.topology is not None and (self.participation < 1 or self.sampler != "uniform"):
             raise InputError(
                 f"topology is {self.topology}: on a graph every node takes part in every round, given participation = "
@@ -330,6 +330,7 @@ class Config(BaseModel):
 
     @classmethod
     def _made(cls, values: dict[str, Any], look_up: bool) -> Config:
+        values = {name: value for name, value in values.items() if (name, value) not in REMOVED}
         try:
             return cls.model_validate(values, context={"look_up": look_up})
         except ValidationError as error:

@@ -21,7 +21,6 @@ from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, 
 from fednmap.runs.trust import uplink_of
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, distributed, schedules, threads
 from fednmap.simulation.participation import sampler_of
-from fednmap.simulation.quantised import BOUND, Quantised
 from fednmap.simulation.schedules import Schedule, schedule_of
 
 
@@ -137,9 +136,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         "drop": config.drop,
         "seed": config.seed,
         "chunk": config.chunk,
-        "compile": config.compile,
-        "secagg": grid_of(config, experiment.problem.n),
-        "uplink": uplink_of(config, algorithm, problem),
+        "uplink": uplink_of(config, algorithm, problem) or None,
     }
     return Task(
         job,
@@ -154,11 +151,6 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         config.trials,
         config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
     )
-
-
-def grid_of(config: Config, clients: int) -> Quantised | None:
-    """The grid to which uplinks are rounded for secure aggregation; None without."""
-    return Quantised(clients, config.secagg_bound or BOUND, config.secagg_bits or 64) if config.secagg else None
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from fednmap import data as datasets
 from fednmap.algorithms import CompressedFedNMap, FedNMap, ServerOptimiser
 from fednmap.algorithms import method as served
 from fednmap.algorithms.hyperparameters import default_gamma
-from fednmap.algorithms.kernels import check_compiler
 from fednmap.core import Algorithm, Problem, Regularizer, oracle_of
 from fednmap.data import ClientData, Dataset
 from fednmap.data.dataset import standardized
@@ -70,8 +69,6 @@ class Methods:
                 )
             phi = restrict(phi, module, config.reg_only)
         methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
-        if config.compile:
-            check_compiler()
         for name in config.algorithms:
             algorithm = methods.algorithm(name)
             if config.schedule != "constant":

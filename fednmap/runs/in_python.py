@@ -26,7 +26,7 @@ from fednmap.simulation.threads import Crew
 MEASURED = ("every", "closing", "phi", "measure_gamma", "metrics", "sample", "callbacks", "stop", "history")
 """Options that `simulate` does not have."""
 
-UNTOLD = ("callbacks", "stop", "sample", "chunk", "compile", "threads", "history")
+UNTOLD = ("callbacks", "stop", "sample", "chunk", "threads", "history")
 """Options on which no state depends, and `sample`, which is told by what it is made of."""
 
 DEFAULTS = {

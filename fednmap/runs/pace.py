@@ -18,7 +18,7 @@ SHARE = 0.1
 
 STEPS: tuple[int, ...] = tuple(digit * 10**power for power in range(5) for digit in (1, 2, 5))
 TRIED = 5  # rounds of each method, a measurement after each
-OPTIONS = ("participation", "sampler", "eta_a", "drop", "seed", "chunk", "compile", "secagg")
+OPTIONS = ("participation", "sampler", "eta_a", "drop", "seed", "chunk", "uplink")
 
 
 def measured_every(experiment: Experiment) -> int:

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import warnings
 
-from fednmap.core import Algorithm
+from fednmap.core import Algorithm, Problem
 from fednmap.names import InputError
-from fednmap.privacy import Chain, Counted, Privacy, PrivateRows, accounting, centre_of
+from fednmap.privacy import Counted, Privacy, PrivateRows, accounting, centre_of
 from fednmap.privacy.attacks import attack_of
-from fednmap.privacy.client_level import check_belief
+from fednmap.privacy.client_level import check_uplink_can_change
 from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import FiniteSum, Pooled
 from fednmap.runs.configuration import Config
-from fednmap.simulation.uplink import Uplink
+from fednmap.simulation.quantised import BOUND, Quantised
+from fednmap.simulation.uplink import Part
 
 
-def uplink_of(config: Config, algorithm: Algorithm, problem: object) -> Uplink | None:
-    """The way of the uplinks; None where they are sent and averaged as they are."""
-    ways: list[Uplink] = []
+def uplink_of(config: Config, algorithm: Algorithm, problem: Problem) -> list[Part]:
+    """The parts of the uplink pipeline; none where uplinks are sent as they are and averaged."""
+    parts: list[Part] = []
+    clients = problem.n
     if isinstance(problem, Pooled):  # a central method takes the mean of what the sites made private
         problem = problem.problem
     if isinstance(problem, PrivateRows):
-        ways.append(Counted(problem, gradients_per_round(algorithm), config.dp_delta))
+        parts.append(Counted(problem, gradients_per_round(algorithm), config.dp_delta))
     elif (privacy := privacy_of(config)) is not None:
-        ways.append(privacy)
+        parts.append(privacy)
     centre = centre_of(config.aggregate)
     if centre is not None:
-        ways.append(centre)
+        parts.append(centre)
     if config.attack is not None:
-        ways.append(attack_of(config.attack))
-    return ways[0] if len(ways) == 1 else Chain(*ways) if ways else None
+        parts.append(attack_of(config.attack))
+    if (grid := grid_of(config, clients)) is not None:
+        parts.append(grid)
+    return parts
+
+
+def grid_of(config: Config, clients: int) -> Quantised | None:
+    """The grid to which uplinks are rounded for secure aggregation; None without."""
+    return Quantised(clients, config.secagg_bound or BOUND, config.secagg_bits or 64) if config.secagg else None
 
 
 def private_rows(config: Config, problem: FiniteSum) -> PrivateRows | None:
@@ -71,7 +80,7 @@ def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
         )
     changed = (config.dp_clip is not None and config.dp_unit == "client") or config.aggregate.startswith("clip")
     for algorithm in algorithms if changed else ():
-        check_belief(algorithm)
+        check_uplink_can_change(algorithm)
     if config.dp_clip is not None and config.dp_unit == "client" and config.dp_noise != 0:
         needed = [type(a).__name__ for a in algorithms if a.traits.central]
         if needed:

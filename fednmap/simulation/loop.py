@@ -6,7 +6,6 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
@@ -15,20 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.kernels import check_compiler, fused
 from fednmap.core import Algorithm, Problem, SecondOrder, State, declared, oracle_of
 from fednmap.names import InputError
-from fednmap.simulation import distributed, lock, quantised, schedules
+from fednmap.simulation import distributed, lock, schedules
+from fednmap.simulation.client_round import client_round
 from fednmap.simulation.groups import Groups
 from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
-from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, alike
 from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew, one_thread
 from fednmap.simulation.traffic import Traffic
-from fednmap.simulation.uplink import Exchange, Federation, Heard, Received, Uplink
-from fednmap.simulation.uplink import check as check_uplink
+from fednmap.simulation.uplink import Federation, Part, Pipeline, Received, UplinkParts
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
 
@@ -78,9 +75,8 @@ def simulate(
     threads: int | None = None,
     store: str | Path | None = None,
     after: Round | None = None,
-    compile: bool = False,
-    secagg: Quantised | None = None,
-    uplink: Uplink | None = None,
+    uplink: UplinkParts | None = None,
+    secagg: Part | None = None,
 ) -> Iterator[Round]:
     """Run `rounds` rounds and yield a Round after each.
 
@@ -98,11 +94,10 @@ def simulate(
                    for each core that this process may use.
     store:         a folder for the clients' states, when they are too many for memory; default: in memory.
     after:         any round of an earlier call with the same arguments, to go on from.
-    compile:       fuse the local steps by torch.compile; needs a C++ compiler.
-    secagg:        round uplinks to the grid on which secure aggregation sums them, such as Quantised(problem.n): the
-                   trajectory is then that of a federation with secure aggregation, whose masks cancel.
-    uplink:        what happens between the clients and the server: differential privacy, attacks, a robust centre in
-                   place of the mean; see `fednmap.privacy`.
+    uplink:        what happens to the uplinks, a part or a list of parts in order: differential privacy, attacks, a
+                   robust aggregator in place of the mean (`fednmap.privacy`); last `Quantised(problem.n)`, which rounds
+                   to the grid of secure aggregation: the trajectory is then that of a federation with masked sums.
+    secagg:        deprecated: give it as the last part of `uplink`.
 
     In a process group of torch.distributed every process makes the same call: each computes and keeps some of the
     clients (`fednmap.simulation.groups`), the server's state is the same everywhere, to the bit what one process has.
@@ -114,11 +109,11 @@ def simulate(
         if isinstance(value, type) or (name == "sampler" and value is not None and not callable(value)):
             raise InputError(f"{name} is {_kind(value)}; see fednmap.simulation.{HOMES[name]} for what can be given")
     schedules.check_end(eta_a, rounds)
+    uplink = with_secagg(uplink, secagg)
     own = algorithm.driver()
     if own is not None:
-        if uplink is not None or secagg is not None:
-            word = "uplink" if secagg is None else "secagg"
-            raise InputError(f"{algorithm.name} has no server that hears uplinks; leave {word} out")
+        if uplink is not None:
+            raise InputError(f"{algorithm.name} has no server that receives uplinks; leave uplink out")
         given: dict[str, Any] = {
             "start": start,
             "participation": participation,
@@ -126,7 +121,7 @@ def simulate(
             "seed": seed,
             "sampler": sampler,
         }
-        given |= {"eta_a": eta_a, "chunk": chunk, "threads": threads, "store": store, "compile": compile}
+        given |= {"eta_a": eta_a, "chunk": chunk, "threads": threads, "store": store}
         return own(algorithm, problem, rounds=rounds, after=after, **given)
     everybody = participation == 1 and drop == 0 and sampler is None
     who = Uniform(participation) if sampler is None else sampler
@@ -135,36 +130,23 @@ def simulate(
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
     if algorithm.traits.hessians:
         oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)  # refused here where it cannot be had
-    if compile:
-        check_compiler()
     # freed at once: glibc then keeps blocks up to this size for the next step
     torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
     about, start = declared(problem), first_point(problem, start)
-    federation = federation_of(problem, sampler=who, drop=drop, seed=seed)
-    if uplink is not None:
-        algorithm = check_uplink(uplink, algorithm, federation)
+    federation, pipeline = federation_of(problem, sampler=who, drop=drop, seed=seed), Pipeline(uplink)
+    algorithm = pipeline.wrap(algorithm)
+    pipeline.check(algorithm, federation)
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
     first, message = 0, dry_run(algorithm, server, initial)
     _check_vectors(algorithm, message)
+    pipeline.bind(algorithm, algorithm.broadcast(server), initial, message)
     if about.steps_per_round is not None:
         whole_epochs(algorithm, about.steps_per_round, gradients_of(algorithm, server, initial))
-    traffic = Traffic(algorithm, server, message)
-    usual = max(1, round(participation * problem.n)) if sampler is None else problem.n
-    if secagg is not None:
-        if uplink is not None and uplink.rows:
-            raise InputError("secagg shows the server the sum of the uplinks alone, and it is to hear each; use one")
-        if secagg.clients < usual:
-            raise InputError(
-                f"secagg has room for the sum of {secagg.clients} vectors, and {usual} clients may take part in a "
-                f"round; use Quantised({usual})"
-            )
-        quantised.check(algorithm, start)
-        federation = federation._replace(slack=secagg.slack(message), step=secagg.step)
-        traffic.up = secagg.nbytes(message)
+    traffic = Traffic(algorithm, server, message, pipeline)
     if after is not None:
         check_after(after, problem.n, server, initial)
-    groups = Groups(problem.n, usual, chunk or side_by_side(problem, start))
+    groups = Groups(problem.n, federation.per_round, chunk or side_by_side(problem, start))
     release = _hold(None if store is None else Path(store))
     try:
         folder = None if store is None else Path(store)
@@ -176,7 +158,7 @@ def simulate(
     if after is not None:
         first, server = after.t + 1, after.server
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
-    step = _Step(problem, federation, message, groups, compile, crew, uplink, secagg)
+    step = _Step(problem, federation, pipeline, message, groups, crew)
 
     def who_in(t: int) -> Participation:
         return take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
@@ -184,7 +166,7 @@ def simulate(
     def last_counted() -> Tensor:
         """Who was counted in the last round that moved the server, before the first of this call."""
         earlier = (who_in(t).counted for t in reversed(range(first if traffic.follows else 0)))
-        return next((ids for ids in earlier if step.opens(ids)), torch.arange(0, device="cpu"))
+        return next((ids for ids in earlier if step.accepts(ids)), torch.arange(0, device="cpu"))
 
     def loop() -> Iterator[Round]:
         nonlocal server
@@ -194,7 +176,7 @@ def simulate(
                 participants, counted = who_in(t)
                 server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
                 up, down = len(participants) * traffic.up, traffic.received(participants, holders)
-                holders = counted if step.opens(counted) else holders
+                holders = counted if step.accepts(counted) else holders
                 yield Round(t, server, clients.snapshot(), participants, counted, up, down)
         finally:
             end()
@@ -207,6 +189,14 @@ def simulate(
     running = loop()
     weakref.finalize(running, end)  # also if it is never begun
     return running
+
+
+def with_secagg(uplink: UplinkParts | None, secagg: Part | None) -> UplinkParts | None:
+    """The deprecated argument `secagg` as the last part of the pipeline."""
+    if secagg is None:
+        return uplink
+    warnings.warn("secagg= is deprecated; give it as the last part of uplink=[...]", DeprecationWarning, stacklevel=3)
+    return [*Pipeline(uplink).parts, *Pipeline(secagg).parts]
 
 
 def federation_of(
@@ -358,7 +348,7 @@ def mean(ups: Sequence[State], weights: Sequence[float] | None = None) -> State:
 
 
 class _Step:
-    """One round: the server's new state; the clients' states are replaced in the store.
+    """One round: returns the server's new state, and replaces the clients' states in the store.
 
     What a lost reply held is never used, so only the clients that are counted are computed.
     """
@@ -367,26 +357,18 @@ class _Step:
         self,
         problem: Problem,
         federation: Federation,
+        pipeline: Pipeline,
         message: State,
         groups: Groups,
-        compile: bool,
         crew: Crew | None,
-        uplink: Uplink | None,
-        secagg: Quantised | None,
     ) -> None:
-        self.secagg = secagg
-        self.problem, self.message, self.groups, self.crew = problem, message, groups, crew
-        self.federation, self.uplink = federation, uplink
-        self.rows = uplink is not None and uplink.rows
-        self.context = fused if compile else nullcontext
-        self.compiled: set[int] = set()  # sizes of groups that were computed
-        self.weights = federation.weights
+        self.problem, self.federation, self.pipeline = problem, federation, pipeline
+        self.message, self.groups, self.crew = message, groups, crew
+        self.individual = pipeline.aggregator.needs_individual_uplinks
         self.ones = torch.ones(problem.n, dtype=torch.float64, device="cpu")
-        self.everybody = federation.everybody
 
     def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
-        received = self._weight(counted)
-        if not self.opens(counted):
+        if not self.accepts(counted):
             return server
         down = algorithm.broadcast(server)
         tally, groups = Tally(self.groups.sections, self.message), self.groups(counted)
@@ -398,24 +380,18 @@ class _Step:
             """The weighted sums of the uplinks of some clients, computed side by side."""
             section, ids = group
             if not len(ids):
-                return section, [v.new_zeros((0, *v.shape) if self.rows else v.shape) for v in self.message]
+                return section, [v.new_zeros((0, *v.shape) if self.individual else v.shape) for v in self.message]
             rows = clients.rows(ids)
             before = clients.view(ids, rows)
-            with self.context():
-                up, new = algorithm.local(down, before, oracle_of(algorithm, self.problem, ids, t))
-            if self.uplink is not None:
-                up, new = self.uplink.send(algorithm, self.federation, Exchange(t, ids, down, before, up, new))
-            if self.secagg is not None:
-                sent = self.secagg.sent(up, self._times(ids, up))
-                told = None if self.uplink is None else new
-                up, new = sent, quantised.believed(algorithm, down, before, up, sent, told)
+            g = oracle_of(algorithm, self.problem, ids, t)
+            up, new = client_round(algorithm, self.pipeline, self.federation, t, ids, down, before, g)
             clients.replace(ids, new, rows)
-            if self.rows:
+            if self.individual:
                 return section, [v.expand(len(ids), *v.shape[-1:]) for v in up]
             return section, [_weighted_sum(v, self._weights(ids)) for v in up]
 
         def add(done: tuple[int, list[Tensor]]) -> None:
-            if self.rows:
+            if self.individual:
                 every.append(done[1])
             else:
                 tally.add(*done)
@@ -424,52 +400,23 @@ class _Step:
             for group in groups:
                 add(together(group))
         else:
-            crew = self.crew if self._is_compiled([ids for _, ids in groups]) else Crew(1)
-            crew.share(groups, together, add)
+            self.crew.share(groups, together, add)
         with one_thread():  # a method, or its prox, may take sums
-            parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.rows else tally.total()
-            heard = self._heard(t, counted, parts, received)
-            server = algorithm.aggregate(server, type(self.message)(*heard.up), heard.share)
+            parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.individual else tally.total()
+            received = Received(t, counted, parts, self.federation.weight(counted))
+            up, share = self.pipeline.aggregator.aggregate(self.federation, received)
+            server = algorithm.aggregate(server, type(self.message)(*up), share)
             finite = all(isfinite(float(v.sum())) for v in server)
         if not finite:
             raise Diverged(t)
         return server
 
-    def _heard(self, t: int, counted: Tensor, parts: list[Tensor], received: float) -> Heard:
-        """What the server makes of what it received: the mean, unless the uplink says otherwise."""
-        if self.uplink is None:
-            return Heard([total / received for total in parts], received / self.everybody)
-        return self.uplink.hear(self.federation, Received(t, counted, parts, received))
-
-    def opens(self, ids: Tensor) -> bool:
-        """Whether the replies of these clients are news: not where there are none, or they weigh nothing."""
-        weight = self._weight(ids)
-        return weight > 0 if self.uplink is None else self.uplink.opens(self.federation, ids, weight)
-
-    def _weight(self, ids: Tensor) -> float:
-        """Of these clients together; without weights, how many they are."""
-        return float(len(ids)) if self.weights is None else float(self._weights(ids).sum())
-
-    def _times(self, ids: Tensor, up: State) -> Tensor | float:
-        """A client multiplies its vectors by n w_i before it rounds them: their sum is then the weighted one."""
-        if self.weights is None:
-            return 1.0
-        times = (self.problem.n * self._weights(ids)).to(up[0])
-        return times.where(times > 0, 1.0)[:, None]
-
-    def _is_compiled(self, groups: Sequence[Tensor]) -> bool:
-        """Whether what these groups need is compiled by now, if it is at all: that must not go on in two threads."""
-        if self.context is nullcontext:
-            return True
-        sizes = {len(ids) for ids in groups}
-        known = sizes <= self.compiled
-        self.compiled |= sizes
-        return known
+    def accepts(self, ids: Tensor) -> bool:
+        """Whether the replies of these clients move the server: not where there are none, or they weigh nothing."""
+        return self.pipeline.aggregator.accepts(self.federation, ids, self.federation.weight(ids))
 
     def _weights(self, ids: Tensor) -> Tensor:
-        if self.weights is None:
-            return self.ones[: ids.shape[0]]
-        return self.weights[ids.to(self.weights.device)]
+        return self.ones[: len(ids)] if self.federation.weights is None else self.federation.weights_of(ids)
 
 
 def _weighted_sum(v: Tensor, weights: Tensor) -> Tensor:

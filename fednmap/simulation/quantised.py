@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednmap.core import Algorithm, SecondOrder, State
+from fednmap.core import Algorithm, State
 from fednmap.names import InputError
+from fednmap.simulation.uplink import Federation, Rounding, Stage, Uplinks
 
 BOUND = 2.0**20
 WORDS: dict[int, np.dtype[Any]] = {32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
@@ -23,7 +24,7 @@ Levels = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Quantised:
+class Quantised(Stage):
     """Rounding to multiples of a step, the finest power of 2 with which sums stay within the ring of 2^bits numbers::
 
         level(v) = round(v / step)  in  -bound/step .. bound/step,   clients * bound / step < 2^(bits - 1)
@@ -44,6 +45,9 @@ class Quantised:
     True
     """
 
+    keeps_mean: ClassVar[bool] = True
+    alters_state: ClassVar[bool] = True
+    hides_individuals: ClassVar[bool] = True
     clients: int
     bound: float = BOUND
     bits: int = 64
@@ -71,8 +75,25 @@ class Quantised:
             )
         return (scaled / self.step).round_().mul_(self.step) / times
 
+    def check(self, algorithm: Algorithm, federation: Federation) -> None:
+        if self.clients < federation.per_round:
+            raise InputError(
+                f"secagg has room for the sum of {self.clients} vectors, and {federation.per_round} clients may take "
+                f"part in a round; use Quantised({federation.per_round})"
+            )
+
+    def rounding(self, up: State) -> Rounding:
+        return Rounding(self.slack(up), self.step, self.bound)
+
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        sent = self.sent(uplinks.sent, _times(federation, uplinks))
+        if uplinks.known is uplinks.sent:
+            return uplinks._replace(sent=sent, known=sent)
+        changed = zip(uplinks.known, uplinks.sent, sent, strict=True)
+        return uplinks._replace(sent=sent, known=type(sent)(*(known + (new - old) for known, old, new in changed)))
+
     def sent(self, up: State, times: Tensor | float = 1.0) -> State:
-        """The uplink that is really sent in place of `up`."""
+        """Return the uplink that is sent in place of `up`."""
         return type(up)(*(self.rounded(v, times) for v in up))
 
     def levels(self, v: Tensor) -> Levels:
@@ -98,23 +119,9 @@ class Quantised:
         return self.length(up) * self.bits // 8
 
 
-def believed(algorithm: Algorithm, down: State, before: State, up: State, sent: State, new: State | None) -> State:
-    """The clients' states when `up` is rounded to `sent`.
-
-    new: their states before rounding, where these are not what `up` tells: a client's own noise is in the one and not
-         in the other. What rounding changes is then added.
-    """
-    rounded = algorithm.believed(down, before, up, sent)
-    if new is None:
-        return rounded
-    exact = algorithm.believed(down, before, up, up)
-    return type(new)(*(v + (b - a) for v, a, b in zip(new, exact, rounded, strict=True)))
-
-
-def check(algorithm: Algorithm, start: Tensor) -> None:
-    """Refuse a method whose uplink cannot be changed on its way."""
-    server, client = algorithm.init(start)
-    down = algorithm.broadcast(server)
-    g = SecondOrder(lambda x, q: torch.zeros_like(x), lambda x: x.new_zeros(*x.shape, x.shape[-1]))
-    up, _ = algorithm.local(down, client, g)
-    algorithm.believed(down, client, up, up)
+def _times(federation: Federation, uplinks: Uplinks) -> Tensor | float:
+    """A client multiplies its vectors by n w_i before it rounds them: their sum is then the weighted one."""
+    if federation.weights is None:
+        return 1.0
+    times = (federation.n * federation.weights_of(uplinks.ids)).to(uplinks.sent[0])
+    return times.where(times > 0, 1.0).unsqueeze(-1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Algorithm, State, nbytes
+from fednmap.simulation.uplink import Pipeline
 
 
 class Traffic:
@@ -15,10 +16,11 @@ class Traffic:
     follow from there (`Algorithm.follow`), it is sent the mean uplink of that round and not the broadcast.
     """
 
-    def __init__(self, algorithm: Algorithm, server: State, message: State) -> None:
+    def __init__(self, algorithm: Algorithm, server: State, message: State, pipeline: Pipeline | None = None) -> None:
         """message: an uplink, whose shapes count."""
-        down = algorithm.broadcast(server)
-        self.up, self.down, self.following = nbytes(algorithm.pack(message)), nbytes(down), nbytes(message)
+        down, pipeline = algorithm.broadcast(server), pipeline or Pipeline()
+        self.up = pipeline.nbytes(algorithm.pack(message), message)
+        self.down, self.following = nbytes(down), nbytes(message)
         self.follows = self.following < self.down and algorithm.follow(down, message, 1.0) is not None
         """Whether following is possible, and saves something."""
 

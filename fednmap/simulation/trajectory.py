@@ -24,10 +24,11 @@ from fednmap.simulation.loop import (
     integers,
     origin,
     simulate,
+    with_secagg,
 )
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
-from fednmap.simulation.uplink import Federation, Uplink
+from fednmap.simulation.uplink import Federation, Part, Pipeline, UplinkParts
 
 Metric = Callable[[Tensor], float]
 
@@ -87,7 +88,8 @@ def run(
     earlier: Iterable[Record] = (),
     history: bool = True,
     threads: int | None = None,
-    uplink: Uplink | None = None,
+    uplink: UplinkParts | None = None,
+    secagg: Part | None = None,
     **options: Any,
 ) -> Result:
     """Run `rounds` rounds, measuring before the first one, every `every` rounds and at the end.
@@ -126,16 +128,15 @@ def run(
     others = listeners(callbacks)
     hearers = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
-    federation = federation_of(problem, **options)
-    _check_spent(result, uplink, federation)
+    pipeline, federation = Pipeline(with_secagg(uplink, secagg)), federation_of(problem, **options)
+    _check_spent(result, pipeline, federation)
     clock = result.totals
 
     def recorded(of: Problem, done: int, server: State) -> Record:
         began, x = time.perf_counter(), algorithm.model(server)
         values = evaluate(of, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
         values |= algorithm.measured(server)
-        if uplink is not None:
-            values |= uplink.spent(federation, done)
+        values |= pipeline.spent(federation, done)
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x.clone()  # the server's own, for many methods, from which a run may go on
         return {"round": done, **values, **clock}
@@ -163,7 +164,8 @@ def run(
         clock["bytes_up"] += last.bytes_up
         clock["bytes_down"] += last.bytes_down
 
-    judges = [callback for callback in stops if callback.wants_residual and uplink is None]
+    judges = [callback for callback in stops if callback.wants_residual]
+    judges = judges if all(part.keeps_mean for part in pipeline.parts) else []
 
     def passes(before: State, last: Round) -> bool:
         """Whether the round has told that the model before it is good enough for somebody: then it is measured."""
@@ -192,7 +194,14 @@ def run(
     try:
         first = 0 if result.last is None else result.last.t + 1
         rounds_to_go = simulate(
-            algorithm, problem, rounds=rounds, start=start, after=result.last, threads=threads, uplink=uplink, **options
+            algorithm,
+            problem,
+            rounds=rounds,
+            start=start,
+            after=result.last,
+            threads=threads,
+            uplink=pipeline.parts or None,
+            **options,
         )
         server = algorithm.init(start)[0] if result.last is None else result.last.server
         reason = None if result.last or result.records else measure(0, server)
@@ -227,11 +236,11 @@ def check_measuring(every: int, closing: int, measure_gamma: float | None, metri
             raise InputError(f"a metric is called {name!r}, which means something else here; give it another name")
 
 
-def _check_spent(result: Result, uplink: Uplink | None, federation: Federation) -> None:
+def _check_spent(result: Result, pipeline: Pipeline, federation: Federation) -> None:
     """Refuse to go on with other noise: all rounds would be counted as if they had it."""
     if not result.records or not result.final["round"]:
         return
-    spent = {} if uplink is None else uplink.spent(federation, int(result.final["round"]))
+    spent = pipeline.spent(federation, int(result.final["round"]))
     before, now = result.final.get("epsilon"), spent.get("epsilon")
     if before is None and now is None:
         return

@@ -1,18 +1,22 @@
-"""What happens to the uplinks between the clients and the server: clipping, noise, attacks, another centre than a mean.
+"""The uplink pipeline: what clients do to their uplinks before they send them, and what the server makes of them.
 
-Without an `Uplink` they are sent as they are and averaged; nothing here is then called.
+A pipeline is a list. Each `Stage` changes the uplinks on the client: clipping, noise, rounding, an attack. At most one
+`Aggregator` says what the server makes of the uplinks that arrive; without one it takes their mean.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm, State, nbytes
 from fednmap.names import InputError
 from fednmap.simulation import distributed
-from fednmap.simulation.participation import Sampler
+from fednmap.simulation.participation import Sampler, Uniform
 
 
 class Federation(NamedTuple):
@@ -24,135 +28,213 @@ class Federation(NamedTuple):
     sampler: Sampler
     drop: float
     seed: int
-    slack: float = 0.0
-    """The most by which rounding for secure aggregation makes an uplink longer, which comes after all else."""
-    step: float = 0.0
-    """Of that rounding."""
 
     @property
     def everybody(self) -> float:
         """The weight of all clients together; without weights, how many they are."""
         return float(self.n) if self.weights is None else float(self.weights.sum())
 
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round, at most."""
+        return max(1, round(self.sampler.share * self.n)) if type(self.sampler) is Uniform else self.n
 
-class Exchange(NamedTuple):
-    """A round of some clients, side by side: what they heard, and what they would send if nothing came in between."""
+    def weight(self, ids: Tensor) -> float:
+        """The weight of these clients together."""
+        return float(len(ids)) if self.weights is None else float(self.weights_of(ids).sum())
+
+    def weights_of(self, ids: Tensor) -> Tensor:
+        """The weight of each of these clients; 1 where they weigh equally."""
+        if self.weights is None:
+            return torch.ones(ids.shape, dtype=torch.float64, device="cpu")
+        return self.weights[ids.to(self.weights.device)]
+
+
+class Rounding(NamedTuple):
+    """What later stages do to an uplink, for stages that must keep a bound."""
+
+    slack: float = 0.0
+    """The most by which it gets longer, in the Euclidean norm."""
+    step: float = 0.0
+    """Of the grid that it is rounded to."""
+    bound: float = float("inf")
+    """The longest uplink that can be sent."""
+
+
+class Uplinks(NamedTuple):
+    """The uplinks of one client, or of a stack of clients, on their way through the stages."""
 
     t: int
     ids: Tensor
-    down: State
-    client: State
-    """Their states before the round."""
-    up: State
-    new: State
-    """Their states after it, if `up` is what was summed."""
+    sent: State
+    """What is sent."""
+    known: State
+    """What the clients' new states are built from: `sent`, without noise and attacks that a state must not contain."""
+
+    def rows(self) -> list[Tensor]:
+        """The fields of `sent`, a row for every client; a field that is the same for all may come unstacked."""
+        return [v.expand(*self.ids.shape, v.shape[-1]) for v in self.sent]
 
 
 class Received(NamedTuple):
-    """What reached the server in a round: per field of the uplink the weighted sum, or the rows of `Uplink.rows`."""
+    """What reached the server in a round: for each field of the uplink the weighted sum, or the clients' rows."""
 
     t: int
     ids: Tensor
     parts: list[Tensor]
     weight: float
-    """Of the clients that are in it together."""
+    """Of the clients in it together."""
 
 
-class Heard(NamedTuple):
+class Aggregated(NamedTuple):
     """What the method's `aggregate` is given."""
 
     up: list[Tensor]
     share: float
 
 
-class Uplink:
-    """The way from the clients to the server; override what is different from sending all and taking the mean.
+class Part:
+    """A part of a pipeline: a `Stage`, an `Aggregator`, or both. Override what differs from sending the mean."""
 
-    `send` is called for some clients at a time, perhaps in several threads at once: it is a pure function of its
-    arguments, and its randomness is addressed by seed, round and client. The same holds for `hear`, on the server.
-    """
+    keeps_mean: ClassVar[bool] = False
+    """Whether the method still receives the mean of its own uplinks, up to rounding."""
 
-    rows: ClassVar[bool] = False
-    """Whether `hear` is given every client's vector, (k, p), in place of their sum."""
-
-    def check(self, algorithm: Algorithm, federation: Federation) -> None:
-        """Refuse what cannot be, before the first round."""
-
-    def method(self, algorithm: Algorithm) -> Algorithm:
-        """The method as it is run this way."""
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        """Return the method as it is run with this part."""
         return algorithm
 
-    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
-        """Whether a round with the replies of these clients moves the server; if not, theirs are lost.
-
-        weight: of them together.
-        """
-        return weight > 0
-
-    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        """What these clients send, and their states that follow from having sent it."""
-        return exchange.up, exchange.new
-
-    def hear(self, federation: Federation, received: Received) -> Heard:
-        """What the server makes of a round that `opens`."""
-        return Heard([v / received.weight for v in received.parts], received.weight / federation.everybody)
+    def check(self, algorithm: Algorithm, federation: Federation) -> None:
+        """Raise InputError for what cannot work, before the first round."""
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
-        """What else is to be told after so many rounds."""
+        """Return what else to report after so many rounds, such as the privacy budget spent."""
         return {}
 
 
-class Chain(Uplink):
-    """One way after another: what the first sends is what the next is given. One of them at most hears for the server.
+class Stage(Part):
+    """What a client does to its uplink.
 
-    >>> Chain(Uplink(), Uplink()).rows
+    `apply` is called for some clients at a time, perhaps in several threads: it is a pure function of its arguments,
+    and its randomness is addressed by seed, round and client.
+    """
+
+    alters_state: ClassVar[bool] = False
+    """Whether a client's state depends on what this stage does (`Algorithm.state_after_sending`)."""
+    hides_individuals: ClassVar[bool] = False
+    """Whether the server sees the sum of the uplinks only."""
+
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        """Return the uplinks after this stage. `rounding` is what later stages do to them."""
+        return uplinks
+
+    def rounding(self, up: State) -> Rounding | None:
+        """Return how the stage rounds an uplink like `up`; None where it does not."""
+        return None
+
+    def check_rounding(self, rounding: Rounding, up: State) -> None:
+        """Raise InputError where the rounding of later stages leaves no room for this one."""
+
+    def nbytes(self, up: State) -> int | None:
+        """Return the bytes of one uplink as this stage encodes it; None where it does not."""
+        return None
+
+
+class Aggregator(Part):
+    """What the server makes of the uplinks: their weighted mean, unless a subclass says otherwise."""
+
+    needs_individual_uplinks: ClassVar[bool] = False
+    """Whether `aggregate` is given every client's vector, (k, p), in place of their sum."""
+
+    def accepts(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+        """Return whether a round with the replies of these clients moves the server; if not, the replies are lost.
+
+        weight: of these clients together.
+        """
+        return weight > 0
+
+    def aggregate(self, federation: Federation, received: Received) -> Aggregated:
+        """Return what stands for the mean of the uplinks of an accepted round, and for which share of the clients."""
+        return Aggregated([v / received.weight for v in received.parts], received.weight / federation.everybody)
+
+
+UplinkParts = Part | Iterable[Part]
+
+
+class Pipeline(Part):
+    """The stages in their order and the aggregator.
+
+    >>> Pipeline().aggregator.needs_individual_uplinks
     False
     """
 
-    def __init__(self, *ways: Uplink) -> None:
-        self.ways = ways
-        ears = [way for way in ways if type(way).hear is not Uplink.hear]
-        if len(ears) > 1:
-            names = " and ".join(type(way).__name__ for way in ears)
-            raise InputError(f"{names} do not go together: each says what the server makes of the uplinks; choose one")
-        self._ear = ears[0] if ears else ways[0]
-        self.rows = self._ear.rows  # type: ignore[misc]
+    def __init__(self, parts: UplinkParts | None = None) -> None:
+        given = () if parts is None else (parts,) if isinstance(parts, Part) else parts
+        if isinstance(given, type) or not isinstance(given, Iterable):
+            given = (given,)
+        self.parts: tuple[Part, ...] = tuple(p for part in given for p in _flat(part))
+        self.stages = [part for part in self.parts if isinstance(part, Stage)]
+        rules = [part for part in self.parts if isinstance(part, Aggregator)]
+        if len(rules) > 1:
+            names = " and ".join(type(rule).__name__ for rule in rules)
+            raise InputError(f"expected one aggregator, got {names}; leave out all but one")
+        self.aggregator = rules[0] if rules else Aggregator()
+        self._rounding = [Rounding()] * len(self.stages)
 
     def __repr__(self) -> str:
-        return f"Chain({', '.join(map(repr, self.ways))})"
+        return repr(list(self.parts))
 
-    def check(self, algorithm: Algorithm, federation: Federation) -> None:
-        for way in self.ways:
-            way.check(algorithm, federation)
-
-    def method(self, algorithm: Algorithm) -> Algorithm:
-        for way in self.ways:
-            algorithm = way.method(algorithm)
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        for part in self.parts:
+            algorithm = part.wrap(algorithm)
         return algorithm
 
-    def send(self, algorithm: Algorithm, federation: Federation, exchange: Exchange) -> tuple[State, State]:
-        for way in self.ways:
-            up, new = way.send(algorithm, federation, exchange)
-            exchange = exchange._replace(up=up, new=new)
-        return exchange.up, exchange.new
+    def check(self, algorithm: Algorithm, federation: Federation) -> None:
+        hidden = any(stage.hides_individuals for stage in self.stages)
+        if hidden and self.aggregator.needs_individual_uplinks:
+            raise InputError(
+                f"secure aggregation shows the server the sum of the uplinks alone, and "
+                f"{type(self.aggregator).__name__} needs each of them; leave one out"
+            )
+        if self.aggregator.needs_individual_uplinks and distributed.size() > 1:
+            raise InputError("a robust aggregator needs every uplink in one place; run it with one worker")
+        for part in self.parts:
+            part.check(algorithm, federation)
 
-    def opens(self, federation: Federation, ids: Tensor, weight: float) -> bool:
-        return self._ear.opens(federation, ids, weight)
+    def bind(self, algorithm: Algorithm, down: State, client: State, up: State) -> None:
+        """Fix how uplinks like `up` are rounded, and check that the method and the stages can work with that."""
+        later = Rounding()
+        for k in reversed(range(len(self.stages))):
+            self._rounding[k] = later
+            self.stages[k].check_rounding(later, up)
+            later = self.stages[k].rounding(up) or later
+        if any(stage.alters_state for stage in self.stages):
+            algorithm.state_after_sending(down, client, up, up)
 
-    def hear(self, federation: Federation, received: Received) -> Heard:
-        return self._ear.hear(federation, received)
+    def apply(self, federation: Federation, uplinks: Uplinks) -> Uplinks:
+        """Return the uplinks after all stages."""
+        for stage, rounding in zip(self.stages, self._rounding, strict=True):
+            uplinks = stage.apply(federation, uplinks, rounding)
+        return uplinks
+
+    def nbytes(self, packed: State, up: State) -> int:
+        """Return the bytes of one uplink as it is sent, `packed` by the method if no stage encodes it."""
+        encoded = [size for stage in self.stages if (size := stage.nbytes(up)) is not None]
+        return encoded[-1] if encoded else nbytes(packed)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
-        return {key: value for way in self.ways for key, value in way.spent(federation, rounds).items()}
+        return {key: value for part in self.parts for key, value in part.spent(federation, rounds).items()}
 
 
-def check(uplink: Uplink, algorithm: Algorithm, federation: Federation) -> Algorithm:
-    """The method as it is run with this uplink, if it can be."""
-    if not isinstance(uplink, Uplink):
-        kind = f"the class {uplink.__name__}" if isinstance(uplink, type) else f"of type {type(uplink).__name__}"
-        raise InputError(f"uplink is {kind}; one of fednmap.privacy is due, such as Privacy(clip=1.0)")
-    if uplink.rows and distributed.size() > 1:
-        raise InputError("a robust centre needs every uplink in one place; run it with one worker")
-    algorithm = uplink.method(algorithm)
-    uplink.check(algorithm, federation)
-    return algorithm
+def Chain(*parts: Part) -> list[Part]:
+    """Deprecated: a pipeline is a list of parts."""
+    warnings.warn("Chain(a, b) is deprecated; give uplink=[a, b]", DeprecationWarning, stacklevel=2)
+    return list(parts)
+
+
+def _flat(part: object) -> tuple[Part, ...]:
+    if isinstance(part, Pipeline):
+        return part.parts
+    if isinstance(part, Part):
+        return (part,)
+    kind = f"the class {part.__name__}" if isinstance(part, type) else f"{type(part).__name__}"
+    raise InputError(f"uplink: expected parts of fednmap.privacy such as Privacy(clip=1.0), got {kind}")

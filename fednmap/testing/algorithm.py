@@ -180,12 +180,12 @@ def _check_belief(algorithm: Algorithm, problem: LeastSquares, name: str) -> Non
     down, everybody = algorithm.broadcast(server), torch.arange(problem.n)
     up, new = algorithm.local(down, clients, oracle_of(algorithm, problem, everybody, 7))
     try:
-        same = algorithm.believed(down, clients, up, up)
+        same = algorithm.state_after_sending(down, clients, up, up)
     except InputError:  # it says that it cannot
         return
     assert _close(same, new), f"{name}: believed(sent = up) is not the state that local returned"
     sent = type(up)(*(0.5 * v.round(decimals=1) for v in up))  # as clipped and rounded
-    believed = algorithm.believed(down, clients, up, sent)
+    believed = algorithm.state_after_sending(down, clients, up, sent)
     after = algorithm.aggregate(server, type(sent)(*(v.mean(0) if v.ndim > 1 else v for v in sent)), 1.0)
     for field in set(after._fields) & set(believed._fields) & {"h", "c"}:
         mean, due = getattr(believed, field).mean(0), getattr(after, field)

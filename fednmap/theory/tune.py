@@ -21,7 +21,7 @@ from fednmap.names import InputError
 from fednmap.simulation import Diverged, simulate
 from fednmap.simulation.loop import first_point
 from fednmap.simulation.participation import Sampler
-from fednmap.simulation.uplink import Uplink
+from fednmap.simulation.uplink import UplinkParts
 from fednmap.theory import Steps, estimate_gap, estimate_smoothness, estimate_variance, nonconvex
 
 PILOTS = 16  # the budget, in pilots of full length
@@ -126,7 +126,7 @@ def tune(
     drop: float = 0.0,
     seed: int = 0,
     sampler: Sampler | None = None,
-    uplink: Uplink | None = None,
+    uplink: UplinkParts | None = None,
     beside: Beside | None = None,
 ) -> Tuned:
     r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
