@@ -17,13 +17,16 @@ from measuring import arguments
 from rounds import LEVELS, MEMORY, Case, case, follow, reached, trajectory
 
 from fednmap import simulate
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMap, FedNMapMemory
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.simulation import Diverged
 
 
-def method(one: Case, Q: int, memory: int, scale: float = 1.0) -> FedNMap:
-    return FedNMap(one.phi, eta_a=scale / (one.L * Q), Q=Q, gamma=(1 if memory else 4) * scale / one.L, memory=memory)
+def method(one: Case, Q: int, memory: int, scale: float = 1.0) -> FedNMap | FedNMapMemory:
+    eta_a = scale / (one.L * Q)
+    if memory:
+        return FedNMapMemory(one.phi, eta_a=eta_a, Q=Q, gamma=scale / one.L, memory=memory)
+    return FedNMap(one.phi, eta_a=eta_a, Q=Q, gamma=4 * scale / one.L)
 
 
 def local_steps(one: Case, limit: int) -> None:

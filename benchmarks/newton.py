@@ -14,7 +14,7 @@ import torch
 from rounds import Case, cases
 
 from fednmap import simulate
-from fednmap.algorithms import FedNewton, FedNMap
+from fednmap.algorithms import FedNewton, FedNMapMemory
 from fednmap.core import Algorithm
 from fednmap.measure import residual
 
@@ -47,7 +47,7 @@ def main() -> None:
             continue
         case = make()
         gamma = min(1 / case.L, 0.5 / case.phi.rho if case.phi.rho else math.inf)
-        remembering = FedNMap(case.phi, eta_a=1 / case.L, Q=1, gamma=gamma, memory=20)
+        remembering = FedNMapMemory(case.phi, eta_a=1 / case.L, Q=1, gamma=gamma, memory=20)
         words = []
         for algorithm, limit in ((FedNewton(case.phi, gamma=gamma), 50), (remembering, 500)):
             began = time.process_time()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fednmap import simulate
-from fednmap.algorithms import FedADMM, FedDA, FedDR, FedNMap, Zhang
+from fednmap.algorithms import FedADMM, FedDA, FedDR, FedNMap, FedNMapMemory, Zhang
 from fednmap.core import Algorithm, Regularizer
 from fednmap.measure import residual
 from fednmap.problems import FiniteSum
@@ -108,7 +108,7 @@ def grid(case: Case) -> dict[str, list[tuple[str, Callable[[], Algorithm]]]]:
         "FedNMap, memory": [
             (
                 f"memory = {MEMORY}, Q = 1, eta_hat = 1/L",
-                lambda: FedNMap(phi, eta_a=1 / L, Q=1, gamma=min(1 / L, s), memory=MEMORY),
+                lambda: FedNMapMemory(phi, eta_a=1 / L, Q=1, gamma=min(1 / L, s), memory=MEMORY),
             )
         ],
         "FedNMap": each(lambda Q, c: FedNMap(phi, eta_a=c / (L * Q), Q=Q, gamma=min(4 * c / L, s))),

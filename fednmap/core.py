@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ class SecondOrder:
 
 State = Any
 """A NamedTuple of tensors, declared by the algorithm that uses it."""
+
+A = TypeVar("A")
 
 
 class Regularizer(ABC):
@@ -114,8 +116,16 @@ class Traits:
     """Convergence as published; '-' where none is established for f + phi."""
     full_participation: bool = False
     """Every client must reply in every round."""
-    following: int | None = None
-    """Vectors that a client receives, in place of `down`, if it was counted in the round before; see `follow`."""
+    broadcast_follows: bool = False
+    """The broadcast is the server's state, which follows from the one before and the mean uplink: a client that was
+    counted in a round needs only that mean; see `next_broadcast`."""
+    control_variate: str | None = None
+    """The field of the server's and of the client's state that is h and h_i: h is the mean of all h_i."""
+    normal_map: bool = False
+    """Keeps z, and its model is prox_{gamma phi}(z) with its field `gamma`: it starts at a z, not at an x."""
+    server_variable: str | None = None
+    """The field of the server's state that may take another step than the method's own, as a server optimiser does;
+    None where the step is part of a prox, or the clients rely on it."""
     central: bool = False
     """Runs where all data is in one place, as one client."""
     steps_may_change: bool = True
@@ -144,36 +154,8 @@ class Algorithm(ABC):
 
     @property
     def prox_parameter(self) -> float | None:
-        """gamma of a method that keeps z and whose model is prox_{gamma phi}(z): it starts at a z. None: at an x."""
-        return None
-
-    @property
-    def iterate(self) -> str | None:
-        """The field of the server's state that may go another step than the method's own; a server optimiser does so.
-
-        None where more hangs on it: it is a prox of something, or the clients count on how far it went.
-        """
-        return None
-
-    def seeded(self, seed: int) -> Self:
-        """The method with its own randomness, if it has any, drawn from `seed`; a trial of a run passes its seed here.
-
-        A method with randomness keeps a field `seed` and returns `dataclasses.replace(self, seed=seed)`.
-        """
-        return self
-
-    def forgetful(self, forget: float) -> Self:
-        """The method whose clients' corrections forget, by this share per round that they take part in.
-
-        Noise that is added to what the clients sent stays in a correction that forgets nothing, and adds up there. A
-        method with a correction keeps a field `forget` and returns `dataclasses.replace(self, forget=forget)`; one
-        without has nothing to forget.
-        """
-        return self
-
-    def stepping(self, eta_a: float) -> Self:
-        """The method with another eta_a, of a round of a schedule; what else was made from it, such as gamma, stays."""
-        return replace(self, eta_a=eta_a)  # type: ignore[type-var]
+        """gamma where the model is prox_{gamma phi}(z), else None."""
+        return float(self.gamma) if self.traits.normal_map else None  # type: ignore[attr-defined]
 
     @abstractmethod
     def init(self, start: Tensor) -> tuple[State, State]:
@@ -209,14 +191,6 @@ class Algorithm(ABC):
     def model(self, server: State) -> Tensor:
         """x_t: what is measured and returned."""
 
-    def follow(self, down: State, up: State, share: float) -> State | None:
-        """What is broadcast after a round, from what was before it and the round's mean uplink; None if that lacks.
-
-        The same bits as on the server. A client that was counted in a round holds what it was sent then: it need only
-        hear the mean uplink, where that is smaller than the broadcast.
-        """
-        return None
-
     def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
         """(x, grad f(x)) that a round from `before` to `after` has told the server; None where it has not.
 
@@ -225,20 +199,61 @@ class Algorithm(ABC):
         """
         return None
 
-    def measured(self, server: State) -> dict[str, float]:
-        """What the server's state tells besides the model; it goes into every record of a run."""
+    def extra_metrics(self, server: State) -> dict[str, float]:
+        """Return what the server's state says besides the model; it goes into every record of a run."""
         return {}
 
     def driver(self) -> Callable[..., Iterator[Any]] | None:
         """What yields the rounds of a method without a server, called like `simulate`; None: that has the loop."""
         return None
 
-    def pack(self, up: State) -> State:
-        """The uplink as it travels; a method with a compressed uplink says how, `unpack` is the way back."""
-        return up
+    def compression(self) -> Compressor | None:
+        """Return how the one vector of the uplink is encoded; None where it travels as it is."""
+        return None
 
-    def unpack(self, packed: State) -> State:
-        return packed
+
+class Compressor(Protocol):
+    """Encodes a vector as a NamedTuple of smaller tensors, and decodes it to the same bits."""
+
+    def pack(self, v: Tensor) -> Any: ...
+
+    def unpack(self, packed: Any) -> Tensor: ...
+
+
+def pack(algorithm: Algorithm, up: State) -> State:
+    """Return the uplink as it travels."""
+    compressor = algorithm.compression()
+    return up if compressor is None else compressor.pack(*up)
+
+
+def unpack(algorithm: Algorithm, packed: State, like: State) -> State:
+    """Return the uplink that `pack` was given; `like` is an uplink of the method."""
+    compressor = algorithm.compression()
+    return packed if compressor is None else type(like)(compressor.unpack(packed))
+
+
+def next_broadcast(algorithm: Algorithm, down: State, up: State, share: float) -> State:
+    """Return what is broadcast after a round, from the broadcast before it and the mean uplink, to the server's bits.
+
+    For methods whose traits say `broadcast_follows`.
+    """
+    return algorithm.aggregate(down, up, share)
+
+
+def with_fields(algorithm: A, **values: Any) -> A:
+    """Return the method with those of these fields that it has replaced; the method itself if it has none.
+
+    A method that wraps another one (a server optimiser) passes on what it does not have.
+    """
+    if not is_dataclass(algorithm):
+        return algorithm
+    named = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.init}
+    changed: dict[str, Any] = {name: value for name, value in values.items() if name in named}
+    others = {name: value for name, value in values.items() if name not in named}
+    for name, value in named.items() if others else ():
+        if isinstance(value, Algorithm) and (inner := with_fields(value, **others)) is not value:
+            changed[name] = inner
+    return replace(algorithm, **changed) if changed else algorithm  # type: ignore[type-var]
 
 
 @runtime_checkable

@@ -140,7 +140,7 @@ def test_random_entries_do_not_bear_longer_steps(long_lasso):
     steps = {"eta_a": 0.5 / L, "Q": 2, "gamma": 1 / L, "K": 0.01, "control": 0.0}
     for compressor, times in (("random", 10), ("top", 10)):
         own = {"random": 1, "top": 20}[compressor] * (1 - 0.99**0.5)
-        assert CompressedFedNMap(L1(0.1), **steps, compressor=compressor)._compressor().pace(100) == own
+        assert CompressedFedNMap(L1(0.1), **steps, compressor=compressor).compression().pace(100) == own
         algorithm = CompressedFedNMap(L1(0.1), **steps, compressor=compressor, pace=min(1.0, times * own))
         assert not distance(algorithm.model(last(algorithm, problem, rounds=1500).server), solution) < 0.5
 

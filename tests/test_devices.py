@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from fednmap import regularizers as R
 from fednmap import simulate
 from fednmap.algorithms import EControlDA, FedNMap, ProxSGD, Scaffnew
+from fednmap.core import pack, unpack
 from fednmap.measure import evaluate, problem_gamma, support
 from fednmap.problems import LeastSquares, Logistic, Network, Pooled
 from fednmap.simulation.participation import Poisson
@@ -146,8 +147,8 @@ def test_methods_that_draw(method, elsewhere):
     for x, expected in zip(run(), plain(run), strict=True):
         same(x, expected)
     up = method.Up(torch.linspace(-1, 1, 6, device="cpu"))
-    sent = method.unpack(method.pack(up))
-    assert all(v.device.type == "cpu" for v in (*sent, *method.pack(up)))
+    sent = unpack(method, pack(method, up), up)
+    assert all(v.device.type == "cpu" for v in (*sent, *pack(method, up)))
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)

@@ -16,7 +16,7 @@ from sklearn.linear_model._huber import _huber_loss_and_gradient
 from sklearn.preprocessing import StandardScaler
 
 from fednmap import simulate
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMapMemory
 from fednmap.estimators import (
     FederatedCoxRegression,
     FederatedElasticNet,
@@ -225,7 +225,7 @@ def test_a_fit_is_the_simulation_of_its_rounds():
     phi = prepared._on_coefficients(L1(1.0))
     found = minimise(prepared.problem, phi, prepared.start, tol=1e-9 * prepared.unit, max_rounds=12)
     L = smoothness(prepared.problem, prepared.start)
-    method = FedNMap(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=len(prepared.start))
+    method = FedNMapMemory(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=len(prepared.start))
     *_, last = simulate(method, prepared.problem, rounds=11, start=prepared.start)
     spent = sum(r.bytes_up + r.bytes_down for r in simulate(method, prepared.problem, rounds=12, start=prepared.start))
     assert found.rounds == 12

@@ -7,7 +7,7 @@ import torch
 from lasso import PHI, PROBLEM, L, best, distance
 
 from fednmap import run, simulate
-from fednmap.algorithms import FedNMap, memory
+from fednmap.algorithms import FedNMap, FedNMapMemory, quasi_newton
 from fednmap.measure import residual
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic
@@ -37,7 +37,7 @@ def bfgs(S, Y):
 def test_the_model_is_that_of_bfgs(m):
     S, Y, _ = secants(9, m)
     S[0], Y[0] = 1e-5 * S[0], 1e-5 * Y[0]  # the length of a secant does not matter
-    model, B = memory.Model(S, Y, 1.0), bfgs(S, Y)
+    model, B = quasi_newton.Model(S, Y, 1.0), bfgs(S, Y)
     got = torch.stack([model(e) for e in torch.eye(9, dtype=torch.float64)])
     torch.testing.assert_close(got, B, rtol=1e-8, atol=1e-8)
     assert model.largest == pytest.approx(float(torch.linalg.eigvalsh(B)[-1]), rel=1e-8)
@@ -49,14 +49,15 @@ def test_the_model_is_that_of_bfgs(m):
 def test_the_next_z_solves_the_normal_map_of_the_model(phi):
     S, Y, _ = secants(9, 4)
     x, g = S[0].sin(), 3 * S[1].cos()
-    model, gamma = memory.Model(S, Y, 1.0), 0.7
-    z = memory.minimised(phi, gamma, x, g, model, 1e-13)
+    model, gamma = quasi_newton.Model(S, Y, 1.0), 0.7
+    z = quasi_newton.minimised(phi, gamma, x, g, model, 1e-13)
     u = phi.prox(z, gamma)
     torch.testing.assert_close(g + model(u - x) + (z - u) / gamma, torch.zeros_like(x), atol=1e-9, rtol=0)
 
 
 def test_without_secants_it_is_the_plain_step():
-    plain, remembering = (FedNMap(PHI, eta_a=0.5 / L, Q=1, gamma=0.5 / L, memory=m) for m in (0, 5))
+    steps = {"eta_a": 0.5 / L, "Q": 1, "gamma": 0.5 / L}
+    plain, remembering = FedNMap(PHI, **steps), FedNMapMemory(PHI, memory=5, **steps)
     one, other = (
         [a.model(r.server) for r in simulate(a, PROBLEM, rounds=1, start=PROBLEM.start)] for a in (plain, remembering)
     )
@@ -65,7 +66,7 @@ def test_without_secants_it_is_the_plain_step():
 
 def test_contract():
     report = check_algorithm(
-        lambda phi, L, Q: FedNMap(phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L, memory=5), rounds=800
+        lambda phi, L, Q: FedNMapMemory(phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L, memory=5), rounds=800
     )
     assert report.full < 1e-10
     assert report.sampled < 1e-6  # with some clients only, secants help less
@@ -99,14 +100,15 @@ def test_few_rounds_whatever_the_step(kind, wrong):
     problem = ill_conditioned(kind)
     L = problem.smoothness()
     plain = rounds_to(FedNMap(L1(1e-3), eta_a=1 / L, Q=1, gamma=1 / L), problem, 1e-7, 400)
-    quick = FedNMap(L1(1e-3), eta_a=wrong / L, Q=1, gamma=1 / L, memory=20)
+    quick = FedNMapMemory(L1(1e-3), eta_a=wrong / L, Q=1, gamma=1 / L, memory=20)
     assert rounds_to(quick, problem, 1e-7, 120) < min(plain / 4, 100)
 
 
 @pytest.mark.parametrize("options", [{"drop": 0.3}, {"participation": 0.6}])
 def test_lost_replies_leave_the_invariant_and_the_fixed_point(options):
     problem = ill_conditioned(LeastSquares)
-    algorithm = FedNMap(L1(1e-3), eta_a=0.3 / problem.smoothness(), Q=1, gamma=1 / problem.smoothness(), memory=10)
+    L = problem.smoothness()
+    algorithm = FedNMapMemory(L1(1e-3), eta_a=0.3 / L, Q=1, gamma=1 / L, memory=10)
     for round in simulate(algorithm, problem, rounds=250, **options):
         h = round.clients[torch.arange(problem.n)].h.mean(0)
         torch.testing.assert_close(h, round.server.h, rtol=0, atol=1e-12)
@@ -119,7 +121,8 @@ def test_noise_costs_stages_at_most():
     noisy = LeastSquares(ill_conditioned(LeastSquares).data, batch_size=4, seed=1)
     ends = []
     for m in (0, 10):
-        algorithm = FedNMap(L1(1e-3), eta_a=0.1 / noisy.smoothness(), Q=1, gamma=1 / noisy.smoothness(), memory=m)
+        steps = {"eta_a": 0.1 / noisy.smoothness(), "Q": 1, "gamma": 1 / noisy.smoothness()}
+        algorithm = FedNMapMemory(L1(1e-3), memory=m, **steps) if m else FedNMap(L1(1e-3), **steps)
         *_, last = simulate(algorithm, noisy, rounds=300)
         ends.append(float(noisy.loss(algorithm.model(last.server))))
     assert ends[1] < 2 * ends[0]
@@ -127,13 +130,13 @@ def test_noise_costs_stages_at_most():
 
 def test_secants_that_are_bent_the_wrong_way_are_an_alarm():
     """As every other one of noise is: a few of them, and plain rounds follow."""
-    algorithm = FedNMap(L1(1e-9), eta_a=0.1, Q=1, gamma=0.1, memory=10)
+    algorithm = FedNMapMemory(L1(1e-9), eta_a=0.1, Q=1, gamma=0.1, memory=10)
     server, _ = algorithm.init(torch.ones(4, dtype=torch.float64))
     alarms = []
     for _ in range(12):
         x = algorithm.model(server)
         server = algorithm.aggregate(server, algorithm.Up(-x + (server.z - x) / algorithm.gamma), 1.0)  # f = -|x|^2/2
-        alarms.append(memory.Counts(*server.counts.tolist()).alarms)
+        alarms.append(quasi_newton.Counts(*server.counts.tolist()).alarms)
     assert alarms[2] == 0
     assert alarms[-1] == 1
 
@@ -141,7 +144,7 @@ def test_secants_that_are_bent_the_wrong_way_are_an_alarm():
 def test_a_bounded_gradient_cannot_hide_a_runaway():
     """The gradient of a logistic loss stays bounded, so psi is watched as well as the residual."""
     problem = ill_conditioned(Logistic)
-    algorithm = FedNMap(L1(1e-3), eta_a=1e3 / problem.smoothness(), Q=1, gamma=1.0, memory=10)
+    algorithm = FedNMapMemory(L1(1e-3), eta_a=1e3 / problem.smoothness(), Q=1, gamma=1.0, memory=10)
     *_, last = simulate(algorithm, problem, rounds=80)
     x = algorithm.model(last.server)
     assert float(problem.loss(x)) < math.log(2)
@@ -150,7 +153,7 @@ def test_a_bounded_gradient_cannot_hide_a_runaway():
 @pytest.mark.parametrize("wrong", [3.0, 30.0])
 def test_what_is_solved_stays_solved(wrong):
     """Also where the plain step is far too large, long after the residual is nothing but rounding."""
-    algorithm = FedNMap(L1(0.1), eta_a=wrong / L, Q=1, gamma=1 / L, memory=10)
+    algorithm = FedNMapMemory(L1(0.1), eta_a=wrong / L, Q=1, gamma=1 / L, memory=10)
     sizes = []
     for round in simulate(algorithm, PROBLEM, rounds=300):
         x = algorithm.model(round.server)
@@ -162,7 +165,7 @@ def test_what_is_solved_stays_solved(wrong):
 
 
 def test_going_on_from_any_round_gives_the_same_bits():
-    algorithm = FedNMap(PHI, eta_a=1 / L, Q=1, gamma=1 / L, memory=4)
+    algorithm = FedNMapMemory(PHI, eta_a=1 / L, Q=1, gamma=1 / L, memory=4)
     whole = list(simulate(algorithm, PROBLEM, rounds=12, drop=0.2))
     for t in (0, 5, 5, 9):
         *_, last = simulate(algorithm, PROBLEM, rounds=12, drop=0.2, after=whole[t])
@@ -170,26 +173,27 @@ def test_going_on_from_any_round_gives_the_same_bits():
 
 
 def test_the_optimum_is_reached():
-    algorithm = FedNMap(PHI, eta_a=1 / L, Q=1, gamma=1 / L, memory=10)
+    algorithm = FedNMapMemory(PHI, eta_a=1 / L, Q=1, gamma=1 / L, memory=10)
     *_, last = simulate(algorithm, PROBLEM, rounds=60)
     assert distance(algorithm.model(last.server), best(0.2)) < 1e-12
 
 
 def test_clients_receive_what_they_always_did():
-    server, _ = FedNMap(PHI, memory=3).init(torch.ones(4))
-    assert FedNMap(PHI, memory=3).broadcast(server)._fields == FedNMap(PHI).init(torch.ones(4))[0]._fields == ("z", "h")
+    server, _ = FedNMapMemory(PHI, memory=3).init(torch.ones(4))
+    assert FedNMapMemory(PHI, memory=3).broadcast(server)._fields == ("z", "h")
+    assert FedNMap(PHI).init(torch.ones(4))[0]._fields == ("z", "h")
 
 
-@pytest.mark.parametrize("memory", [-1, 2.5, True])
+@pytest.mark.parametrize("memory", [-1, 0, 2.5, True])
 def test_bad_memory(memory):
-    with pytest.raises(InputError, match=r"memory is .*; it must be an integer, at least 0"):
-        FedNMap(PHI, memory=memory)
+    with pytest.raises(InputError, match=r"memory is .*; it must be an integer, at least 1"):
+        FedNMapMemory(PHI, memory=memory)
 
 
 @pytest.mark.filterwarnings("ignore:L0 is not weakly convex")
 def test_memory_needs_a_weakly_convex_phi():
-    with pytest.raises(InputError, match="memory needs a weakly convex phi, L0 has rho = inf"):
-        FedNMap(L0(0.1, allow_nonconvex=True), memory=3)
+    with pytest.raises(InputError, match="FedNMapMemory needs a weakly convex phi, and L0 has rho = inf"):
+        FedNMapMemory(L0(0.1, allow_nonconvex=True), memory=3)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -199,6 +203,7 @@ def test_few_clients_in_the_first_round_do_not_stop_it(seed):
     rows = [torch.randn(30, 6, generator=rng, dtype=torch.float64) for _ in range(20)]
     data = [(a, 0.3 * a[:, :2].sum(1) + 0.1 * torch.randn(30, generator=rng, dtype=torch.float64)) for a in rows]
     problem, phi = LeastSquares(data), L1(0.05)
-    found = run(FedNMap(phi, eta_a=0.1, Q=1, memory=8), problem, rounds=300, every=300, participation=0.1, seed=seed)
+    method = FedNMapMemory(phi, eta_a=0.1, Q=1, memory=8)
+    found = run(method, problem, rounds=300, every=300, participation=0.1, seed=seed)
     assert found.final["stationarity"] < 0.2 * found.records[0]["stationarity"]
     assert found.last.server.counts[3] >= 0.25  # pace

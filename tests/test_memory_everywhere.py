@@ -13,7 +13,7 @@ from lasso import PHI, L
 from small import outcome
 
 from fednmap import run, simulate
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMap, FedNMapMemory
 from fednmap.problems import LeastSquares
 from fednmap.runs.folder import RunFolder
 from fednmap.testing import heterogeneous
@@ -59,7 +59,7 @@ def test_going_on_a_store_on_disk_and_threads_give_the_same_bits(tmp_path, how):
 def test_the_number_of_torchs_threads_does_not_show(tmp_path):
     """The server's small products are taken as one thread takes them."""
     wide = LeastSquares([(torch.randn(8, 30_000, generator=g), torch.randn(8, generator=g)) for g in generators(3)])
-    algorithm = FedNMap(PHI, eta_a=1e-4, Q=1, gamma=1e-3, memory=5)
+    algorithm = FedNMapMemory(PHI, eta_a=1e-4, Q=1, gamma=1e-3, memory=5)
     had, ends = torch.get_num_threads(), []
     try:
         for threads in (1, 2):

@@ -15,6 +15,7 @@ from methods import MAKE
 
 from fednmap import InputError, run, simulate
 from fednmap import algorithms as A
+from fednmap.core import with_fields
 from fednmap.privacy import (
     Counted,
     Median,
@@ -183,7 +184,7 @@ def test_who_clips_and_forgets_keeps_the_mean_of_the_corrections(name):
     for r in simulate(algorithm, PROBLEM, rounds=12, uplink=Privacy(0.5, forget=0.3)):
         own = r.clients[torch.arange(PROBLEM.n)][0].mean(0)
         assert float(((r.server.c if name == "SCAFFOLD" else r.server.h) - own).abs().max()) < 1e-12
-    everybody, forgets = torch.arange(PROBLEM.n), algorithm.forgetful(0.3)
+    everybody, forgets = torch.arange(PROBLEM.n), with_fields(algorithm, forget=0.3)
     down, before = forgets.broadcast(r.server), r.clients[everybody]
     up, new = forgets.local(down, before, PROBLEM.oracle(everybody, 12))
     assert torch.allclose(forgets.state_after_sending(down, before, up, up)[0], new[0], rtol=0, atol=1e-12)
@@ -434,7 +435,7 @@ def test_steps_of_a_random_number_are_not_counted():
     with pytest.raises(InputError, match="gradients in a round, at random"):
         run(A.Scaffnew(eta_a=0.1, Q=5), private, rounds=2, uplink=Counted(private, 5))
     assert gradients_per_round(A.Scaffnew(eta_a=0.1, Q=1)) == 1
-    assert gradients_per_round(A.FedNMap(L1(0.1), Q=3, memory=5)) == 3
+    assert gradients_per_round(A.FedNMapMemory(L1(0.1), Q=3, memory=5)) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from stochastic import least_squares
 
 from fednmap import algorithms as A
 from fednmap import simulate
+from fednmap.core import with_fields
 from fednmap.names import InputError
 from fednmap.privacy import Privacy
 from fednmap.regularizers import L1, Zero
@@ -108,7 +109,7 @@ def test_server_optimiser_of_an_exact_method_is_exact(optimiser, name):
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 def test_server_optimiser_is_of_a_method_that_takes_a_step(optimiser):
     others = {name: make(Zero(), 1.0, 1) for name, make in MAKE.items()}
-    others["memory"] = A.FedNMap(PHI, memory=5)
+    others["memory"] = A.FedNMapMemory(PHI, memory=5)
     refused = {name for name, other in others.items() if other.iterate is None}
     assert set(BELOW) == set(others) - refused
     for name in refused:
@@ -129,14 +130,14 @@ def test_what_server_optimiser_is_given_goes_to_its_method():
     assert (algorithm.phi, algorithm.eta_a, algorithm.eta_s, algorithm.Q) == (other, 0.5, 1.0, 3)
     assert algorithm.prox_parameter == 2.0
     assert algorithm.traits.composite
-    assert algorithm.traits.following is None  # clients do not know m
+    assert not algorithm.traits.broadcast_follows  # clients do not know m
     assert replace(algorithm, eta_a=0.1).of.eta_a == 0.1
     with pytest.raises(InputError, match=r"^FedAvg is for smooth problems[^\n]*$"):
         A.FedAdam(L1(0.1))
 
-    seeded = A.FedAvgM(of=A.CompressedFedNMap(PHI, compressor="random")).seeded(7)
+    seeded = with_fields(A.FedAvgM(of=A.CompressedFedNMap(PHI, compressor="random")), seed=7)
     assert seeded.of.seed == 7
-    assert A.FedAvgM(of=A.SCAFFOLD()).forgetful(0.5).of.forget == 0.5
+    assert with_fields(A.FedAvgM(of=A.SCAFFOLD()), forget=0.5).of.forget == 0.5
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)

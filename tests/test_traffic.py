@@ -10,6 +10,7 @@ from small import begin, outcome, resume
 
 from fednmap import algorithms as A
 from fednmap import run, simulate
+from fednmap.core import next_broadcast
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import Zero
 from fednmap.simulation.participation import Trace
@@ -28,8 +29,8 @@ def method(name="FedNMap", Q=3):
 @pytest.mark.parametrize("name", ["FedNMap", "Zhang", "FedCanon", "SCAFFOLD", "FedAvg"])
 def test_with_everybody_it_is_two_vectors_once_and_one_from_then_on(name):
     traits = A.ALGORITHMS[name.lower()].traits
-    later = traits.down if traits.following is None else traits.following
-    assert (traits.following == 1) == (name in FOLLOWING)
+    later = traits.up if traits.broadcast_follows else traits.down
+    assert traits.broadcast_follows == (name in FOLLOWING)
     rounds = list(simulate(method(name), SIX, rounds=5))
     assert [r.bytes_down for r in rounds] == [6 * traits.down * VECTOR, *[6 * later * VECTOR] * 4]
     assert [r.bytes_up for r in rounds] == [6 * traits.up * VECTOR] * 5
@@ -94,7 +95,7 @@ def test_who_follows_has_the_servers_bits(name, eta_a):
     spied = Told(**{k: v for k, v in vars(algorithm).items()})
     for last in simulate(spied, NOISY, rounds=25, drop=0.5, seed=2, eta_a=eta_a):
         for up, share in told:
-            down = schedules.at(algorithm, eta_a, last.t).follow(down, up, share)
+            down = next_broadcast(schedules.at(algorithm, eta_a, last.t), down, up, share)
         told.clear()
         assert all(torch.equal(a, b) for a, b in zip(down, last.server, strict=True))
 
@@ -117,15 +118,13 @@ def test_a_killed_run_has_counted_the_bytes_of_one_that_was_not(tmp_path):
 
 def test_the_contract_notices_a_client_that_follows_elsewhere():
     class Astray(A.FedNMap):
-        def follow(self, down, up, share):
-            return self.aggregate(down, up, 1.0)
+        """Broadcasts something else than the server's state."""
 
-    class Unannounced(A.FedNMap):
-        traits = replace(A.FedNMap.traits, following=None)
+        def broadcast(self, server):
+            return server._replace(h=2 * server.h)
 
-    for kind, words in ((Astray, "who follows has not"), (Unannounced, "its traits say None")):
-        with pytest.raises(AssertionError, match=words):
-            check_algorithm(lambda phi, L, Q, kind=kind: kind(phi, eta_a=0.5 / (L * Q), Q=Q), rounds=1)
+    with pytest.raises(AssertionError, match="the next broadcast does not follow"):
+        check_algorithm(lambda phi, L, Q: Astray(phi, eta_a=0.5 / (L * Q), Q=Q), rounds=1)
 
 
 def test_totals_and_list_say_it(command):

@@ -16,7 +16,7 @@ def table() -> str:
     ]
     for name, kind in ALGORITHMS.items():
         t = kind.traits
-        down = f"{t.down}, {t.following} if counted before" if t.following is not None else f"{t.down}"
+        down = f"{t.down}, {t.up} if counted before" if t.broadcast_follows else f"{t.down}"
         up = f"{t.up} + Hessian" if t.hessians else f"{t.up}"
         cells = (f"`{name}`", "f + phi" if t.composite else "f", up, down, t.prox, t.fixed_point.value, t.rate)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")

@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from fednmap import run
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMap, FedNMapMemory
 from fednmap.measure import stationarity
 from fednmap.problems import Logistic
 from fednmap.regularizers import L1
@@ -48,7 +48,8 @@ def fista():
 
 
 def residuals(memory):
-    method = FedNMap(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=memory)
+    steps = {"eta_a": 1 / L, "Q": 1, "gamma": 1 / L}
+    method = FedNMapMemory(phi, memory=memory, **steps) if memory else FedNMap(phi, **steps)
     result = run(method, problem, rounds=ROUNDS if not memory else 300, every=1, measure_gamma=1 / L)
     return result.column("stationarity")
 

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from fednmap import Tolerance, run
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMapMemory
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import NonNegative, Simplex, Zero
 
 
 def fit(data, phi):
     problem = LeastSquares(data)
-    method = FedNMap(phi, eta_a=1 / problem.smoothness(), Q=1, memory=20)
+    method = FedNMapMemory(phi, eta_a=1 / problem.smoothness(), Q=1, memory=20)
     return run(method, problem, rounds=3000, every=100, stop=Tolerance(1e-7)).x
 
 

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from fednmap import Tolerance, run
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMapMemory
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import TotalVariation
 
@@ -36,7 +36,7 @@ for k in range(SENSORS):
 def fit(clients, weight):
     """min mean squares / 2 + weight * total variation, to a tolerance."""
     problem = LeastSquares(clients)
-    method = FedNMap(TotalVariation(weight), eta_a=1 / problem.smoothness(), Q=1, memory=20)
+    method = FedNMapMemory(TotalVariation(weight), eta_a=1 / problem.smoothness(), Q=1, memory=20)
     return run(method, problem, rounds=2000, every=50, stop=Tolerance(1e-5))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fednmap import Tolerance, run
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMapMemory
 from fednmap.regularizers import Nuclear
 
 ROWS, COLUMNS, RANK, CLIENTS, LAM = 40, 30, 3, 5, 0.7
@@ -60,7 +60,7 @@ masks = torch.stack([(known & (owner == i)[:, None]).flatten() for i in range(CL
 def complete(masks, lam):
     problem = Completion(noisy.flatten(), masks)
     L = float(problem.scale) / problem.n
-    method = FedNMap(Nuclear(lam * L, (ROWS, COLUMNS)), eta_a=1 / L, Q=1, memory=10)
+    method = FedNMapMemory(Nuclear(lam * L, (ROWS, COLUMNS)), eta_a=1 / L, Q=1, memory=10)
     return run(method, problem, rounds=400, stop=Tolerance(1e-4)).x.view(ROWS, COLUMNS)
 
 

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from fednmap import simulate
-from fednmap.algorithms import FedNewton, FedNMap
+from fednmap.algorithms import FedNewton, FedNMap, FedNMapMemory
 from fednmap.measure import stationarity
 from fednmap.problems import Logistic
 from fednmap.regularizers import L1
@@ -34,7 +34,7 @@ L = problem.smoothness()
 
 methods = {
     "FedNewton": FedNewton(phi, eta_a=1 / L),
-    "FedNMap, memory 20": FedNMap(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=20),
+    "FedNMap, memory 20": FedNMapMemory(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=20),
     "FedNMap": FedNMap(phi, eta_a=1 / L, Q=1, gamma=1 / L),
 }
 curves, sent = {}, {}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fednmap import run
-from fednmap.algorithms import FedNMap, Zhang
+from fednmap.algorithms import FedNMapMemory, Zhang
 from fednmap.core import Algorithm, FixedPoint, Regularizer, Traits
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1
@@ -91,7 +91,7 @@ L = problem.smoothness()
 methods = {
     "Zhang, one step": (Zhang(phi, eta_a=1 / L, Q=1), "#009E73", "--"),
     "your FederatedFISTA": (FederatedFISTA(phi, eta_a=1 / L), "#D55E00", "-"),
-    "FedNMap, memory 20": (FedNMap(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=20), "#0072B2", "-."),
+    "FedNMap, memory 20": (FedNMapMemory(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=20), "#0072B2", "-."),
 }
 figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
 for name, (method, color, style) in methods.items():

@@ -14,6 +14,7 @@ from fednmap.algorithms.feddr import FedDR
 from fednmap.algorithms.fedmid import FedMiD
 from fednmap.algorithms.fednewton import FedNewton
 from fednmap.algorithms.fednmap import FedNMap
+from fednmap.algorithms.fednmap_memory import FedNMapMemory
 from fednmap.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fednmap.algorithms.fedpd import FedPD
 from fednmap.algorithms.fedprox import FedProx
@@ -29,6 +30,7 @@ from fednmap.names import InputError, look_up
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fednmap": FedNMap,
+    "fednmap-memory": FedNMapMemory,
     "compressed-fednmap": CompressedFedNMap,
     "fednewton": FedNewton,
     "zhang": Zhang,
@@ -52,6 +54,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "prox-sgd": ProxSGD,
     "normal-map-sgd": NormalMapSGD,
 }
+
+
+WITH_MEMORY: dict[type[Algorithm], type[Algorithm]] = {FedNMap: FedNMapMemory}
+"""What the setting `memory` makes of a method."""
 
 
 def method(name: str) -> type[Algorithm]:
@@ -78,6 +84,7 @@ __all__ = [
     "FedDR",
     "FedMiD",
     "FedNMap",
+    "FedNMapMemory",
     "FedNewton",
     "FedPD",
     "FedProx",

@@ -8,8 +8,8 @@ library's own, see `docs/family.md`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class CompressedFedNMap(Algorithm):
 
     >>> from fednmap.regularizers import L1
     >>> algorithm = CompressedFedNMap(L1(0.1), eta_a=0.05, Q=10, K=0.01)
-    >>> algorithm.pack(algorithm.Up(torch.ones(1000))).values.shape
+    >>> algorithm.compression().pack(torch.ones(1000)).values.shape
     torch.Size([10])
     """
 
@@ -73,10 +73,13 @@ class CompressedFedNMap(Algorithm):
         composite=True,
         up=1,
         down=2,
-        following=1,
+        broadcast_follows=True,
+        control_variate="h",
         prox="Q + 1",
         fixed_point=FixedPoint.EXACT,
         rate="-",
+        server_variable="z",
+        normal_map=True,
     )
 
     class Server(NamedTuple):
@@ -104,25 +107,14 @@ class CompressedFedNMap(Algorithm):
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
         positive(self, "gamma")
         weakly_convex(self, "gamma", self.gamma)
-        self._compressor()
-
-    def seeded(self, seed: int) -> Self:
-        return replace(self, seed=seed)
-
-    @property
-    def prox_parameter(self) -> float:
-        return self.gamma
-
-    @property
-    def iterate(self) -> str:
-        return "z"
+        self.compression()
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero, start.new_zeros(())), self.Client(zero, zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, h, e, step, compress = down.z, client.h, client.e, Steps(self.eta_a, g), self._compressor()
+        z, h, e, step, compress = down.z, client.h, client.e, Steps(self.eta_a, g), self.compression()
         d = (self._pull(z) + down.h) - h  # (z - x)/gamma + c_i: fixed during the round
         z_i = z
         for q in range(self.Q):
@@ -135,23 +127,14 @@ class CompressedFedNMap(Algorithm):
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         z, h, t = server
-        pace = self._compressor().pace(z.shape[-1]) if self.pace is None else self.pace
+        pace = self.compression().pace(z.shape[-1]) if self.pace is None else self.pace
         z = z - pace * self.Q * self.eta_s * self.eta_a * (self._pull(z) + h + up.D)
         return self.Server(z, h + share * up.D, t + 1)
 
     def model(self, server: Server) -> Tensor:
         return self._prox(server.z)
 
-    def follow(self, down: Server, up: Up, share: float) -> Server:
-        return self.aggregate(down, up, share)
-
-    def pack(self, up: Up) -> Any:
-        return self._compressor().pack(up.D)
-
-    def unpack(self, packed: Any) -> Up:
-        return self.Up(self._compressor().unpack(packed))
-
-    def _compressor(self) -> Compressor:
+    def compression(self) -> Compressor:
         return compressor(self.compressor, self.K, self.bits, self.seed)
 
     def _prox(self, z: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ Gao et al., Composite Optimization with Error Feedback: the Dual Averaging Appro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,10 +85,7 @@ class EControlDA(Algorithm):
         integer(self, "seed", 0)
         integer(self, "bits", 1)
         convex(self, self.phi)
-        self._compressor()
-
-    def seeded(self, seed: int) -> Self:
-        return replace(self, seed=seed)
+        self.compression()
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
@@ -98,7 +95,7 @@ class EControlDA(Algorithm):
         return self.Down(self.model(server), server.A)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        (e, ghat), compress = client, self._compressor()
+        (e, ghat), compress = client, self.compression()
         gradient = g(down.x, 0)
         D = compress(gradient - ghat - compress.control(e.shape[-1]) * e, down.A)
         ghat = ghat + D
@@ -111,11 +108,5 @@ class EControlDA(Algorithm):
     def model(self, server: Server) -> Tensor:
         return self.phi.prox(server.z, server.A / self.gamma)
 
-    def pack(self, up: Up) -> Any:
-        return self._compressor().pack(up.D)
-
-    def unpack(self, packed: Any) -> Up:
-        return self.Up(self._compressor().unpack(packed))
-
-    def _compressor(self) -> Compressor:
+    def compression(self) -> Compressor:
         return compressor(self.compressor, self.K, self.bits, self.seed)

@@ -50,10 +50,6 @@ class FedAvg(Algorithm):
         check(self, "eta_a", "eta_s", "Q")
         smooth(self, self.phi)
 
-    @property
-    def iterate(self) -> str:
-        return "x"
-
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 

@@ -6,12 +6,13 @@ Heterogeneous Data, 2025. Reconstructed from the paper's abstract.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fednmap.algorithms.control_variates import correction, revealed_gradient
 from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
@@ -34,7 +35,7 @@ class FedCanon(Algorithm):
     forget: c_i = (1 - forget)(h - h_i); 0 is the published method. As in FedNMap.
 
     >>> from fednmap.regularizers import L1
-    >>> FedCanon(L1(0.1), eta_a=0.05, Q=10).alpha
+    >>> FedCanon(L1(0.1), eta_a=0.05, Q=10).server_step
     0.5
     """
 
@@ -42,14 +43,15 @@ class FedCanon(Algorithm):
     eta_a: float = 0.1
     eta_s: float = 1.0
     Q: int = 10
-    alpha: float = None  # type: ignore[assignment]  # given, or set below
+    alpha: float | None = None
     forget: float = 0.0
 
     traits = Traits(
         composite=True,
         up=1,
         down=2,
-        following=1,
+        broadcast_follows=True,
+        control_variate="h",
         prox="0 + 1",
         fixed_point=FixedPoint.BIASED,
         rate="psi PL, bounded subgradients: not established",
@@ -68,24 +70,21 @@ class FedCanon(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         fraction(self, "forget")
-        if self.alpha is None:
-            object.__setattr__(self, "alpha", self._step(self.eta_a))
-        positive(self, "alpha")
-        weakly_convex(self, "alpha", self.alpha)
+        if self.alpha is not None:
+            positive(self, "alpha")
+        weakly_convex(self, "alpha", self.server_step)
 
-    def forgetful(self, forget: float) -> Self:
-        return replace(self, forget=forget)
-
-    def stepping(self, eta_a: float) -> Self:
-        alpha = self._step(eta_a) if self.alpha == self._step(self.eta_a) else self.alpha
-        return replace(self, eta_a=eta_a, alpha=alpha)
+    @property
+    def server_step(self) -> float:
+        """alpha, or as far as the clients go in all, times eta_s."""
+        return self.eta_a * self.eta_s * self.Q if self.alpha is None else self.alpha
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, self._correction(down, client), Steps(self.eta_a, g)
+        x, c, step = down.x, correction(down.h, client.h, self.forget), Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
             z_i = step.down(z_i, z_i, q, c)
@@ -93,26 +92,15 @@ class FedCanon(Algorithm):
         return self.Up(y), self.Client(y - c)
 
     def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(sent.y - self._correction(down, client))
+        return self.Client(sent.y - correction(down.h, client.h, self.forget))
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
-        return self.Server(self.phi.prox(x - self.alpha * up.y, self.alpha), h + share * (up.y - h))
+        alpha = self.server_step
+        return self.Server(self.phi.prox(x - alpha * up.y, alpha), h + share * (up.y - h))
 
     def model(self, server: Server) -> Tensor:
         return server.x
 
-    def follow(self, down: Server, up: Up, share: float) -> Server:
-        return self.aggregate(down, up, share)
-
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return (before.x, after.h) if self.Q == 1 and not self.forget else None
-
-    def _step(self, eta_a: float) -> float:
-        """How far the clients go in all, times eta_s."""
-        return eta_a * self.eta_s * self.Q
-
-    def _correction(self, down: Server, client: Client) -> Tensor:
-        """c_i: fixed during the round."""
-        keep = 1 - self.forget
-        return torch.sub(keep * down.h, client.h, alpha=keep)
+        return revealed_gradient(before.x, after.h, self.Q, self.forget)

@@ -71,6 +71,7 @@ class FedNewton(Algorithm):
         rate="f convex, exact gradients: quadratic near a solution",
         full_participation=True,
         steps_may_change=False,
+        normal_map=True,
     )
 
     class Server(NamedTuple):
@@ -104,10 +105,6 @@ class FedNewton(Algorithm):
             object.__setattr__(self, "gamma", safe_step(self.phi, self.eta_a))
         positive(self, "gamma")
         weakly_convex(self, "gamma", self.gamma)
-
-    @property
-    def prox_parameter(self) -> float:
-        return self.gamma
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         p = start.numel()

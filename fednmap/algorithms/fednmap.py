@@ -5,19 +5,17 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fednmap.algorithms import memory
+from fednmap.algorithms.control_variates import correction, revealed_gradient
 from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.names import InputError
-from fednmap.regularizers.parameters import fraction, integer, positive
+from fednmap.regularizers.parameters import fraction, positive
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,6 @@ class FedNMap(Algorithm):
     and the one uplink y_i still suffices, because it already holds the change of h_i.
 
     gamma:  prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
-    memory: secants that the server remembers, 10 to 40 say; 0 is the paper's method. With exact gradients it then
-            takes quasi-Newton steps on the normal map (`fednmap.algorithms.memory`), from the same uplinks: some tens
-            of rounds instead of thousands. For noisy gradients leave it at 0: differences of noise are no curvature.
     forget: c_i = (1 - forget)(h - h_i); 0 is the paper's method, 1 has no correction. Noise that the server adds to
             mean y_i, for privacy, adds up in h - mean h_i unless that is forgotten: see `docs/privacy.md`.
 
@@ -60,14 +55,16 @@ class FedNMap(Algorithm):
     eta_s: float = 1.0
     Q: int = 10
     gamma: float = None  # type: ignore[assignment]  # given, or set below
-    memory: int = 0
     forget: float = 0.0
 
     traits = Traits(
         composite=True,
         up=1,
         down=2,
-        following=1,
+        broadcast_follows=True,
+        control_variate="h",
+        normal_map=True,
+        server_variable="z",
         prox="Q + 1",
         fixed_point=FixedPoint.EXACT,
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T); psi PL: O~(s2/(nQT) + s2/T^2)",
@@ -77,18 +74,6 @@ class FedNMap(Algorithm):
         z: Tensor
         h: Tensor
 
-    class Remembering(NamedTuple):
-        """The server's state with memory; the clients receive z and h as without."""
-
-        z: Tensor
-        h: Tensor
-        past_z: Tensor
-        past_g: Tensor
-        best: Tensor
-        S: Tensor
-        Y: Tensor
-        counts: Tensor
-
     class Client(NamedTuple):
         h: Tensor
 
@@ -97,35 +82,15 @@ class FedNMap(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        integer(self, "memory", 0)
         fraction(self, "forget")
         if self.gamma is None:
             object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
         positive(self, "gamma")
         weakly_convex(self, "gamma", self.gamma)
-        if self.memory and not self.phi.rho < math.inf:
-            name = type(self.phi).__name__
-            raise InputError(f"FedNMap: memory needs a weakly convex phi, {name} has rho = inf; use memory = 0")
 
-    @property
-    def prox_parameter(self) -> float:
-        return self.gamma
-
-    @property
-    def iterate(self) -> str | None:
-        return None if self.memory else "z"
-
-    def forgetful(self, forget: float) -> Self:
-        return replace(self, forget=forget)
-
-    def init(self, start: Tensor) -> tuple[Server | Remembering, Client]:
+    def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
-        if self.memory:
-            return self.Remembering(start, zero, *memory.empty(start, self.memory)), self.Client(zero)
         return self.Server(start, zero), self.Client(zero)
-
-    def broadcast(self, server: Server | Remembering) -> Server:
-        return self.Server(server.z, server.h)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         z, d, step = down.z, self._direction(down, client), Steps(self.eta_a, g)
@@ -138,34 +103,23 @@ class FedNMap(Algorithm):
     def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
         return self.Client(sent.y - self._direction(down, client))
 
-    def aggregate(self, server: Server | Remembering, up: Up, share: float) -> Server | Remembering:
-        z, h, eta_hat = server.z, server.h, self.Q * self.eta_s * self.eta_a
-        h = h + share * (up.y - self._pull(z) - h)
-        if isinstance(server, self.Remembering):
-            past = memory.Past(*server[2:])
-            z, past = memory.next_point(self.phi, self.gamma, eta_hat, z, up.y, h, past, share, self.Q > 1)
-            return self.Remembering(z, h, *past)
-        return self.Server(z - eta_hat * up.y, h)
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        z, h = server
+        return self.Server(z - self.Q * self.eta_s * self.eta_a * up.y, h + share * (up.y - self._pull(z) - h))
 
-    def model(self, server: Server | Remembering) -> Tensor:
+    def model(self, server: Server) -> Tensor:
         return self._prox(server.z)
 
-    def follow(self, down: Server, up: Up, share: float) -> Server | None:
-        if self.memory:  # the step depends on what the server alone remembers
-            return None
-        return self.Server(*self.aggregate(down, up, share)[:2])
-
-    def known_gradient(self, before: Server | Remembering, after: Server | Remembering) -> tuple[Tensor, Tensor] | None:
+    def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         """With Q = 1 the mean uplink is the normal map at z, and h, which is it without (z - x)/gamma, grad f(x)."""
-        return (self.model(before), after.h) if self.Q == 1 and not self.forget else None
+        return revealed_gradient(self.model(before), after.h, self.Q, self.forget)
 
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)
 
     def _direction(self, down: Server, client: Client) -> Tensor:
         """(z - x)/gamma + c_i: fixed during the round."""
-        keep = 1 - self.forget
-        return torch.sub(self._pull(down.z) + keep * down.h, client.h, alpha=keep)
+        return correction(down.h, client.h, self.forget, common=self._pull(down.z))
 
     def _pull(self, z: Tensor) -> Tensor:
         return (z - self._prox(z)) / self.gamma

@@ -52,10 +52,6 @@ class FedProx(Algorithm):
         smooth(self, self.phi)
         nonnegative(self, "mu")
 
-    @property
-    def iterate(self) -> str:
-        return "x"
-
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 

@@ -54,10 +54,6 @@ class NormalMapSGD(Algorithm):
         positive(self, "gamma")
         weakly_convex(self, "gamma", self.gamma)
 
-    @property
-    def prox_parameter(self) -> float:
-        return self.gamma
-
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 

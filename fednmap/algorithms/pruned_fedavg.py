@@ -61,10 +61,6 @@ class PrunedFedAvg(Algorithm):
     def _fedavg(self) -> FedAvg:
         return FedAvg(self.phi, self.eta_a, self.eta_s, self.Q)
 
-    @property
-    def iterate(self) -> str:
-        return "x"
-
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()
 

@@ -6,8 +6,8 @@ Acceleration! Finally!, ICML 2022, Algorithm 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -66,9 +66,6 @@ class Scaffnew(Algorithm):
         check(self, "eta_a", "Q")
         integer(self, "seed", 0)
         smooth(self, self.phi)
-
-    def seeded(self, seed: int) -> Self:
-        return replace(self, seed=seed)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         t = start.new_zeros((), dtype=torch.int64)

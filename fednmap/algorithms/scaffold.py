@@ -6,12 +6,13 @@ Learning, ICML 2020; Algorithm 1 with option II for the control variates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fednmap.algorithms.control_variates import correction, revealed_gradient
 from fednmap.algorithms.hyperparameters import check, smooth
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
@@ -50,6 +51,8 @@ class SCAFFOLD(Algorithm):
         prox="0 + 0",
         fixed_point=FixedPoint.EXACT,
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T)",
+        control_variate="c",
+        server_variable="x",
     )
 
     class Server(NamedTuple):
@@ -68,19 +71,12 @@ class SCAFFOLD(Algorithm):
         smooth(self, self.phi)
         fraction(self, "forget")
 
-    @property
-    def iterate(self) -> str:
-        return "x"
-
-    def forgetful(self, forget: float) -> Self:
-        return replace(self, forget=forget)
-
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, d, step = down.x, down.c - client.c, Steps(self.eta_a, g)
+        x, d, step = down.x, correction(down.c, client.c, 0.0), Steps(self.eta_a, g)
         y = x
         for q in range(self.Q):
             y = step.down(y, y, q, d)
@@ -98,4 +94,4 @@ class SCAFFOLD(Algorithm):
         return server.x
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return (before.x, after.c) if self.Q == 1 and not self.forget else None
+        return revealed_gradient(before.x, after.c, self.Q, self.forget)

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.memory import minimised
+from fednmap.algorithms.quasi_newton import minimised
 from fednmap.core import Regularizer
 
 INNER = 60  # steps on a model, at most

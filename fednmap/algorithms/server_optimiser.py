@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections import namedtuple
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from fednmap.core import Algorithm, Oracle, Regularizer, State
+from fednmap.core import Algorithm, Compressor, Oracle, Regularizer, State
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import regularizer, shown
 
@@ -20,9 +20,9 @@ PASSED_ON = ("phi", "eta_a", "eta_s", "Q")
 class ServerOptimiser(Algorithm):
     """The clients, the messages and the corrections of the method `of`; its server goes another way.
 
-    The method makes of its mean uplink the step from x to y, where x is what `Algorithm.iterate` names; the optimiser
-    goes from x by a step of its own, for which it takes d = y - x. All else that the server keeps becomes what
-    the method makes of it. A fixed point of the method has d = 0 and is one of the optimiser, and the other way round.
+    The method makes of its mean uplink the step from x to y, where x is what `Traits.server_variable` names; the
+    optimiser goes from x by a step of its own, for which it takes d = y - x. All else that the server keeps becomes
+    what the method makes of it. A fixed point of the method has d = 0 and is one of the optimiser, and the other way round.
 
     >>> from fednmap.algorithms import FedAvgM, SCAFFOLD
     >>> FedAvgM(of=SCAFFOLD(eta_a=0.1, Q=5)).Q
@@ -46,7 +46,7 @@ class ServerOptimiser(Algorithm):
                 f"{self.name}: of is {shown(self.of)}; it must be a method, such as SCAFFOLD(eta_a=0.1, Q=10)"
             )
         of = cast(Algorithm, self.of)
-        if of.iterate is None:
+        if of.traits.server_variable is None:
             raise InputError(
                 f"{self.name} cannot be of {of.name}, whose server takes no step that could be another one; "
                 "use FedAvg, FedProx, SCAFFOLD, FedNMap or CompressedFedNMap"
@@ -57,8 +57,8 @@ class ServerOptimiser(Algorithm):
         if given:
             of = replace(self.of, **given)
         object.__setattr__(self, "of", of)
-        object.__setattr__(self, "traits", replace(of.traits, following=None, rate="-"))
-        for name in own.intersection(PASSED_ON):
+        object.__setattr__(self, "traits", replace(of.traits, broadcast_follows=False, rate="-"))
+        for name in own.intersection((*PASSED_ON, "gamma")):
             object.__setattr__(self, name, getattr(of, name))
 
     @abstractmethod
@@ -68,16 +68,6 @@ class ServerOptimiser(Algorithm):
     @abstractmethod
     def step(self, x: Tensor, y: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
         """The new x, and the optimiser's new vectors, where the method would go from x to y."""
-
-    @property
-    def prox_parameter(self) -> float | None:
-        return self.of.prox_parameter
-
-    def seeded(self, seed: int) -> Self:
-        return self._with(self.of.seeded(seed))
-
-    def forgetful(self, forget: float) -> Self:
-        return self._with(self.of.forgetful(forget))
 
     def init(self, start: Tensor) -> tuple[State, State]:
         server, client = self.of.init(start)
@@ -96,7 +86,7 @@ class ServerOptimiser(Algorithm):
     def aggregate(self, server: State, up: State, share: float) -> State:
         before, kept = self._below(server), server[-len(self.kept) :]
         after = self.of.aggregate(before, up, share)
-        name = cast(str, self.of.iterate)
+        name = cast(str, self.of.traits.server_variable)
         x, *kept = self.step(getattr(before, name), getattr(after, name), *kept)
         return type(server)(*after._replace(**{name: x}), *kept)
 
@@ -106,17 +96,11 @@ class ServerOptimiser(Algorithm):
     def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
         return self.of.known_gradient(self._below(before), self._below(after))
 
-    def measured(self, server: State) -> dict[str, float]:
-        return self.of.measured(self._below(server))
+    def extra_metrics(self, server: State) -> dict[str, float]:
+        return self.of.extra_metrics(self._below(server))
 
-    def pack(self, up: State) -> State:
-        return self.of.pack(up)
-
-    def unpack(self, packed: State) -> State:
-        return self.of.unpack(packed)
-
-    def _with(self, of: Algorithm) -> Self:
-        return self if of is self.of else replace(self, of=of)  # type: ignore[type-var]
+    def compression(self) -> Compressor | None:
+        return self.of.compression()
 
     def _below(self, server: State) -> State:
         """The server's state as the method knows it."""

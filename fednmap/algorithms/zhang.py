@@ -7,12 +7,13 @@ Learning, 2026.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fednmap.algorithms.control_variates import correction, revealed_gradient
 from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
@@ -51,7 +52,8 @@ class Zhang(Algorithm):
         composite=True,
         up=1,
         down=2,
-        following=1,
+        broadcast_follows=True,
+        control_variate="h",
         prox="Q + 1",
         fixed_point=FixedPoint.EXACT,
         rate="f strongly convex, bounded subgradients: O~((s2 + B2)/(nT)); psi PL: not established",
@@ -72,15 +74,12 @@ class Zhang(Algorithm):
         fraction(self, "forget")
         weakly_convex(self, "eta_a Q max(1, eta_s)", self.eta_a * self.Q * max(1.0, self.eta_s))
 
-    def forgetful(self, forget: float) -> Self:
-        return replace(self, forget=forget)
-
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, self._correction(down, client), Steps(self.eta_a, g)
+        x, c, step = down.x, correction(down.h, client.h, self.forget), Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
             z_i = step.down(z_i, self.phi.prox(z_i, q * self.eta_a), q, c)
@@ -88,7 +87,7 @@ class Zhang(Algorithm):
         return self.Up(y), self.Client(y - c)
 
     def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(sent.y - self._correction(down, client))
+        return self.Client(sent.y - correction(down.h, client.h, self.forget))
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
@@ -98,13 +97,5 @@ class Zhang(Algorithm):
     def model(self, server: Server) -> Tensor:
         return server.x
 
-    def follow(self, down: Server, up: Up, share: float) -> Server:
-        return self.aggregate(down, up, share)
-
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return (before.x, after.h) if self.Q == 1 and not self.forget else None
-
-    def _correction(self, down: Server, client: Client) -> Tensor:
-        """c_i: fixed during the round."""
-        keep = 1 - self.forget
-        return torch.sub(keep * down.h, client.h, alpha=keep)
+        return revealed_gradient(before.x, after.h, self.Q, self.forget)

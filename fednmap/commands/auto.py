@@ -60,7 +60,7 @@ def _at_once(config: Config, auto: tuple[str, ...], tell: Callable[[str], None])
         experiment.problem,
         experiment.phi,
         everybody=everybody,
-        memory=method.memory,
+        memory=int(config.set.get("fednmap.memory", config.memory)),
         Q=method.Q,
         eta_s=method.eta_s,
         eta_a=None if "eta_a" in auto else config.eta_a,

@@ -23,7 +23,7 @@ def _algorithms() -> Group:
     for name, kind in catalogue("fednmap.algorithms", "ALGORITHMS").items():
         t = kind.call("traits")
         solves = ("f + phi" if t["composite"] else "f") + (", central" if t.get("central") else "")
-        down = f"{t['down']}, {t['following']}" if "following" in t else str(t["down"])
+        down = f"{t['down']}, {t['up']}" if t.get("broadcast_follows") else str(t["down"])
         everybody = "required" if t.get("full_participation") else "-"
         up = f"{t['up']} + H" if t.get("hessians") else str(t["up"])
         needs.add_row(name, solves, up, down, t["prox"], everybody, t["fixed_point"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ class DecentralizedTraits:
     """Ends there also where W is another one in every round, or links fail; else it is warned that it may diverge."""
     positive: bool = False
     """W must have no eigenvalue below 0: where the graph's has, or changes, (I + W)/2 takes its place."""
+    normal_map: bool = False
+    """Keeps z_i, with prox_{gamma phi}(z_i) its model and `gamma` its field: it starts at a z, not at an x."""
     composite: bool = True
     """Handles a nonsmooth phi; otherwise phi must be Zero()."""
 
@@ -53,12 +55,8 @@ class DecentralizedAlgorithm(ABC):
 
     @property
     def prox_parameter(self) -> float | None:
-        """gamma of a method that keeps z_i, with prox_{gamma phi}(z_i) its model: it starts at a z. None: at an x."""
-        return None
-
-    def seeded(self, seed: int) -> Self:
-        """The method with its own randomness, if it has any, drawn from `seed`."""
-        return self
+        """gamma where the model is prox_{gamma phi}(z_i), else None."""
+        return float(self.gamma) if self.traits.normal_map else None  # type: ignore[attr-defined]
 
     @abstractmethod
     def init(self, start: Tensor) -> State:

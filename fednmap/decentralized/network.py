@@ -81,17 +81,15 @@ class Decentralized(Algorithm):
             fixed_point=said.fixed_point,
             rate=said.rate,
             full_participation=True,
+            normal_map=said.normal_map,
         )
+        object.__setattr__(self, "gamma", method.prox_parameter)
         object.__setattr__(self, "phi", method.phi)
         object.__setattr__(self, "traits", traits)
 
     @property
     def name(self) -> str:
         return type(self.method).__name__
-
-    @property
-    def prox_parameter(self) -> float | None:
-        return self.method.prox_parameter
 
     def driver(self) -> Callable[..., Iterator[Any]]:
         return rounds_of
@@ -102,7 +100,7 @@ class Decentralized(Algorithm):
     def model(self, server: Mean) -> Tensor:
         return self.method.model(server.iterate)
 
-    def measured(self, server: Mean) -> dict[str, float]:
+    def extra_metrics(self, server: Mean) -> dict[str, float]:
         return {"consensus": float(server.consensus)}
 
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:

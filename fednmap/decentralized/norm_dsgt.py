@@ -51,6 +51,7 @@ class NormDSGT(DecentralizedAlgorithm):
         rate="f nonconvex: O(sqrt(s2/(nT))) after O(max(n^3/(1-lambda)^2, n/(1-lambda)^4)) rounds",
         directed=True,
         changing=True,
+        normal_map=True,
     )
 
     class State(NamedTuple):
@@ -68,10 +69,6 @@ class NormDSGT(DecentralizedAlgorithm):
 
     def __post_init__(self) -> None:
         check_normal_map(self)
-
-    @property
-    def prox_parameter(self) -> float:
-        return self.gamma
 
     def init(self, start: Tensor) -> State:
         zero = torch.zeros_like(start)

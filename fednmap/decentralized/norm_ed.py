@@ -56,6 +56,7 @@ class NormED(DecentralizedAlgorithm):
         directed=False,
         changing=False,
         positive=True,
+        normal_map=True,
     )
 
     class State(NamedTuple):
@@ -70,10 +71,6 @@ class NormED(DecentralizedAlgorithm):
 
     def __post_init__(self) -> None:
         check_normal_map(self)
-
-    @property
-    def prox_parameter(self) -> float:
-        return self.gamma
 
     def init(self, start: Tensor) -> State:
         return self.State(start, start)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms import FedNMap
+from fednmap.algorithms import FedNMapMemory
 from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.estimators.engine import MEMORY
@@ -135,10 +135,10 @@ class Agreement:
         rho = self.phi().rho
         return min(1 / self.L, 0.5 / rho if rho > 0 else np.inf)
 
-    def method(self) -> FedNMap:
+    def method(self) -> FedNMapMemory:
         """As `estimators.engine` has it: exact gradients, one local step, memory."""
         memory = min(MEMORY, len(self.start))
-        return FedNMap(self.phi(), eta_a=self.task.step / self.L, eta_s=1.0, Q=1, gamma=self.gamma, memory=memory)
+        return FedNMapMemory(self.phi(), eta_a=self.task.step / self.L, eta_s=1.0, Q=1, gamma=self.gamma, memory=memory)
 
     def check(self, task: Task, site: str) -> None:
         """Refuse an agreement about something else than the site's own settings, or without it."""

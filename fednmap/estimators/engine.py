@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms import FedNMap
-from fednmap.algorithms.memory import Counts
+from fednmap.algorithms import FedNMapMemory
+from fednmap.algorithms.quasi_newton import Counts
 from fednmap.core import Problem, Regularizer, declared, nbytes
 from fednmap.measure import hessian_norms, residual
 
@@ -62,7 +62,7 @@ def minimise(
     best, rounds, each = (math.inf, start, start), 0, 0
     while rounds < max_rounds:
         gamma = min(1 / L, 0.5 / phi.rho if phi.rho > 0 else math.inf)
-        method = FedNMap(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=min(MEMORY, start.numel()))
+        method = FedNMapMemory(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=min(MEMORY, start.numel()))
         server: Any = method.init(best[1])[0] if after is None or known is None else _carried(method, after, known)
         after = None
         each = nbytes(method.broadcast(server)) + nbytes(method.Up(server.z))
@@ -84,13 +84,13 @@ def minimise(
     return Fit(x, rounds, rounds * problem.n * each, loss + float(phi.value(x)), size, size <= tol, loss, known)
 
 
-def _carried(method: FedNMap, after: Fit, known: Known) -> Any:
+def _carried(method: FedNMapMemory, after: Fit, known: Known) -> Any:
     """The server at a prox-gradient step from where another phi ended, with the secants of f that it had then."""
     old, g = known.server, known.gradient
     z = after.x - method.gamma * g
     counts = Counts(*old.counts.tolist())
     fresh = Counts(secants=counts.secants, scale=counts.scale, smallest=math.inf, plain=0)
-    return method.Remembering(z, g, z, g, z, old.S, old.Y, torch.tensor(fresh, dtype=torch.float64, device="cpu"))
+    return method.Server(z, g, z, g, z, old.S, old.Y, torch.tensor(fresh, dtype=torch.float64, device="cpu"))
 
 
 def smoothness(problem: Problem, x: Tensor, iterations: int = 20) -> float:

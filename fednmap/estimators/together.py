@@ -6,7 +6,7 @@ its rows once for all of them. The server keeps a dense model D of the Hessian o
 
     x' = argmin_u <g, u> + <u - x, D (u - x)> / 2 + l1 |u|_1 + l2 |u|^2 / 2,
 
-the step of FedNMap with memory (`fednmap.algorithms.memory`). D is updated (BFGS, in blocks) by the secants between a
+the step of FedNMapMemory (`fednmap.algorithms.quasi_newton`). D is updated (BFGS, in blocks) by the secants between a
 point and the next, and between the points of neighbouring penalties in one round: 50 of them teach it fifty times as
 fast, and the 50 lasso models of a path take fewer rounds than the last of them by itself. Where the Hessian changes
 with x, most penalties of a path come in later: when their neighbours are half way there, and from where those are.

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm, State, next_broadcast, pack
 from fednmap.flower import secure, wire
 from fednmap.flower.audit import LOG, Handler, audited
 from fednmap.flower.identity import prove
@@ -94,7 +94,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
             up = _answer(plan, local, message.content, order, store, plan.pipeline(settings(context.run_config)[0]))
             noised = plan.privacy is not None and plan.privacy.noise_multiplier > 0
             content = (
-                RecordDict({"up": wire.pack(plan.algorithm.pack(up))}) if masks is None else masks.cover(up, noised)
+                RecordDict({"up": wire.pack(pack(plan.algorithm, up))}) if masks is None else masks.cover(up, noised)
             )
         content["round"] = ConfigRecord({"ticket": order["ticket"]})
         content["about"] = MetricRecord({"samples": local.samples, "exact": int(local.exact_gradients)})
@@ -216,8 +216,8 @@ def _followed(algorithm: Algorithm, news: Any, order: Any, store: Store, down: S
     """What the server would broadcast now, from what it sent in the round that was counted last and its mean uplink."""
     then = schedules.at(algorithm, order.get("eta_a_before"), 0)
     before = store.received(order["counted"], down)
-    received = then.follow(before, wire.unpack(news, message), float(order["share"]))
-    if received is None or wire.digest(received) != order["digest"]:
+    received = next_broadcast(then, before, wire.unpack(news, message), float(order["share"]))
+    if wire.digest(received) != order["digest"]:
         raise RuntimeError("what this machine makes of the news is not what the server has; send it whole")
     return received
 

@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MessageType, MetricReco
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm, State, pack, unpack
 from fednmap.flower import wire
 from fednmap.flower.identity import Identities
 from fednmap.flower.measuring import NOTHING, Measurement, summed, told
@@ -170,7 +170,7 @@ class Coordinator:
         server, client = plan.algorithm.init(plan.start)
         self.eta_a = scheduled_step(plan.algorithm, self.config)
         self.up_like = dry_run(plan.algorithm, server, client)
-        self.packed_like = plan.algorithm.pack(self.up_like)
+        self.packed_like = pack(plan.algorithm, self.up_like)
         self.traffic = Traffic(plan.algorithm, server, self.up_like, plan.pipeline(self.config))
         if self.quantised is not None and self.plan.weights is not None:
             raise InputError("secagg sums clients that count the same, given weights by samples; leave one out")
@@ -333,7 +333,7 @@ class Coordinator:
         for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
             if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
                 raise InputError(f"{name} is {v.item()}, due was {due.item()}")
-        up = self.plan.algorithm.unpack(packed)
+        up = unpack(self.plan.algorithm, packed, self.up_like)
         if [v.shape for v in up] != [v.shape for v in self.up_like]:
             raise InputError("it unpacks to other shapes than due")
         bound = self.federation.norm_bound

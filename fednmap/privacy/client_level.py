@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, State
+from fednmap.core import Algorithm, State, with_fields
 from fednmap.names import InputError
 from fednmap.privacy import accounting
 from fednmap.privacy.noise import CLIENT, SERVER, gaussian, share_of_noise
@@ -77,7 +77,7 @@ class Privacy(Stage, Aggregator):
                 raise InputError("among says who adds the noise, and there is none; give a noise_multiplier above 0")
 
     def wrap(self, algorithm: Algorithm) -> Algorithm:
-        return algorithm.forgetful(self.forget) if self.forget else algorithm
+        return with_fields(algorithm, forget=self.forget) if self.forget else algorithm
 
     def check(self, algorithm: Algorithm, federation: Federation) -> None:
         if self.noise_multiplier:

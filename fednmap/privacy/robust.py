@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm
+from fednmap.core import Algorithm, with_fields
 from fednmap.names import InputError, choose
 from fednmap.privacy.client_level import clipped, without_phi
 from fednmap.regularizers.parameters import fraction, integer, plain, positive, wrong
@@ -43,7 +43,7 @@ class Centre(Aggregator):
 
     def wrap(self, algorithm: Algorithm) -> Algorithm:
         share = FORGET if self.forget is None else self.forget
-        changed = algorithm.forgetful(share) if share else algorithm
+        changed = with_fields(algorithm, forget=share) if share else algorithm
         if self.forget and changed is algorithm:
             name = type(algorithm).__name__
             raise InputError(f"forget is {self.forget:g}, and {name} has no correction that could; leave it out")
@@ -56,7 +56,7 @@ class Centre(Aggregator):
                 f"{federation.weights.max():.3g}; use a problem whose clients weigh equally, or the mean"
             )
         kept = without_phi(algorithm).init(torch.zeros(1, device="cpu"))[1]
-        if kept and not self.exact and algorithm.forgetful(FORGET) is algorithm:
+        if kept and not self.exact and with_fields(algorithm, forget=FORGET) is algorithm:
             raise InputError(
                 f"{type(self).__name__} is not the mean, and what it leaves out would add up in the clients' states of "
                 f"{algorithm.name}, which cannot forget; use FedNMap, Zhang, FedCanon, SCAFFOLD or FedAvg"

@@ -228,10 +228,11 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _who_remembers(self, info: ValidationInfo) -> Config:
+        from fednmap.algorithms import WITH_MEMORY
         from fednmap.decentralized import method
 
         methods = [method(name) for name in self.algorithms] if self.memory and _looks_up(info) else []
-        if methods and not any(f.name == "memory" for kind in methods for f in fields(kind)):  # type: ignore[arg-type]
+        if methods and not any(kind in WITH_MEMORY for kind in methods):
             words = f"memory is {self.memory}, and {', '.join(self.algorithms)}"
             raise InputError(f"{words} has none; leave it out, or use fednmap")
         return self
@@ -417,6 +418,7 @@ def _method_mistake(name: str) -> str | None:
 
 def _parameter_mistake(key: str) -> str | None:
     """What is wrong with METHOD.PARAMETER."""
+    from fednmap.algorithms import WITH_MEMORY
     from fednmap.decentralized import method
 
     name, dot, parameter = key.rpartition(".")
@@ -424,7 +426,8 @@ def _parameter_mistake(key: str) -> str | None:
         return f"takes METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5, given {key!r}"
     if mistake := _method_mistake(name):
         return mistake
-    allowed = [f.name for f in fields(method(name)) if f.name != "phi"]  # type: ignore[arg-type]
+    kind: Any = method(name)
+    allowed = [f.name for f in fields(WITH_MEMORY.get(kind, kind)) if f.name != "phi"]
     return None if parameter in allowed else str(unknown(f"parameter of {name}", parameter, allowed))
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fednmap import data as datasets
-from fednmap.algorithms import CompressedFedNMap, FedNMap, ServerOptimiser
+from fednmap.algorithms import WITH_MEMORY, ServerOptimiser
 from fednmap.algorithms import method as served
 from fednmap.algorithms.hyperparameters import default_gamma
-from fednmap.core import Algorithm, Problem, Regularizer, oracle_of
+from fednmap.core import Algorithm, Problem, Regularizer, oracle_of, with_fields
 from fednmap.data import ClientData, Dataset
 from fednmap.data.dataset import standardized
 from fednmap.data.datasets import path_of
 from fednmap.data.sparse import deviations, is_sparse
-from fednmap.decentralized import Decentralized, DecentralizedAlgorithm, NormDSGT, NormED, method, topology_of
+from fednmap.decentralized import Decentralized, DecentralizedAlgorithm, method, topology_of
 from fednmap.measure import accuracy, problem_gamma, support
 from fednmap.models import build
 from fednmap.names import InputError
@@ -80,10 +80,10 @@ class Methods:
         config, kind = self.config, method(name)
         overrides: dict[str, Any]
         overrides = {key.rpartition(".")[2]: v for key, v in config.set.items() if key.rpartition(".")[0] == name}
+        if kind in WITH_MEMORY and (memory := overrides.pop("memory", config.memory)):
+            kind, overrides["memory"] = WITH_MEMORY[kind], memory
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
-        if config.memory:
-            common["memory"] = config.memory
-        if kind in (FedNMap, CompressedFedNMap, NormDSGT, NormED) and config.gamma is not None:
+        if config.gamma is not None and kind.traits.normal_map:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
             del common["Q"]
@@ -99,7 +99,7 @@ class Methods:
         if "seed" not in overrides and not isinstance(
             algorithm, ServerOptimiser
         ):  # which is of a method that has its own
-            algorithm = algorithm.seeded(config.seed)
+            algorithm = with_fields(algorithm, seed=config.seed)
         held = torch.finfo(getattr(torch, config.dtype))
         for parameter, value in vars(algorithm).items():
             if isinstance(value, float) and value and not held.tiny <= abs(value) <= held.max:

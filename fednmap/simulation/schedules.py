@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 
-from fednmap.core import Algorithm
+from fednmap.core import Algorithm, with_fields
 from fednmap.names import InputError, choose
 
 Schedule = Callable[[int], float]
@@ -82,11 +82,11 @@ def step_of(algorithm: Algorithm) -> float:
 
 
 def at(algorithm: Algorithm, eta_a: float | Schedule | None, t: int) -> Algorithm:
-    """The method with its step of round t, see `Algorithm.stepping`."""
+    """The method with its step of round t; what else was made from eta_a, such as gamma, stays."""
     if eta_a is None:
         return algorithm
     value = eta_a(t) if callable(eta_a) else eta_a
-    return algorithm if value == step_of(algorithm) else algorithm.stepping(value)
+    return algorithm if value == step_of(algorithm) else with_fields(algorithm, eta_a=value)
 
 
 def check_end(eta_a: float | Schedule | None, rounds: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, State, nbytes
+from fednmap.core import Algorithm, State, nbytes, pack
 from fednmap.simulation.uplink import Pipeline
 
 
@@ -13,15 +13,15 @@ class Traffic:
     """Bytes of one client's messages in a round.
 
     A client that was counted in the last round that moved the server holds what it was sent then. Where the method can
-    follow from there (`Algorithm.follow`), it is sent the mean uplink of that round and not the broadcast.
+    follow from there (`Traits.broadcast_follows`), it is sent the mean uplink of that round and not the broadcast.
     """
 
     def __init__(self, algorithm: Algorithm, server: State, message: State, pipeline: Pipeline | None = None) -> None:
         """message: an uplink, whose shapes count."""
         down, pipeline = algorithm.broadcast(server), pipeline or Pipeline()
-        self.up = pipeline.nbytes(algorithm.pack(message), message)
+        self.up = pipeline.nbytes(pack(algorithm, message), message)
         self.down, self.following = nbytes(down), nbytes(message)
-        self.follows = self.following < self.down and algorithm.follow(down, message, 1.0) is not None
+        self.follows = algorithm.traits.broadcast_follows and self.following < self.down
         """Whether following is possible, and saves something."""
 
     def received(self, participants: Tensor, holders: Tensor) -> int:

@@ -135,7 +135,7 @@ def run(
     def recorded(of: Problem, done: int, server: State) -> Record:
         began, x = time.perf_counter(), algorithm.model(server)
         values = evaluate(of, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
-        values |= algorithm.measured(server)
+        values |= algorithm.extra_metrics(server)
         values |= pipeline.spent(federation, done)
         clock["eval_seconds"] += time.perf_counter() - began
         result.x = x.clone()  # the server's own, for many methods, from which a run may go on

@@ -7,7 +7,7 @@ A pipeline is a list. Each `Stage` changes the uplinks on the client: clipping, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -157,7 +157,7 @@ class Aggregator(Part):
         return Aggregated([v / received.weight for v in received.parts], received.weight / federation.everybody)
 
 
-UplinkParts = Part | Iterable[Part]
+UplinkParts = Part | Sequence[Part]
 
 
 class Pipeline(Part):
@@ -168,9 +168,7 @@ class Pipeline(Part):
     """
 
     def __init__(self, parts: UplinkParts | None = None) -> None:
-        given = () if parts is None else (parts,) if isinstance(parts, Part) else parts
-        if isinstance(given, type) or not isinstance(given, Iterable):
-            given = (given,)
+        given = parts if isinstance(parts, list | tuple) else [] if parts is None else [parts]
         self.parts: tuple[Part, ...] = tuple(p for part in given for p in _flat(part))
         self.stages = [part for part in self.parts if isinstance(part, Stage)]
         rules = [part for part in self.parts if isinstance(part, Aggregator)]

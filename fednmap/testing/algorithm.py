@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, FixedPoint, Regularizer, State, nbytes, oracle_of
+from fednmap.core import Algorithm, FixedPoint, Regularizer, State, nbytes, next_broadcast, oracle_of, pack, unpack
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
-from fednmap.simulation.traffic import Traffic
 
 Make = Callable[[Regularizer, float, int], Algorithm]
 """make(phi, L, Q): the method with step sizes that suit smoothness L and Q local steps."""
@@ -81,7 +80,7 @@ def _check(make: Make, rounds: int, tolerance: float) -> Report:
     if algorithm.traits.central:
         return Report(_reached(algorithm, Pooled(problem), problem, phi, rounds, tolerance, name), None, None)
     _check_stacking(algorithm, problem, name)
-    _check_belief(algorithm, problem, name)
+    _check_state_after_sending(algorithm, problem, name)
     _check_permutation(algorithm, problem, name)
     _check_identical(algorithm, problem, name)
     _check_knowledge(make(phi, smoothness(problem), 1), problem, name)
@@ -133,8 +132,8 @@ def _check_messages(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
     assert sent == declared, f"{name}: sends {sent:g} vectors, its traits say {declared}"
     received, declared = nbytes(down) / vector, algorithm.traits.down
     assert received == declared, f"{name}: receives {received:g} vectors, its traits say {declared}"
-    packed = algorithm.pack(up)
-    assert _same(algorithm.unpack(packed), up), f"{name}: unpack(pack(up)) differs from up"
+    packed = pack(algorithm, up)
+    assert _same(unpack(algorithm, packed, up), up), f"{name}: unpack(pack(up)) differs from up"
     assert nbytes(packed) <= nbytes(up) or packed is up, f"{name}: the packed uplink is larger than the dense one"
     again, _ = algorithm.local(down, client, oracle)
     assert _same(up, again), f"{name}: the same local call gives another result"
@@ -146,19 +145,16 @@ def _check_messages(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
 
 
 def _check_following(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
-    """A client that follows has what the server broadcasts, to the bit, and receives as much less as declared."""
+    """The next broadcast follows from the one before and the mean uplink, to the bit, where the traits say so."""
+    if not algorithm.traits.broadcast_follows:
+        return
     server, client = algorithm.init(problem.start + 1)
-    vector, due = problem.start.numel() * problem.start.element_size(), algorithm.traits.following
     for t, share in enumerate((1.0, 0.5, 1 / 3)):
         down = algorithm.broadcast(server)
         up, client = algorithm.local(down, client, oracle_of(algorithm, problem, torch.tensor(0), t))
-        traffic = Traffic(algorithm, server, up)
-        received = traffic.following / vector if traffic.follows else due
-        assert received == due, f"{name}: a client that follows receives {received} vectors, its traits say {due}"
         server = algorithm.aggregate(server, up, share)
-        rebuilt = algorithm.follow(down, up, share)
-        same = rebuilt is None or _same(rebuilt, algorithm.broadcast(server))
-        assert same, f"{name}: who follows has not what the server broadcasts"
+        same = _same(next_broadcast(algorithm, down, up, share), algorithm.broadcast(server))
+        assert same, f"{name}: the next broadcast does not follow from the broadcast before and the mean uplink"
 
 
 def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
@@ -174,8 +170,8 @@ def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
         assert _close([v[i] for v in new], new_i), f"{name}: client {int(i)} keeps something else in a stack than alone"
 
 
-def _check_belief(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
-    """What a client believes follows from what it sent: the mean of the states stays the server's."""
+def _check_state_after_sending(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
+    """A client's state follows from what it sent: the mean of the states stays the server's."""
     server, clients = _warm(algorithm, problem)
     down, everybody = algorithm.broadcast(server), torch.arange(problem.n)
     up, new = algorithm.local(down, clients, oracle_of(algorithm, problem, everybody, 7))
@@ -183,13 +179,13 @@ def _check_belief(algorithm: Algorithm, problem: LeastSquares, name: str) -> Non
         same = algorithm.state_after_sending(down, clients, up, up)
     except InputError:  # it says that it cannot
         return
-    assert _close(same, new), f"{name}: believed(sent = up) is not the state that local returned"
+    assert _close(same, new), f"{name}: state_after_sending(sent = up) is not the state that local returned"
     sent = type(up)(*(0.5 * v.round(decimals=1) for v in up))  # as clipped and rounded
-    believed = algorithm.state_after_sending(down, clients, up, sent)
+    states = algorithm.state_after_sending(down, clients, up, sent)
     after = algorithm.aggregate(server, type(sent)(*(v.mean(0) if v.ndim > 1 else v for v in sent)), 1.0)
-    for field in set(after._fields) & set(believed._fields) & {"h", "c"}:
-        mean, due = getattr(believed, field).mean(0), getattr(after, field)
-        assert _close([mean], [due]), f"{name}: the mean of the {field} that clients believe is not the server's"
+    if (field := algorithm.traits.control_variate) is not None:
+        mean, due = getattr(states, field).mean(0), getattr(after, field)
+        assert _close([mean], [due]), f"{name}: the mean of the clients' {field} is not the server's {field}"
 
 
 def _check_permutation(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
