@@ -1,7 +1,5 @@
 """One vector down: who was counted follows the server from the mean uplink, to the bit, and the bytes say so."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from lasso import PHI, L
