@@ -35,7 +35,9 @@ class FedAvg(Algorithm):
     eta_s: float = 1.0
     Q: int = 10
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
+    traits = Traits(
+        composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-", server_variable="x"
+    )
 
     class Server(NamedTuple):
         x: Tensor

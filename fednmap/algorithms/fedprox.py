@@ -36,7 +36,9 @@ class FedProx(Algorithm):
     Q: int = 10
     mu: float = 0.01
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-")
+    traits = Traits(
+        composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-", server_variable="x"
+    )
 
     class Server(NamedTuple):
         x: Tensor

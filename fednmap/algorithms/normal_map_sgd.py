@@ -36,7 +36,16 @@ class NormalMapSGD(Algorithm):
     Q: int = 1
     gamma: float = None  # type: ignore[assignment]  # given, or set below
 
-    traits = Traits(composite=True, up=1, down=1, prox="Q + 0", fixed_point=FixedPoint.EXACT, rate="-", central=True)
+    traits = Traits(
+        composite=True,
+        up=1,
+        down=1,
+        prox="Q + 0",
+        fixed_point=FixedPoint.EXACT,
+        rate="-",
+        central=True,
+        normal_map=True,
+    )
 
     class Server(NamedTuple):
         z: Tensor

@@ -40,7 +40,9 @@ class PrunedFedAvg(Algorithm):
     Q: int = 10
     zeros: float = 0.8
 
-    traits = Traits(composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.NONE, rate="-")
+    traits = Traits(
+        composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.NONE, rate="-", server_variable="x"
+    )
 
     class Server(NamedTuple):
         x: Tensor

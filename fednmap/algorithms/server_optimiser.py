@@ -22,7 +22,7 @@ class ServerOptimiser(Algorithm):
 
     The method makes of its mean uplink the step from x to y, where x is what `Traits.server_variable` names; the
     optimiser goes from x by a step of its own, for which it takes d = y - x. All else that the server keeps becomes
-    what the method makes of it. A fixed point of the method has d = 0 and is one of the optimiser, and the other way round.
+    what the method makes of it. A fixed point of the method has d = 0 and is one of the optimiser, and vice versa.
 
     >>> from fednmap.algorithms import FedAvgM, SCAFFOLD
     >>> FedAvgM(of=SCAFFOLD(eta_a=0.1, Q=5)).Q
