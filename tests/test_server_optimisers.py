@@ -110,7 +110,7 @@ def test_server_optimiser_of_an_exact_method_is_exact(optimiser, name):
 def test_server_optimiser_is_of_a_method_that_takes_a_step(optimiser):
     others = {name: make(Zero(), 1.0, 1) for name, make in MAKE.items()}
     others["memory"] = A.FedNMapMemory(PHI, memory=5)
-    refused = {name for name, other in others.items() if other.iterate is None}
+    refused = {name for name, other in others.items() if other.traits.server_variable is None}
     assert set(BELOW) == set(others) - refused
     for name in refused:
         with pytest.raises(InputError, match=rf"^{optimiser} cannot be of [^\n]*takes no step[^\n]*$"):
