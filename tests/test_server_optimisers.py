@@ -81,7 +81,9 @@ def test_server_optimiser_of_a_method_is_algorithm_2_on_its_steps(name, kind):
     for t in range(30):
         x = getattr(server, of.traits.server_variable)
         server, clients = after_one(of, problem, server, clients, t)
-        server = server._replace(**{of.traits.server_variable: optimiser(x, getattr(server, of.traits.server_variable) - x)})
+        server = server._replace(
+            **{of.traits.server_variable: optimiser(x, getattr(server, of.traits.server_variable) - x)}
+        )
         expected.append(of.model(server))
     assert gap(models(algorithm, problem, rounds=30, start=start), expected) < 1e-12
     assert gap(expected[:-1], expected[1:]) > 1e-3
