@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.model_selection import BaseCrossValidator, BaseShuffleSplit, check_cv
+from sklearn.model_selection import check_cv
 
 from fednmap.estimators.base import Rows
 from fednmap.estimators.sites import Floats
@@ -22,7 +22,8 @@ ALLOWED = (
     "or (train, test) pairs of row numbers"
 )
 
-CV = int | str | BaseCrossValidator | BaseShuffleSplit | Iterable[tuple[Any, Any]] | None
+CV = int | str | Iterable[tuple[Any, Any]] | Any | None
+"""What `folds` takes; a splitter is anything with scikit-learn's `split`."""
 
 
 class Fold(NamedTuple):
@@ -81,7 +82,8 @@ def _numbered(fold: Numbers, names: Sequence[str]) -> list[Fold]:
 
 def _split(cv: Any, given: Given) -> list[Fold]:
     """The folds of a splitter or of pairs, without the rows of weight 0."""
-    size, found = len(given.kept), []
+    size = len(given.kept)
+    found: list[Fold] = []
     place = np.where(given.kept, np.cumsum(given.kept) - 1, -1)
     try:
         with warnings.catch_warnings():
