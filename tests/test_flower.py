@@ -147,6 +147,36 @@ def test_a_client_with_an_empty_test_part_is_measured_without_accuracy(tmp_path,
     assert closing["loss"] == pytest.approx(float(federation.problem.loss(x)), rel=1e-9)
 
 
+@pytest.mark.parametrize("secagg", [False, True])
+def test_results_have_the_mean_of_the_accuracies_that_clients_report(tmp_path, secagg, command):
+    """As the loss is a mean over clients: one with few test samples counts as much as one with many."""
+    from fednmap.flower.local import LocalProblem
+    from fednmap.measure import accuracy
+    from fednmap.problems import Logistic
+
+    rng = torch.Generator().manual_seed(0)
+    tests = []
+    for kept in (3, 8, 0, 5):
+        x = torch.randn(kept, 6, generator=rng, dtype=torch.float64)
+        tests.append((x, (torch.rand(kept, generator=rng) < 0.5).long()))
+    rows = [(torch.randn(12, 6, generator=rng, dtype=torch.float64), torch.arange(12) % 2) for _ in NAMES]
+    problem = Logistic(rows, classes=2)
+
+    class Tested(Federation):
+        def load(self, context):
+            return LocalProblem(super().load(context).problem, tests[NAMES.index(context.node_config["client"])])
+
+    federation = Tested(tmp_path, problem, model="logistic", secagg=secagg, min_clients=4)
+    closing = federation.start()
+    x = federation.plan().algorithm.model(federation.server()[0])
+    right = [accuracy(problem.predict(x, inputs), labels) for inputs, labels in tests if len(labels)]
+    assert closing["test_accuracy"] == pytest.approx(sum(right) / 3, abs=1e-9)
+    assert [r["test_accuracy"] for r in RunFolder.open(tmp_path / "run").records("fednmap", 0)][-1:] == [
+        closing["test_accuracy"]
+    ]
+    assert f"{100 * closing['test_accuracy']:.1f}" in command("show", tmp_path / "run")[1]
+
+
 def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch):
     """Flower starts the server with a token, by which whoever has it may speak for the run."""
     words = ["flwr-serverapp", "--token", "tok3n-a", "--app-password=tok3n-b", "-c", "db.secret='tok3n c' rounds=3"]

@@ -313,7 +313,10 @@ def test_the_template_runs_as_it_is(running, tmp_path):
     x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]
     assert x.nonzero().squeeze(1).tolist() == [0, 1, 2]
     clients = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
-    assert min(c["accuracy"] for c in clients if c["round"] == 5) > 0.8
+    accuracies = [c["accuracy"] for c in clients if c["round"] == 5]
+    assert min(accuracies) > 0.8
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results[0]["test_accuracy"] == pytest.approx(sum(accuracies) / 3)
 
 
 def commands(readme, heading):

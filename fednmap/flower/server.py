@@ -387,6 +387,7 @@ class Coordinator:
         if gradient is None and self.federation.measure_stationarity:
             gradient = torch.full_like(x, math.nan)
         record = {"round": done, **numbers(x, found.loss, gradient, plan.phi, plan.measure_gamma)}
+        record |= {} if math.isnan(found.accuracy) else {"test_accuracy": found.accuracy}
         record |= {"clients_measured": found.clients, **{name: f(x) for name, f in plan.metrics.items()}}
         record |= {} if plan.privacy is None else plan.privacy.spent(self._everybody, done)
         self.totals["eval_seconds"] += time.monotonic() - began
