@@ -1,7 +1,10 @@
 """The adapter between methods and Flower, with nodes inside this process: every method, and every fault on demand."""
 
+import asyncio
 import json
 import logging
+import os
+import socket
 import time
 
 import numpy as np
@@ -17,7 +20,8 @@ from hypothesis import strategies as st
 
 from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
-from fednmap.flower import wire
+from fednmap.flower import loopback, wire
+from fednmap.flower.launch import Launcher
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
@@ -938,3 +942,39 @@ def test_a_reply_that_never_comes_whole_is_given_up_at_the_deadline(monkeypatch)
         http_grid.pull_objects(["part"], pull_object_fn=never)
     assert len(calls) > 2
     assert http_grid.pull_objects(["part"], pull_object_fn=lambda name: b"whole") == {"part": b"whole"}
+
+
+def test_a_connection_is_its_users_while_it_is_open_and_nobodys_afterwards():
+    """A socket that its process has closed is listed with user 0: a server of root must not take it for its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        ends = client.getsockname(), server.getsockname()
+        kept, _ = server.accept()
+        assert loopback.user_of(*ends) == os.getuid()
+        assert loopback.user_of(ends[0], ("127.0.0.1", 1)) is None
+        client.close()
+        assert loopback.user_of(*ends) is None
+        kept.close()
+    assert loopback.tells_users()
+
+
+@pytest.mark.parametrize(("user", "due"), [(0, 200), (1, 403)])
+def test_requests_of_another_user_do_not_reach_the_app(monkeypatch, user, due):
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    monkeypatch.setattr(loopback, "user_of", lambda client, server: os.getuid() + user)
+    scope = {"type": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
+    asyncio.run(loopback.own_user_only(app)(scope, None, send))
+    assert sent[0]["status"] == due
+
+
+def test_where_the_system_does_not_say_whose_a_connection_is_nothing_is_started(monkeypatch, tmp_path):
+    monkeypatch.setattr(loopback, "CONNECTIONS", tmp_path / "none")
+    with pytest.raises(InputError, match="run it on Linux"), Launcher(tmp_path):
+        pass

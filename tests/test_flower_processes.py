@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from fednmap import simulate
 from fednmap.flower.app import run_settings, write_trial
 from fednmap.flower.keys import make
-from fednmap.flower.launch import Certificates, Launcher, free_port
+from fednmap.flower.launch import GUARDED, Certificates, Launcher, free_port
 from fednmap.flower.ledger import Store
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_from
@@ -439,6 +439,28 @@ def test_a_port_that_somebody_else_has_taken_is_not_taken_for_ones_own(tmp_path)
         second.superlink()
         assert second.port != first.port
         assert not first.ended() + second.ended()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which root alone may")
+def test_ports_refuse_other_users_of_the_machine(tmp_path):
+    """The SuperLink's, by which apps are submitted, and a node's, by which its messages are taken."""
+
+    def status(port, request, user):
+        script = f"exec 3<>/dev/tcp/127.0.0.1/{port}; printf '{request} HTTP/1.0\\r\\n\\r\\n' >&3; head -n 1 <&3"
+        done = subprocess.run(["bash", "-c", script], user=user, cwd="/", capture_output=True, text=True, check=True)
+        return int(done.stdout.split()[1])
+
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        port = free_port()
+        node = [*GUARDED, "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{launcher.port}"]
+        launcher.start("node", [*node, "--port", str(port), "--isolation", "process", "--host", "127.0.0.1"])
+        wait_for(lambda: "Uvicorn running" in launcher.log("node"), "the node")
+        for request in ("GET /health", "POST /any"):
+            for where in (launcher.port, port):
+                assert status(where, request, user=65534) == 403
+                assert status(where, request, user=0) in (200, 404)
+        assert "refused a connection of another user" in launcher.log("superlink")
 
 
 @pytest.mark.slow
