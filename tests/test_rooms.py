@@ -1,6 +1,7 @@
 """The house: imports point downward, room by room; the drawing in CONTRIBUTING.md is the one that the sources draw."""
 
 import ast
+import re
 import sys
 import tomllib
 from graphlib import TopologicalSorter
@@ -154,3 +155,26 @@ def test_dependencies_has_a_line_for_each():
     page = (PACKAGE.parent / "docs" / "dependencies.md").read_text()
     words = {canonicalize_name(word.strip(",;()|")) for word in page.split() if word.strip(",;()|")}
     assert {package for own in declared().values() for package in own} <= words
+
+
+TURNS = 6
+
+
+def test_every_slow_test_of_real_processes_has_a_turn_in_ci():
+    """The files that start processes of Flower; `make test-ci` and `.ci/run` go through the turns."""
+    tests = PACKAGE.parent / "tests"
+    turns = []
+    for file in tests.glob("test_*.py"):
+        text = file.read_text()
+        if "import fault_run" not in text and "launch import" not in text:
+            continue
+        for node in ast.parse(text).body:
+            marks = " ".join(ast.unparse(d) for d in getattr(node, "decorator_list", ()))
+            if "mark.slow" in marks:
+                assert "mark.ci(turn=" in marks, (
+                    f"{file.name}: {node.name} has no turn in CI; add pytest.mark.ci(turn=...)"
+                )
+            turns += [int(k) for k in re.findall(r"mark\.ci\(turn=(\d+)\)", marks)]
+    assert set(turns) <= set(range(TURNS))
+    assert f"% {TURNS})" in (PACKAGE.parent / "Makefile").read_text()
+    assert "\nmake test-ci\n" in (PACKAGE.parent / ".ci" / "run").read_text()
