@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from fednmap.measure import Quantity, quantities
-from fednmap.report.lines import ended_lines, gamma_line, jobs_line, measuring_line, took_part_lines
+from fednmap.report.lines import ended_lines, gamma_line, jobs_line, measuring_line, took_part_lines, warning_lines
 from fednmap.report.terminal import Grid
 
 Trials = Sequence[dict[str, Any]]
@@ -64,7 +64,7 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     table = rows(by_method)
     columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
     said = gamma_line(results, gamma), measuring_line(results), jobs_line(results), *ended_lines(results)
-    said = *said, *took_part_lines(results)
+    said = *said, *took_part_lines(results), *warning_lines(results)
     below = [line for line in said if line]
     return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(below))
 

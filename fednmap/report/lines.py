@@ -33,6 +33,11 @@ def took_part_lines(results: Iterable[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def warning_lines(results: Iterable[dict[str, Any]]) -> list[str]:
+    """What a method's result must not be read without."""
+    return [f"warning: {_called(r)}: {line}" for r in results for line in r.get("warnings") or ()]
+
+
 def _called(result: dict[str, Any]) -> str:
     return str(result["method"]) + (f" #{result['trial'] + 1}" if result["trial"] else "")
 
