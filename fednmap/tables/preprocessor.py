@@ -99,8 +99,8 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return type(self)(**self.get_params()).know(found)
 
     def transform(self, X: Any) -> Floats:
-        """A frame as numbers; a level that no site had is refused."""
-        rows = table(X)
+        """A frame as numbers; a level that no site had is refused, other columns are not looked at."""
+        rows = table(X, only={s.column for s in self.statistics_})
         lacking = [s.column for s in self.statistics_ if s.column not in rows.columns]
         if lacking:
             raise InputError(f"{rows.where}column {lacking[0]!r} is missing; the model was fitted with it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -62,8 +62,11 @@ class Table:
         return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
 
 
-def table(frame: Any, name: str = "") -> Table:
-    """A pandas or polars frame, or a mapping of names to values, as a Table."""
+def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Table:
+    """Return a pandas or polars frame, or a mapping of names to values, as a Table.
+
+    only: the columns to take; the others are not looked at.
+    """
     if isinstance(frame, Table):
         return frame
     if not isinstance(frame, Mapping) and "columns" not in dir(frame):
@@ -72,7 +75,8 @@ def table(frame: Any, name: str = "") -> Table:
     twice = [name for name in map(str, names) if list(map(str, names)).count(name) > 1]
     if twice:
         raise InputError(f"{name or 'the table'} has two columns called {twice[0]!r}; names must differ")
-    found = {str(each): column(str(each), _values(frame[each]), name) for each in names}
+    taken = [each for each in names if only is None or str(each) in only]
+    found = {str(each): column(str(each), _values(frame[each]), name) for each in taken}
     sizes = {len(values) for values in found.values()}
     if len(sizes) > 1:
         raise InputError(f"{name or 'the table'} has columns of different lengths: {sorted(sizes)}")
