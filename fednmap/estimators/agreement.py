@@ -24,7 +24,7 @@ from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, r
 from fednmap.estimators.prepare import LEAST, Parameters, dense
 from fednmap.estimators.sites import Floats, Sites, no_site_of_one
 from fednmap.estimators.standardise import Scaling, from_moments
-from fednmap.estimators.task import Task, listed
+from fednmap.estimators.task import Task, listed, ordered_classes
 from fednmap.names import InputError
 from fednmap.regularizers import Box, Separable
 from fednmap.tables import FederatedPreprocessor, Table
@@ -184,7 +184,9 @@ def converse(task: Task) -> Generator[Question, Answers, Agreement]:
     rows = {site: int(part["rows"]) for site, part in about.items()}
     classes: tuple[str, ...] = ()
     if task.family == "logistic":
-        classes = tuple(sorted({name for part in about.values() for name in part["classes"]}))
+        classes = ordered_classes(
+            task.target, (name for part in about.values() for name in part["classes"]), task.positive
+        )
         if len(classes) < 2:
             raise InputError(f"the target {task.target!r} holds one class only, {classes[0]!r}; two are needed")
     if task.family == "cox" and not sum(part["events"] for part in about.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class Task(BaseModel):
 
     family: str = Field("logistic", description="gaussian, logistic, poisson, huber or cox.")
     target: str | None = Field(None, description="The column to predict; for a Cox model time and event.")
+    positive: str | None = Field(None, description="Of two labels, the one that is modelled; default the last by name.")
     time: str | None = Field(None, description="Cox: the column of times.")
     event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
     drop_columns: str = Field("", description="Columns to leave out, separated by commas.")
@@ -91,6 +93,18 @@ def check_goals(kind: str | None, target: str | None, time: str | None, event: s
         raise InputError("--family cox needs --time and --event instead of --target")
     if time is None and target is None:
         raise InputError("say what to predict: --target COLUMN, or --time and --event for a Cox model")
+
+
+def ordered_classes(target: str | None, found: Iterable[str], positive: str | None) -> tuple[str, ...]:
+    """Return the labels by name; of two, `positive` last: coefficients are those of its log-odds."""
+    classes = sorted(set(found))
+    if positive is None:
+        return tuple(classes)
+    if positive not in classes or len(classes) != 2:
+        raise InputError(
+            f"expected positive to be one of two labels, got {positive!r}; {target!r} has {', '.join(classes[:12])}"
+        )
+    return tuple(sorted(classes, key=lambda name: name == positive))
 
 
 def labels(rows: Table, name: str) -> Column:
