@@ -13,7 +13,7 @@ from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError, choose
 from fednmap.tables import FederatedPreprocessor, Table, as_word
-from fednmap.tables.table import Column, is_words, missing
+from fednmap.tables.table import Column, SiteError, is_words, missing
 
 
 class Task(BaseModel):
@@ -117,7 +117,8 @@ def numbers(rows: Table, name: str) -> Floats:
     """A column of numbers without gaps."""
     values = complete(rows, name)
     if is_words(values):
-        raise InputError(f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed")
+        message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed"
+        raise SiteError(message, "words", name)
     _every(rows, name, np.isfinite(values), "give finite numbers, or leave the row out")
     return values
 
@@ -141,7 +142,7 @@ def _every(rows: Table, name: str, right: Any, words: str) -> None:
     """Refuse the first row that is not right, by its number at the site."""
     if not bool(right.all()):
         row = int(right.argmin())
-        raise InputError(f"{rows.where}column {name!r} has {rows[name][row]:g} in row {row}; {words}")
+        raise SiteError(f"{rows.where}column {name!r} has {rows[name][row]:g} in row {row}; {words}", "range", name)
 
 
 def complete(rows: Table, name: str) -> Column:
@@ -149,8 +150,10 @@ def complete(rows: Table, name: str) -> Column:
     values = rows[name]
     gaps = missing(values)
     if bool(gaps.any()):
-        raise InputError(
+        raise SiteError(
             f"{rows.where}the target {name!r} has no value in row {int(gaps.argmax())}"
-            f"{f' and {int(gaps.sum()) - 1} more' if gaps.sum() > 1 else ''}; leave the rows out"
+            f"{f' and {int(gaps.sum()) - 1} more' if gaps.sum() > 1 else ''}; leave the rows out",
+            "gaps",
+            name,
         )
     return values

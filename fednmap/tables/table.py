@@ -33,6 +33,32 @@ MANY = 20
 """Rows from which on a column of words that are all different is taken for an identifier."""
 
 
+REFUSALS = {
+    "no-column": "there is no column {column!r}",
+    "empty": "column {column!r} has no value",
+    "gaps": "column {column!r} has gaps, and may have none",
+    "words": "column {column!r} holds words; numbers are needed",
+    "stray-word": "column {column!r} has a word among numbers",
+    "infinite": "column {column!r} has infinity",
+    "range": "column {column!r} has a number that is not allowed there",
+    "levels": "column {column!r} has too many different words; merge some, or drop the column",
+    "unknown-level": "column {column!r} has a level that was not agreed on",
+    "identifier": "column {column!r} looks like an identifier; drop the column",
+    "dates": "column {column!r} holds dates or times; turn it into a number, or drop the column",
+    "one-row": "there is one row, and its sums would be that row; leave the site out",
+    "other": "the site refused",
+}
+"""What a site may send about an error in its table, by code."""
+
+
+class SiteError(InputError):
+    """An error in a column of a table. Its message may show cells, and stays at the site; code and column are sent."""
+
+    def __init__(self, message: str, code: str = "other", column: str = "") -> None:
+        super().__init__(message)
+        self.code, self.column = code, column
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Columns of one length, by name."""
@@ -47,7 +73,8 @@ class Table:
 
     def __getitem__(self, name: str) -> Column:
         if name not in self.columns:
-            raise InputError(f"{self.where}there is no column {name!r}; there are {', '.join(self.columns)}")
+            message = f"{self.where}there is no column {name!r}; there are {', '.join(self.columns)}"
+            raise SiteError(message, "no-column", name)
         return self.columns[name]
 
     @property
@@ -138,10 +165,12 @@ def _is_date(value: Any) -> bool:
     return type(value).__module__ == "datetime" or type(value).__name__ == "Timestamp"
 
 
-def _date(name: str, at: str) -> InputError:
-    return InputError(
+def _date(name: str, at: str) -> SiteError:
+    return SiteError(
         f"column {name!r}{at} holds dates or times; turn it into a number, such as days since admission, or drop the "
-        "column"
+        "column",
+        "dates",
+        name,
     )
 
 
