@@ -379,8 +379,8 @@ def test_what_is_simulated_is_called_so(command, hospitals):
     assert "simulated: this process reads all files" in err
     cost = next(line for line in err.splitlines() if " rounds, " in line)
     assert cost.startswith("simulated: ")
-    assert cost.split(";")[0] in out
-    assert cost.split(";")[0] in (hospitals.parent / "run" / "report.html").read_text()
+    assert cost.split(" (")[0] in out
+    assert cost.split(" (")[0] in (hospitals.parent / "run" / "report.html").read_text()
     assert json.loads((hospitals.parent / "run" / "model.json").read_text())["simulated"] is True
     assert "A simulation: this process reads all files" in COMMANDS["fit"][2]
 

@@ -120,7 +120,7 @@ def fit(
     elif path:
         _say(quiet, "the path")
         found = walk_path(estimator, frame, y, where)
-    _say(quiet, f"{_cost(estimator)}; {clock.perf_counter() - began:.1f} s")
+    _say(quiet, f"{_cost(estimator)} ({clock.perf_counter() - began:.1f} s)")
     errors = None
     twins = [f"{a} and {b}" for a, b in _same(frame)]
     notes = [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
@@ -262,8 +262,9 @@ def _modelled(target: str, classes: tuple[str, ...]) -> str:
 
 
 def _cost(estimator: Any) -> str:
-    """What the fit took, as the simulation counts it."""
-    return f"simulated: {estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB (the Flower app takes others)"
+    """What the fit took: rounds of `estimators.together`, which the Flower app does not use."""
+    spent = f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB"
+    return f"simulated: {spent}; the Flower app uses another solver, with other counts"
 
 
 def _say(quiet: bool, line: str) -> None:
