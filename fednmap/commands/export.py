@@ -40,6 +40,7 @@ def export(
     choose("format", format, FORMATS)
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
+    example: Tensor | None
     if RunFolder.is_fit(run):
         module, example, about = fitted(run)
         stem = "model"
