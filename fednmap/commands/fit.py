@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.table import Column
 from rich.table import Table as Shown
 
 from fednmap import tables
@@ -16,7 +17,7 @@ from fednmap.commands.options import Json, Out, Quiet
 from fednmap.estimators import folder as kept
 from fednmap.estimators.choice import SELECT
 from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
-from fednmap.estimators.coefficients import coefficient_rows, without_coefficient_intervals
+from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.path import path as walk_path
@@ -25,6 +26,7 @@ from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
 from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, ordered_classes, times
 from fednmap.names import InputError, choose
+from fednmap.report.coefficients import without_coefficient_intervals
 from fednmap.report.lines import made_by
 from fednmap.report.terminal import console
 from fednmap.runs.files import clear_errors, json_text, write_atomically
@@ -340,7 +342,7 @@ def _write(place: Path, made: dict[str, Any]) -> None:
             json_text(about | {"folder": str(place), "coefficients": [dict(zip(head, r, strict=True)) for r in rows]})
         )
         return
-    shown = Shown(*shown_head)
+    shown = Shown(*(Column(name, overflow="fold") for name in shown_head))
     for row in shown_rows:
         shown.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
     screen = console()

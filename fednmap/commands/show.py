@@ -12,7 +12,7 @@ import numpy as np
 import typer
 from numpy.typing import ArrayLike, NDArray
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from fednmap.measure import quantity
 from fednmap.names import InputError, is_number
@@ -96,7 +96,8 @@ def _show_fit(path: Path) -> None:
         screen.print(line, highlight=False, soft_wrap=True)
     with (path / "coefficients.csv").open(encoding="utf-8", newline="") as file:
         head, *rows = csv.reader(file)
-    table = Table(*head, box=box.SIMPLE_HEAD, header_style="bold")
+    head, rows = coefficients.without_coefficient_intervals(head, rows)
+    table = Table(*(Column(name, overflow="fold") for name in head), box=box.SIMPLE_HEAD, header_style="bold")
     for row in rows:
         table.add_row(*(f"{float(cell):.4g}" if is_number(cell) else cell for cell in row))
     screen.print(table)

@@ -40,13 +40,6 @@ def coefficient_rows(model: FittedModel, path: Any, errors: Any) -> tuple[list[s
     return head, rows
 
 
-def without_coefficient_intervals(head: list[str], rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Leave out "low" and "high" where the ratio has an interval: a table to read has one interval a row."""
-    ratio = any(name.endswith(" low") for name in head)
-    kept = [k for k, name in enumerate(head) if not (ratio and name in ("low", "high"))]
-    return [head[k] for k in kept], [[row[k] for k in kept] for row in rows]
-
-
 def _exp(value: float) -> float:
     with np.errstate(over="ignore"):
         return float(np.exp(value))
