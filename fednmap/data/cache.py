@@ -79,7 +79,7 @@ class _Bar:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         console = Console(stderr=True)
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self.task = self.progress.add_task(label)
         self.total = 0

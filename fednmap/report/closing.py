@@ -7,6 +7,8 @@ from math import isfinite, isnan
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from rich.text import Text
+
 from fednmap.measure import Quantity, quantities
 from fednmap.report.lines import ended_lines, gamma_line, jobs_line, measuring_line, took_part_lines, warning_lines
 from fednmap.report.terminal import Grid
@@ -69,9 +71,9 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(below))
 
 
-def _styled(cell: Cell) -> str:
+def _styled(cell: Cell) -> Text:
     text = cell.text.replace(" ±", "\n±")  # else wider than a terminal
-    return f"[bold]{text}[/bold]" if cell.best else text
+    return Text(text, "bold" if cell.best else "")
 
 
 def _cell(column: Quantity, trials: Trials) -> Cell:
