@@ -409,10 +409,12 @@ class _Step:
                 sent = self.secagg.sent(up, self._times(ids, up))
                 told = None if self.uplink is None else new
                 up, new = sent, quantised.believed(algorithm, down, before, up, sent, told)
-            clients.replace(ids, new, rows)
             if self.rows:
-                return section, [v.expand(len(ids), *v.shape[-1:]) for v in up]
-            return section, [_weighted_sum(v, self._weights(ids)) for v in up]
+                sums = [v.expand(len(ids), *v.shape[-1:]) for v in clients.without_aliases(up)]
+            else:
+                sums = [_weighted_sum(v, self._weights(ids)) for v in up]
+            clients.replace(ids, new, rows)  # last: the uplink may be the old state itself
+            return section, sums
 
         def add(done: tuple[int, list[Tensor]]) -> None:
             if self.rows:
