@@ -33,9 +33,10 @@ def check_decentralized(make: Make, *, rounds: int = 1500, tolerance: float = 1e
     """Raise AssertionError where the method breaks the contract; otherwise say how far from the optimum it ends.
 
     Asked for: a stack of nodes gives what they give one by one, and `simulate` what a plain loop over single nodes
-    gives; calls are pure; a message is as large as declared; nodes numbered otherwise on the same graph end up the same; nodes that are alike act as one that is alone. A method
-    whose traits promise an exact fixed point must rest there, and reach it on a ring, on the complete graph and, if it
-    promises that, on a graph that is another one in every round.
+    gives; calls are pure; a message is as large as declared; nodes numbered otherwise on the same graph end up the
+    same; nodes that are alike act as one that is alone. A method whose traits promise an exact fixed point must rest
+    there, and reach it on a ring, on the complete graph and, if it promises that, on a graph that is another one in
+    every round.
     """
     with torch.device("cpu"):
         phi = L1(0.2) if make(Zero(), 1.0).traits.composite else Zero()
