@@ -13,6 +13,7 @@ from methods import MAKE
 
 from fednmap import algorithms as A
 from fednmap import run, simulate
+from fednmap.decentralized import Decentralized, NormED, Ring
 from fednmap.measure import problem_gamma, stationarity
 from fednmap.names import InputError
 from fednmap.problems import Pooled
@@ -364,7 +365,26 @@ def test_a_result_can_be_continued():
         assert torch.equal(result.x, whole.x)
         assert [r["objective"] for r in result.records] == [r["objective"] for r in whole.records]
         assert result.totals["bytes_up"] == whole.totals["bytes_up"]
-    assert run(method(), SIX, rounds=20, participation=0.5, after=part).records == part.records
+
+
+@pytest.mark.parametrize("after", [lambda part: part, lambda part: part.last], ids=["Result", "Round"])
+@pytest.mark.parametrize("rounds", [20, 5, 0])
+def test_rounds_count_from_the_start(rounds, after):
+    """As many more as asked for, or none, would both be guesses: fewer than one more is refused."""
+    part = run(method(), SIX, rounds=20)
+    assert [r.t for r in simulate(method(), SIX, rounds=23, after=part.last)] == [20, 21, 22]
+    due = f"rounds is {rounds}, and 20 are done; .* such as rounds={20 + max(rounds, 1)} for {max(rounds, 1)} more$"
+    for call in (run, simulate) if rounds and after(part) is part.last else (run,):
+        with pytest.raises(InputError, match=due):
+            call(method(), SIX, rounds=rounds, after=after(part))
+
+
+def test_rounds_of_a_network_count_from_the_start():
+    graph = Decentralized(NormED(PHI, eta_a=0.1 / L, gamma=1 / L), Ring(6))
+    first = run(graph, SIX, rounds=4)
+    assert run(graph, SIX, rounds=6, after=first).final["round"] == 6
+    with pytest.raises(InputError, match="rounds is 4, and 4 are done"):
+        run(graph, SIX, rounds=4, after=first)
 
 
 @pytest.mark.parametrize("name", ["loss", "round", "stationarity", "bytes_up"])

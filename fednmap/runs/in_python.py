@@ -51,8 +51,9 @@ def run(
     start: Tensor | None = None,
     **options: Any,
 ) -> Result:
-    """Run `rounds` rounds and measure; with `folder`, as a run folder that `fednmap show` and `report` know.
+    """Run a method and measure it; with `folder`, as a run folder that `fednmap show` and `report` know.
 
+    rounds:           how many there are in all, counted from the start of the run, also with `after` and in a folder.
     folder:           measurements, checkpoints, model and closing numbers are kept there as they come. The same call
                       again goes on where an earlier one was stopped or killed, to the same bits; when all rounds are
                       done it gives what was stored, and with more rounds it goes on. Another method, problem, sampler,

@@ -82,8 +82,10 @@ def simulate(
     secagg: Quantised | None = None,
     uplink: Uplink | None = None,
 ) -> Iterator[Round]:
-    """Run `rounds` rounds and yield a Round after each.
+    """Run a method round by round and yield a Round after each.
 
+    rounds:        how many there are in all, counted from the start of the run: `rounds=500` after the 300th round runs
+                   200 more.
     start:         where to begin, of length problem.dim; decides dtype and device. Default: problem.start, else zeros.
     participation: share of the clients drawn in each round.
     drop:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
@@ -97,7 +99,7 @@ def simulate(
     threads:       how many share the work; any number gives the same bits. Default: OMP_NUM_THREADS if set, else one
                    for each core that this process may use.
     store:         a folder for the clients' states, when they are too many for memory; default: in memory.
-    after:         any round of an earlier call with the same arguments, to go on from.
+    after:         a round of an earlier call with the same arguments, to continue from.
     compile:       fuse the local steps by torch.compile; needs a C++ compiler.
     secagg:        round uplinks to the grid on which secure aggregation sums them, such as Quantised(problem.n): the
                    trajectory is then that of a federation with secure aggregation, whose masks cancel.
@@ -163,7 +165,7 @@ def simulate(
         federation = federation._replace(slack=secagg.slack(message), step=secagg.step)
         traffic.up = secagg.nbytes(message)
     if after is not None:
-        check_after(after, problem.n, server, initial)
+        check_after(after, problem.n, server, initial, rounds)
     groups = Groups(problem.n, usual, chunk or side_by_side(problem, start))
     release = _hold(None if store is None else Path(store))
     try:
@@ -254,8 +256,8 @@ def integers(**given: tuple[int, int]) -> None:
             raise InputError(f"{name} is {value!r}; it must be an integer, at least {least}")
 
 
-def check_after(after: Round, n: int, server: State, initial: State) -> None:
-    """The round to go on from is one of this method on this problem."""
+def check_after(after: Round, n: int, server: State, initial: State, rounds: int) -> None:
+    """The round to continue from is one of this method on this problem, and not the last of `rounds`."""
     if not isinstance(after, Round):
         raise InputError(f"after is {_kind(after)}; a Round is due, such as `last` of a Result")
     if not alike(after.server, server) or not after.clients.fits(n, initial):
@@ -263,6 +265,11 @@ def check_after(after: Round, n: int, server: State, initial: State) -> None:
             f"the round to go on from is of another run, with {after.clients.n} clients and a "
             f"{type(after.server).__qualname__} of {_tensors(after.server)}; this one has {n} and "
             f"{type(server).__qualname__} of {_tensors(server)}: give the same method, problem and start"
+        )
+    if rounds <= after.t + 1:
+        raise InputError(
+            f"rounds is {rounds}, and {after.t + 1} are done; it counts from the start of the run: give the total, "
+            f"such as rounds={after.t + 1 + max(rounds, 1)} for {max(rounds, 1)} more"
         )
 
 
