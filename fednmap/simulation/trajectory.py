@@ -14,7 +14,7 @@ from fednmap.core import Algorithm, Problem, Regularizer, State, declared
 from fednmap.measure import EVALUATED, evaluate, problem_gamma, residual
 from fednmap.names import InputError
 from fednmap.simulation import distributed
-from fednmap.simulation.callbacks import Listener, Record, heard, listeners
+from fednmap.simulation.callbacks import Listener, Reason, Record, heard, listeners
 from fednmap.simulation.loop import (
     Diverged,
     Round,
@@ -32,7 +32,7 @@ from fednmap.simulation.uplink import Federation, Uplink
 Metric = Callable[[Tensor], float]
 
 TOTALS = ("train_seconds", "eval_seconds", "bytes_up", "bytes_down")
-KEPT = ("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "check", "model_sha256")
+KEPT = ("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "ended_by", "check", "model_sha256")
 """What else a run folder writes beside the measured numbers."""
 
 
@@ -51,6 +51,8 @@ class Result:
     """Bytes and seconds so far."""
     ended: str = ""
     """Why the run ended before its rounds were done; empty if they were."""
+    ended_by: str = ""
+    """The name of the callback that ended it."""
 
     @property
     def final(self) -> Record:
@@ -143,7 +145,7 @@ def run(
         result.x = x.clone()  # the server's own, for many methods, from which a run may go on
         return {"round": done, **values, **clock}
 
-    def measure(done: int, server: State, *, ends: bool = False) -> str | None:
+    def measure(done: int, server: State, *, ends: bool = False) -> Reason | None:
         """Tell everybody; a reason to end. A sample is for the rounds between: what a run ends with is of all rows."""
         of = whole if ends or done == rounds else part
         record = recorded(of, done, server)
@@ -179,7 +181,7 @@ def run(
         clock["eval_seconds"] += time.perf_counter() - began
         return distributed.any_process(any([callback.on_residual(size) for callback in judges]))
 
-    def close(before: State, last: Round) -> str | None:
+    def close(before: State, last: Round) -> Reason | None:
         """Measure if it is time, tell everybody; a reason to end here, the same in all processes."""
         done = last.t + 1
         due = passes(before, last) or done % every == 0 or done > rounds - closing
@@ -207,7 +209,7 @@ def run(
             result.last = next(rounds_to_go)
             account(result.last, time.perf_counter() - began)
             reason, server = close(server, result.last), result.last.server
-        result.ended = reason or ""
+        result.ended, result.ended_by = (str(reason), reason.by) if reason else ("", "")
         return result
     except Diverged as error:
         error.result = result
