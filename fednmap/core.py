@@ -119,7 +119,7 @@ class Traits:
     central: bool = False
     """Runs where all data is in one place, as one client."""
     steps_may_change: bool = True
-    """eta_a may be another one in every round; else it is the method's once and for all."""
+    """eta_a may be another one in every round; else it only sets gamma, before the first round."""
     hessians: int = 0
     """Symmetric matrices that a client sends besides, p (p + 1) / 2 numbers each; the oracle is then a `SecondOrder`,
     and gradients must be exact."""
