@@ -20,7 +20,7 @@ from fednmap.core import Algorithm, Problem, SecondOrder, State, declared, oracl
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, quantised, schedules
 from fednmap.simulation.groups import Groups
-from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
+from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part, uneven
 from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, alike
@@ -147,6 +147,13 @@ def simulate(
         algorithm = check_uplink(uplink, algorithm, federation)
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
+    if not initial and uneven(who, problem.n):
+        warnings.warn(
+            f"{algorithm.name} keeps no client state, and the sampler draws some clients more often: these weigh more "
+            "in what it minimises; draw all alike, or use FedNMap",
+            UserWarning,
+            stacklevel=2,
+        )
     first, message = 0, dry_run(algorithm, server, initial)
     _check_vectors(algorithm, message)
     if about.steps_per_round is not None:
