@@ -1,5 +1,8 @@
 """The round loop: exactness under sampling and loss, one trajectory however it is run, refusals, limits of float32."""
 
+import platform
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -545,3 +548,33 @@ def test_the_contract_notices_states_that_are_written_too_early(name, monkeypatc
     monkeypatch.setattr(Clients, "without_aliases", lambda self, tensors: tensors)
     with pytest.raises(AssertionError, match="than a loop over single clients"):
         check_algorithm(ALIASING[name], rounds=10, tolerance=torch.inf)
+
+
+FAULTS = """
+import resource, torch
+from fednmap import simulate
+from fednmap.algorithms import FedAvg
+
+class Flat:
+    n, dim = 1, 9_000_000
+    def oracle(self, clients, t):
+        return lambda x, q: x.expand(*clients.shape, self.dim) * 0.5
+    def loss(self, x):
+        return x.sum()
+    gradient = loss
+
+rounds = simulate(FedAvg(eta_a=0.1, Q=2), Flat(), rounds=6)
+counts = []
+for _ in range(6):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    next(rounds)
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(counts[2:]))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of another C library")
+def test_large_vectors_are_not_given_back_to_the_system_in_every_step():
+    """Page faults of a round: each vector of 36 MB that came from the system would cost 8,789."""
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2000

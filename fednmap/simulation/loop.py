@@ -20,6 +20,7 @@ from fednmap.core import Algorithm, Problem, SecondOrder, State, declared, oracl
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, quantised, schedules
 from fednmap.simulation.groups import Groups
+from fednmap.simulation.memory import reuse_freed_memory
 from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part, uneven
 from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.schedules import Schedule
@@ -139,8 +140,6 @@ def simulate(
         oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)  # refused here where it cannot be had
     if compile:
         check_compiler()
-    # freed at once: glibc then keeps blocks up to this size for the next step
-    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
     about, start = declared(problem), first_point(problem, start)
     federation = federation_of(problem, sampler=who, drop=drop, seed=seed)
     if uplink is not None:
@@ -173,7 +172,9 @@ def simulate(
         traffic.up = secagg.nbytes(message)
     if after is not None:
         check_after(after, problem.n, server, initial, rounds)
-    groups = Groups(problem.n, usual, chunk or side_by_side(problem, start))
+    together = chunk or side_by_side(problem, start)
+    reuse_freed_memory(min(together, usual) * start.numel() * start.element_size())
+    groups = Groups(problem.n, usual, together)
     release = _hold(None if store is None else Path(store))
     try:
         folder = None if store is None else Path(store)
