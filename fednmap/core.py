@@ -280,7 +280,8 @@ class Declared(NamedTuple):
     part: Callable[[int, int], Problem] | None
     """part(k, of): the terms of f that fall to process k of several; they sum to f. Else every process takes all."""
     pieces: int | None
-    """Into how many such parts the sums over all data are best cut for threads to share. Else they stay whole."""
+    """Into how many such parts the sums over all data are cut, for threads and processes to share. Else they stay
+    whole, with one part for each of several processes: their number then shows in the last bits that are measured."""
     concurrent: bool | None
     """Oracles of different clients, and parts, may be called in several threads at once. Else one after another."""
     exact: Callable[[], Problem] | None

@@ -174,7 +174,7 @@ def simulate(
         check_after(after, problem.n, server, initial, rounds)
     together = chunk or side_by_side(problem, start)
     reuse_freed_memory(min(together, usual) * start.numel() * start.element_size())
-    groups = Groups(problem.n, usual, together)
+    groups = Groups(problem.n, usual, together, sampled=not everybody)
     release = _hold(None if store is None else Path(store))
     try:
         folder = None if store is None else Path(store)
