@@ -180,12 +180,12 @@ def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
 
 def _check_one_by_one(algorithm: Algorithm, problem: LeastSquares | Pooled, name: str) -> None:
     """`simulate` gives the server and the client states of the plain loop."""
-    everybody = torch.arange(problem.n)
+    everybody, start = torch.arange(problem.n), torch.ones(problem.dim, dtype=torch.float64)
     how: list[dict[str, float]] = [{}, {"chunk": 1}, {"chunk": 2, "threads": 2}]
     if not algorithm.traits.full_participation and not algorithm.traits.central:
         how += [{"participation": 0.5}, {"drop": 0.3}]
     for options in how:
-        *_, last = simulate(algorithm, problem, rounds=5, start=problem.start + 1, **options)  # type: ignore[arg-type]
+        *_, last = simulate(algorithm, problem, rounds=5, start=start, **options)  # type: ignore[arg-type]
         server, clients = _plain_loop(
             algorithm, problem, 5, options.get("participation", 1.0), options.get("drop", 0.0)
         )
@@ -200,7 +200,7 @@ def _plain_loop(
     algorithm: Algorithm, problem: LeastSquares | Pooled, rounds: int, participation: float = 1.0, drop: float = 0.0
 ) -> tuple[State, list[State]]:
     """The server's state and the clients' after a run of single clients, one after another; states are values."""
-    server, client = algorithm.init(problem.start + 1)
+    server, client = algorithm.init(torch.ones(problem.dim, dtype=torch.float64))
     clients = [client] * problem.n
     for t in range(rounds):
         down = algorithm.broadcast(server)
