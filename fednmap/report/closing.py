@@ -16,7 +16,7 @@ from fednmap.report.terminal import Grid
 Trials = Sequence[dict[str, Any]]
 """The closing numbers of one method's trials."""
 
-NAMES = ("method", "trial", "error", "ended", "jobs")
+NAMES = ("method", "trial", "error", "ended", "ended_by", "jobs")
 """What a closing record says besides numbers that were measured."""
 
 
