@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow docs lint format clean
+.PHONY: run test test-ci test-slow docs lint format clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/fednmap compare --preset digits
 
 test: $(VENV)/.test
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m "not slow"
+
+# A share of the slow tests, a few minutes on two cores. Those between real processes take turns, by the number of commits.
+TURN ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % 6)
+test-ci: $(VENV)/.test
+	$(VENV)/bin/python tests/mutations.py fednmap
+	$(VENV)/bin/python -m pytest --numprocesses 2 -m "slow and (ci(turn='every') or ci(turn=$(TURN)))"
 
 test-slow: $(VENV)/.test
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m slow

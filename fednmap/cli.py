@@ -27,7 +27,7 @@ COMMANDS = {
     "fit": (
         "fednmap.commands.fit",
         "fit",
-        "Fit a linear model to tables, one file per site: one model for all, and no row leaves its site.",
+        "Fit one linear model to tables, one file per site. A simulation: this process reads all files.",
     ),
     "predict": ("fednmap.commands.fit", "predict", "Predict the rows of a new file with a fitted model."),
     "example": (

@@ -129,7 +129,7 @@ class Traits:
     central: bool = False
     """Runs where all data is in one place, as one client."""
     steps_may_change: bool = True
-    """eta_a may be another one in every round; else it is the method's once and for all."""
+    """eta_a may be another one in every round; else it only sets gamma, before the first round."""
     hessians: int = 0
     """Symmetric matrices that a client sends besides, p (p + 1) / 2 numbers each; the oracle is then a `SecondOrder`,
     and gradients must be exact."""
@@ -295,7 +295,8 @@ class Declared(NamedTuple):
     part: Callable[[int, int], Problem] | None
     """part(k, of): the terms of f that fall to process k of several; they sum to f. Else every process takes all."""
     pieces: int | None
-    """Into how many such parts the sums over all data are best cut for threads to share. Else they stay whole."""
+    """Into how many such parts the sums over all data are cut, for threads and processes to share. Else they stay
+    whole, with one part for each of several processes: their number then shows in the last bits that are measured."""
     concurrent: bool | None
     """Oracles of different clients, and parts, may be called in several threads at once. Else one after another."""
     exact: Callable[[], Problem] | None

@@ -4,21 +4,26 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
 from graph_methods import MAKE
+from torch import Tensor
 
 import fednmap
 from fednmap import decentralized as D
 from fednmap import simulate
 from fednmap.algorithms import FedNMap, NormalMapSGD, ProxSGD
+from fednmap.core import Regularizer
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, MCP, Zero
 from fednmap.runs.configuration import Config
 from fednmap.simulation.loop import Diverged
 from fednmap.simulation.schedules import Cosine, InverseSqrt
+from fednmap.simulation.states import Clients
 from fednmap.testing import check_decentralized, heterogeneous, optimum, smoothness
 
 PROBLEM, PHI = heterogeneous(8), L1(0.2)
@@ -49,6 +54,68 @@ def test_contract(name):
     report = check_decentralized(MAKE[name])
     biased = MAKE[name](PHI, L).traits.fixed_point is not fednmap.core.FixedPoint.EXACT
     assert biased == (report.ring > 1e-3)
+
+
+@dataclass(frozen=True)
+class LookingBack(D.DecentralizedAlgorithm):
+    """PG-EXTRA as its paper writes it, from the round before: the new state holds tensors of the old one."""
+
+    phi: Regularizer
+    eta_a: float
+    traits = D.PGExtra.traits
+
+    class State(NamedTuple):
+        x: Tensor
+        x_before: Tensor
+        v: Tensor
+        half: Tensor
+        g: Tensor
+        first: Tensor
+
+    class Message(NamedTuple):
+        x: Tensor
+
+    class Kept(NamedTuple):
+        x: Tensor
+        x_before: Tensor
+        v: Tensor
+        half: Tensor
+        g: Tensor
+        first: Tensor
+        now: Tensor
+
+    def init(self, start):
+        zero = torch.zeros_like(start)
+        return self.State(start, zero, zero, zero, zero, zero + 1)
+
+    def message(self, state, g):
+        return self.Message(state.x), self.Kept(*state, g(state.x, 0))
+
+    def update(self, kept, mixed):
+        x, _, v, half, old, first, g = kept
+        v = mixed.x + (1 - first) * (v - half) - self.eta_a * (g - (1 - first) * old)
+        return self.State(self.phi.prox(v, self.eta_a), x, v, (x + mixed.x) / 2, g, torch.zeros_like(first))
+
+    def iterate(self, state):
+        return state.x
+
+    def model(self, iterate):
+        return iterate
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 3, "threads": 2}], ids=["all", "alone", "threads"])
+def test_states_are_values(options):
+    method = LookingBack(PHI, 0.5 / L)
+    *_, before, last = simulate(D.Decentralized(method, D.Ring(N)), PROBLEM, rounds=7, **options)
+    assert torch.equal(last.clients[EVERYBODY].x_before, before.clients[EVERYBODY].x)
+    expected = states(D.PGExtra(PHI, 0.5 / L), 7).x
+    torch.testing.assert_close(last.clients[EVERYBODY].x, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_contract_notices_states_that_are_written_too_early(monkeypatch):
+    monkeypatch.setattr(Clients, "without_aliases", lambda self, tensors: tensors)
+    with pytest.raises(AssertionError, match="than a loop over single nodes"):
+        check_decentralized(lambda phi, L: LookingBack(phi, 0.5 / L))
 
 
 # what they are, written out

@@ -5,8 +5,16 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from sklearn.model_selection import StratifiedKFold
 
-from fednmap.estimators import FederatedCoxRegression, FederatedCoxRegressionCV
+from fednmap import InputError
+from fednmap.estimators import (
+    FederatedCoxRegression,
+    FederatedCoxRegressionCV,
+    FederatedGLM,
+    FederatedLasso,
+    FederatedLogisticRegression,
+)
 from fednmap.problems import Cox
 
 TIGHT = {"tol": 1e-10, "max_rounds": 3000}
@@ -147,3 +155,27 @@ def test_the_loss_of_a_site_left_out_is_its_own_also_where_rows_weigh_more_there
     model = FederatedCoxRegression("l1", 0.1, tol=1e-9).fit(X[~out], y[~out], where[~out], weight[~out])
     alone = Cox([(torch.tensor(X[out]), torch.tensor(y[out]))], sample_weights=torch.tensor(weight[out]))
     assert chosen.cv_losses_[0, 0] == pytest.approx(float(alone.loss(torch.tensor(model.coef_))))
+
+
+@pytest.mark.parametrize("names", [("cens", "time"), ("t", "a")])
+def test_a_structured_array_is_time_and_event_whatever_its_fields_are_called(names):
+    X, y, sites = patients()
+    event, time = names
+    structured = np.zeros(len(y), [(event, bool), (time, np.float32)])
+    structured[event], structured[time] = y[:, 1], y[:, 0]
+    columns = np.column_stack([structured[time], y[:, 1]])
+    theirs = FederatedCoxRegression().fit(X, structured, sites)
+    assert np.array_equal(theirs.coef_, FederatedCoxRegression().fit(X, columns, sites).coef_)
+    assert theirs.score(X, structured, sites) == theirs.score(X, columns, sites)
+    chosen = FederatedCoxRegressionCV(lambdas=3, cv=StratifiedKFold(3)).fit(X, structured, sites)
+    assert chosen.cv_losses_.shape == (3, 3)
+
+
+def test_other_structured_arrays_are_refused():
+    X, y, sites = patients()
+    two = np.zeros(len(y), [("a", float), ("b", float)])
+    with pytest.raises(InputError, match=r"expected y with two fields.*got a \(float64\), b \(float64\); give"):
+        FederatedCoxRegression().fit(X, two, sites)
+    for estimator in (FederatedLasso(), FederatedLogisticRegression(), FederatedGLM("logistic")):
+        with pytest.raises(InputError, match=r"expected one target per row, got .* fields a, b; give one"):
+            estimator.fit(X, two, sites)

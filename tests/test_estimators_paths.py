@@ -96,6 +96,7 @@ def test_bic_finds_the_columns_that_count():
     assert len(chosen.criterion_) == 30
 
 
+@pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
 def test_folds_hold_every_site_and_class():
     X, y = load_breast_cancer(return_X_y=True)
     sites = np.arange(len(y)) % 3

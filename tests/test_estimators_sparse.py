@@ -24,7 +24,10 @@ ROWS, COLUMNS, EACH = 60_000, 400, 2
 DENSE = 8 * ROWS * COLUMNS  # 192 MB
 SITES = np.arange(ROWS) * 5 // ROWS
 
-pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is read from /proc")
+pytestmark = [
+    pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is read from /proc"),
+    pytest.mark.filterwarnings("ignore:lam_ = .* of the grid"),
+]
 
 
 def peak():

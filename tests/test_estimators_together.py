@@ -154,6 +154,7 @@ def test_what_is_sent_is_counted():
     assert sum(fit.bytes for fit in path.fits) == (1 + (path.rounds - 1).sum()) * 4 * 2 * 11 * 8
 
 
+@pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
 def test_what_is_sent_to_choose_lam_is_counted():
     X, y = load_diabetes(return_X_y=True)
     sites = np.arange(len(y)) % 4

@@ -121,6 +121,7 @@ def test_path_and_inference_leave_a_fitted_estimator_alone():
     assert set(other.predict(X)) == {"yes", "no"}
 
 
+@pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
 def test_criteria_know_weights():
     X, y, sites = rows()
     weight = np.random.default_rng(1).integers(1, 4, len(y))

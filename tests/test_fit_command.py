@@ -1,13 +1,19 @@
 """`fednmap fit` and `fednmap predict`: from files to a model with names, and back."""
 
+import csv
 import json
+from html import escape
 
 import numpy as np
 import polars as pl
 import pytest
 from hospital_files import write_hospitals
+from matplotlib import mathtext
+from safetensors.torch import load_file
 
+import fednmap
 from fednmap.estimators import FederatedLasso, FederatedLogisticRegression
+from fednmap.estimators import folder as kept
 from fednmap.tables import FederatedPreprocessor, read_sites
 
 
@@ -92,6 +98,49 @@ def test_rows_that_are_held_out_do_not_fill_gaps(command, hospitals, impute, fil
     said = pl.read_csv(hospitals.parent / "run" / "cv.csv")
     assert said.columns == ["lam", "mean", "se", *sites]
     assert said["mean"].to_numpy() == pytest.approx(losses, rel=1e-7)
+
+
+NAMES = ["pulse [/min]", "x [mg/dl]", "[bold]y[/bold]", ":warning:", "<b>z & 1", "$x_1^$", 'a, "b"']
+"""Of columns, in the markup of rich, HTML, formulas and CSV."""
+
+
+def write_named(folder, names=NAMES, classes=("[/no]", "$y^$ <i>"), sites=("_[/a]", "$b^$")):
+    """Tables whose columns, labels and files have such names."""
+    rng = np.random.default_rng(1)
+    folder.mkdir()
+    for site in sites:
+        X = rng.normal(size=(40, len(names)))
+        label = np.where(X[:, 0] + rng.normal(size=40) > 0, *classes)
+        file = folder / f"{site}.csv".replace("/", "|")
+        pl.DataFrame({name: X[:, j] for j, name in enumerate(names)} | {"target [/x] $^$": label}).write_csv(file)
+    return folder
+
+
+def test_names_are_printed_as_they_are(command, tmp_path, monkeypatch):
+    """In the terminal, on the page, in files and in pictures."""
+    monkeypatch.setenv("COLUMNS", "200")
+    drawn = []
+    render = mathtext.MathTextParser.parse
+    monkeypatch.setattr(
+        mathtext.MathTextParser, "parse", lambda self, s, *a, **k: drawn.append(s) or render(self, s, *a, **k)
+    )
+    words = ("--data", f"csv:{write_named(tmp_path / 'sites')}", "--target", "target [/x] $^$", "--path")
+    code, out, _ = command("fit", *words, "--cv", "leave-one-site-out", "--out", "run")
+    assert code == 0
+    assert [name for name in NAMES if name not in out] == []
+    assert "Coefficients are for target [/x] $^$ = [/no]." in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert [name for name in NAMES if escape(name) not in page] == []
+    assert "<b>z" not in page
+    assert pl.read_csv(tmp_path / "run" / "coefficients.csv")["name"].to_list() == [*NAMES, "(intercept)"]
+    first = (tmp_path / "run" / "path.csv").read_text().splitlines()[0]
+    assert next(csv.reader([first])) == ["lam", *NAMES]
+    assert {
+        s for s in drawn if "^" in s and "mathdefault" not in s
+    } == set()  # ticks of a logarithmic axis are formulas
+    code, out, _ = command("predict", "run", tmp_path / "sites" / "$b^$.csv")
+    assert code == 0
+    assert next(csv.reader([out.splitlines()[0]])) == ["target [/x] $^$", "P($y^$ <i>)", "P([/no])"]
 
 
 def test_a_weight_by_default_is_told(command, hospitals):
@@ -215,3 +264,155 @@ def test_what_is_not_a_fit_or_not_its_table(command, hospitals):
     assert (code, "new: column 'ecg' has the level 'z' in row 0, which no site had" in err) == (2, True)
     code, _, err = command("fit", "--data", f"csv:{hospitals}", "--target", "age", "--quiet", "--out", "run")
     assert (code, "run exists already; choose another folder" in err) == (2, True)
+
+
+def with_columns(hospitals, **more):
+    """Add columns to every file, each a function of the number of rows."""
+    for path in hospitals.iterdir():
+        frame = pl.read_csv(path)
+        frame.with_columns(**{name: pl.Series(make(frame.height)) for name, make in more.items()}).write_csv(path)
+
+
+def test_predict_reads_the_columns_of_the_model_alone(command, hospitals):
+    """Dates, identifiers and a target with gaps stand in a new file as they stood in those of the fit."""
+    with_columns(
+        hospitals,
+        patient_id=lambda n: [f"{k:03d}" for k in range(n)],
+        admitted=lambda n: [f"2024-01-{1 + k % 28:02d}" for k in range(n)],
+    )
+    words = ("--target", "outcome", "--drop-columns", "patient_id,admitted,time,event", "--quiet", "--out", "run")
+    assert command("fit", "--data", f"csv:{hospitals}", *words)[0] == 0
+    code, out, _ = command("predict", "run", hospitals / "zug.csv")
+    assert (code, len(out.splitlines())) == (0, 41)
+    code, with_id, _ = command("predict", "run", hospitals / "zug.csv", "--id", "patient_id")
+    rows = [line.split(",", 1) for line in with_id.splitlines()]
+    assert [rest for _, rest in rows] == out.splitlines()
+    assert [first for first, _ in rows] == ["patient_id", *(f"{k:03d}" for k in range(40))]
+    frame = pl.read_csv(hospitals / "zug.csv", schema_overrides={"patient_id": pl.String})
+    frame.with_columns(pl.col("admitted").str.to_date()).write_parquet("zug.parquet")
+    assert command("predict", "run", "zug.parquet", "--id", "patient_id")[1] == with_id
+    days = command("predict", "run", "zug.parquet", "--id", "admitted")[1].splitlines()
+    assert days[2].startswith("2024-01-02,")
+    assert "there is no column 'pid'; there are age" in command("predict", "run", "zug.parquet", "--id", "pid")[2]
+    assert (
+        "expected an --id column that is not predicted"
+        in command("predict", "run", "zug.parquet", "--id", "outcome")[2]
+    )
+
+
+def test_an_identifier_keeps_its_row_where_lines_are_empty(command, hospitals):
+    words = ("--target", "outcome", "--drop-columns", "time,event", "--quiet", "--out", "run")
+    assert command("fit", "--data", f"csv:{hospitals}", *words)[0] == 0
+    head, *rows = (hospitals / "zug.csv").read_text().splitlines()
+    lines = [f"{'NA' if k == 1 else k},{row}" for k, row in enumerate(rows[:4])]
+    (hospitals.parent / "new.csv").write_text("\n".join([f"no,{head}", lines[0], "", *lines[1:], ""]) + "\n")
+    code, out, _ = command("predict", "run", "new.csv", "--id", "no")
+    assert code == 0
+    assert [line.split(",")[0] for line in out.splitlines()] == ["no", "0", "NA", "2", "3"]
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "cox", "gaussian"])
+def test_a_ratio_has_its_own_interval(command, hospitals, monkeypatch, family):
+    """exp of the coefficient's ends, with the ratio's name; the table to read shows one interval a row."""
+    monkeypatch.setenv("COLUMNS", "200")
+    targets = {"logistic": "outcome", "poisson": "event", "gaussian": "age"}
+    goals = ("--time", "time", "--event", "event") if family == "cox" else ("--target", targets[family])
+    drop = ",".join({"time", "event", "outcome"} - {*goals})
+    words = ("--data", f"csv:{hospitals}", *goals, "--family", family, "--penalty", "none", "--drop-columns", drop)
+    code, out, _ = command("fit", *words, "--out", "run")
+    assert code == 0
+    table = pl.read_csv(hospitals.parent / "run" / "coefficients.csv")
+    name = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazard ratio"}.get(family)
+    head = next(line for line in out.splitlines() if "coefficient" in line)
+    shown = [word.strip() for word in head.strip("┃").split("┃")]
+    if name is None:
+        assert shown == table.columns == ["name", "coefficient", "standard error", "low", "high", "p"]
+        return
+    for end in ("low", "high"):
+        assert table[f"{name} {end}"].to_numpy() == pytest.approx(np.exp(table[end].to_numpy()))
+    inside = (table[f"{name} low"] < table[name]) & (table[name] < table[f"{name} high"])
+    assert inside.all()
+    assert shown == ["name", "coefficient", name, f"{name} low", f"{name} high", "standard error", "p"]
+    assert "Low and high are the ends of 95 % intervals." in out
+
+
+def test_the_modelled_label_is_chosen_and_printed(command, hospitals):
+    """The other label of two: every sign changes, and no probability."""
+    words = ("--data", f"csv:{hospitals}", "--target", "outcome", "--penalty", "none", "--drop-columns", "time,event")
+    _, plain, err = command("fit", *words, "--tol", 1e-10, "--json", "--out", "plain")
+    assert "modelled: outcome = sick, against healthy" in err
+    code, out, err = command("fit", *words, "--tol", 1e-10, "--json", "--positive", "healthy", "--out", "other")
+    assert code == 0
+    assert "modelled: outcome = healthy, against sick" in err
+    for a, b in zip(json.loads(plain)["coefficients"], json.loads(out)["coefficients"], strict=True):
+        ours = [b[key] for key in ("name", "coefficient", "odds ratio", "low", "p")]
+        assert ours == pytest.approx([a["name"], -a["coefficient"], 1 / a["odds ratio"], -a["high"], a["p"]], abs=1e-6)
+    said = {}
+    for run in ("plain", "other"):
+        code, out, err = command("predict", run, hospitals / "zug.csv", "--out", "said.csv")
+        assert f"modelled: outcome = {'sick' if run == 'plain' else 'healthy'}, against" in err
+        said[run] = pl.read_csv("said.csv")
+    assert said["other"].columns == ["outcome", "P(sick)", "P(healthy)"]
+    assert (said["plain"]["outcome"] == said["other"]["outcome"]).all()
+    assert said["other"]["P(sick)"].to_numpy() == pytest.approx(said["plain"]["P(sick)"].to_numpy(), abs=1e-6)
+
+
+NOT_POSITIVE = [
+    (["--target", "outcome", "--positive", "ill"], "got 'ill'; 'outcome' has healthy, sick"),
+    (["--target", "ecg", "--positive", "a"], "expected positive to be one of two labels, got 'a'; 'ecg' has a, b, c"),
+    (["--target", "age", "--positive", "a"], "expected --positive with family logistic, got family gaussian"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), NOT_POSITIVE, ids=[m for _, m in NOT_POSITIVE])
+def test_a_label_that_cannot_be_modelled(command, hospitals, words, message):
+    code, _, err = command("fit", "--data", f"csv:{hospitals}", *words, "--quiet")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert message in err
+
+
+def test_what_is_simulated_is_called_so(command, hospitals):
+    from fednmap.cli import COMMANDS
+
+    words = ("--data", f"csv:{hospitals}", "--target", "outcome", "--drop-columns", "time,event")
+    _, out, err = command("fit", *words, "--out", "run")
+    assert "simulated: this process reads all files" in err
+    cost = next(line for line in err.splitlines() if " rounds, " in line)
+    assert cost.startswith("simulated: ")
+    assert cost.split(" (")[0] in out
+    assert cost.split(" (")[0] in (hospitals.parent / "run" / "report.html").read_text()
+    assert json.loads((hospitals.parent / "run" / "model.json").read_text())["simulated"] is True
+    assert "A simulation: this process reads all files" in COMMANDS["fit"][2]
+
+
+def test_show_list_report_and_export_know_a_fit(command, hospitals, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--drop-columns", "time,event", "--lam", 0.02)
+    command(*words, "--quiet", "--out", "runs/fit")
+    folder = hospitals.parent / "runs" / "fit"
+    made = json.loads((folder / "model.json").read_text())["environment"]
+    assert made["fednmap"] == fednmap.__version__
+    assert made["command"] == ["fednmap", *map(str, words), "--quiet", "--out", "runs/fit"]
+    assert made["began"].startswith("20")
+    for shown in (("show",), ("show", "runs/fit")):  # the newest
+        code, out, _ = command(*shown)
+        assert code == 0
+        assert "logistic of outcome = sick, penalty l1, lam 0.02" in out
+        assert "made by: fednmap fit --data" in out
+        assert f"began: {made['began']}" in out
+        assert "sex=m" in out
+    code, out, _ = command("show", "--list")
+    assert (code, "fit, logistic" in out, "finished" in out) == (0, True, True)
+    code, out, _ = command("report", "runs/fit", "-o", "page.html")
+    page = (hospitals.parent / "page.html").read_text()
+    assert (code, "made by: fednmap fit --data" in page, made["began"] in page) == (0, True, True)
+    assert "give it alone" in command("report", "runs/fit", "runs/fit")[2]
+    code, out, _ = command("export", "runs/fit", "--json")
+    said = json.loads(out)
+    assert code == 0
+    model, tensors = kept.load(folder), load_file(said["path"])
+    assert said["features"] == list(model.columns)
+    rows = model.preprocessor.transform(read_sites(f"csv:{hospitals}")["zug"])
+    scores = rows @ tensors["1.weight"].numpy().T + tensors["1.bias"].numpy()
+    command("predict", "runs/fit", hospitals / "zug.csv", "--out", "said.csv")
+    assert pl.read_csv("said.csv")["P(sick)"].to_numpy() == pytest.approx(1 / (1 + np.exp(-scores[:, 0])))

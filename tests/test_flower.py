@@ -1,7 +1,10 @@
 """The adapter between methods and Flower, with nodes inside this process: every method, and every fault on demand."""
 
+import asyncio
 import json
 import logging
+import os
+import socket
 import time
 
 import numpy as np
@@ -17,7 +20,8 @@ from hypothesis import strategies as st
 
 from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
-from fednmap.flower import wire
+from fednmap.flower import loopback, wire
+from fednmap.flower.launch import Launcher
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
@@ -145,6 +149,36 @@ def test_a_client_with_an_empty_test_part_is_measured_without_accuracy(tmp_path,
     assert all("accuracy" in v for v in lines if v["client"] != "bert")
     x = federation.plan().algorithm.model(federation.server()[0])
     assert closing["loss"] == pytest.approx(float(federation.problem.loss(x)), rel=1e-9)
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_results_have_the_mean_of_the_accuracies_that_clients_report(tmp_path, secagg, command):
+    """As the loss is a mean over clients: one with few test samples counts as much as one with many."""
+    from fednmap.flower.local import LocalProblem
+    from fednmap.measure import accuracy
+    from fednmap.problems import Logistic
+
+    rng = torch.Generator().manual_seed(0)
+    tests = []
+    for kept in (3, 8, 0, 5):
+        x = torch.randn(kept, 6, generator=rng, dtype=torch.float64)
+        tests.append((x, (torch.rand(kept, generator=rng) < 0.5).long()))
+    rows = [(torch.randn(12, 6, generator=rng, dtype=torch.float64), torch.arange(12) % 2) for _ in NAMES]
+    problem = Logistic(rows, classes=2)
+
+    class Tested(Federation):
+        def load(self, context):
+            return LocalProblem(super().load(context).problem, tests[NAMES.index(context.node_config["client"])])
+
+    federation = Tested(tmp_path, problem, model="logistic", secagg=secagg, min_clients=4)
+    closing = federation.start()
+    x = federation.plan().algorithm.model(federation.server()[0])
+    right = [accuracy(problem.predict(x, inputs), labels) for inputs, labels in tests if len(labels)]
+    assert closing["test_accuracy"] == pytest.approx(sum(right) / 3, abs=1e-9)
+    assert [r["test_accuracy"] for r in RunFolder.open(tmp_path / "run").records("fednmap", 0)][-1:] == [
+        closing["test_accuracy"]
+    ]
+    assert f"{100 * closing['test_accuracy']:.1f}" in command("show", tmp_path / "run")[1]
 
 
 def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch):
@@ -908,3 +942,39 @@ def test_a_reply_that_never_comes_whole_is_given_up_at_the_deadline(monkeypatch)
         http_grid.pull_objects(["part"], pull_object_fn=never)
     assert len(calls) > 2
     assert http_grid.pull_objects(["part"], pull_object_fn=lambda name: b"whole") == {"part": b"whole"}
+
+
+def test_a_connection_is_its_users_while_it_is_open_and_nobodys_afterwards():
+    """A socket that its process has closed is listed with user 0: a server of root must not take it for its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        ends = client.getsockname(), server.getsockname()
+        kept, _ = server.accept()
+        assert loopback.user_of(*ends) == os.getuid()
+        assert loopback.user_of(ends[0], ("127.0.0.1", 1)) is None
+        client.close()
+        assert loopback.user_of(*ends) is None
+        kept.close()
+    assert loopback.tells_users()
+
+
+@pytest.mark.parametrize(("user", "due"), [(0, 200), (1, 403)])
+def test_requests_of_another_user_do_not_reach_the_app(monkeypatch, user, due):
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    monkeypatch.setattr(loopback, "user_of", lambda client, server: os.getuid() + user)
+    scope = {"type": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
+    asyncio.run(loopback.own_user_only(app)(scope, None, send))
+    assert sent[0]["status"] == due
+
+
+def test_where_the_system_does_not_say_whose_a_connection_is_nothing_is_started(monkeypatch, tmp_path):
+    monkeypatch.setattr(loopback, "CONNECTIONS", tmp_path / "none")
+    with pytest.raises(InputError, match="run it on Linux"), Launcher(tmp_path):
+        pass

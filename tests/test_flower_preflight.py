@@ -187,6 +187,50 @@ def test_a_wrong_node_that_is_replaced_by_a_right_one_takes_part(tmp_path):
     assert closing["took_part"] == {"anna": 6, "bert": 6, "cleo": 6, "dora": 2}
 
 
+@pytest.mark.parametrize("slow", ["query.site", "train"])
+def test_a_client_that_is_always_too_late_is_named_in_log_results_and_show(tmp_path, command, caplog, slow):
+    """Whether its data takes too long to load, so that it never says what it has, or its local steps do."""
+
+    def fault(name, message, answer):
+        return [] if name == "dora" and message.metadata.message_type == slow else [answer()]
+
+    federation = Federation(tmp_path, deadline=0.2, rounds=3, fault=fault)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        logging.getLogger("flwr").propagate = True
+        federation.start()
+        said = "dora was not counted in its last 3 rounds; the optimum is then another one than that of all 4 clients"
+        assert [r.levelname for r in caplog.records if said in r.message] == ["WARNING"]
+        closing = federation.start(resume=True, rounds=5)
+    lines = [r.message for r in caplog.records if "clients counted" in r.message]
+    assert all(": 3 of 4 clients counted, without dora, " in line for line in lines)
+    (warning,) = closing["warnings"]
+    assert warning.startswith(said.replace("3 rounds", "5 rounds"))
+    assert json.loads((tmp_path / "run" / "results.json").read_text())[0]["warnings"] == [warning]
+    assert f"warning: fednmap: {warning}" in " ".join(command("show", tmp_path / "run")[1].split())
+    command("report", tmp_path / "run", "--out", tmp_path / "report.html")
+    assert f"warning: fednmap: {warning}" in (tmp_path / "report.html").read_text()
+
+
+def test_a_client_that_missed_a_few_rounds_is_not_warned_of_and_one_that_stays_away_is(tmp_path):
+    silent = {"bert": (1, 2, 3), "dora": (4, 5), "cleo": (3, 4, 5)}
+
+    def fault(name, message, answer):
+        t = message.content["round"]["t"] if "round" in message.content else -1
+        return [] if t in silent.get(name, ()) else [answer()]
+
+    closing = Federation(tmp_path, deadline=0.2, rounds=6, fault=fault).start()
+    assert [line.split(";")[0] for line in closing["warnings"]] == ["cleo was not counted in its last 3 rounds"]
+
+
+def test_a_round_that_fails_says_who_did_not_reply(tmp_path):
+    def fault(name, message, answer):
+        return [] if name == "dora" and message.metadata.message_type == "train" else [answer()]
+
+    words = r"round 0 failed 2 times \(dora: no good reply within 0\.2 s\); its state is saved"
+    with pytest.raises(TimeoutError, match=words):
+        Federation(tmp_path, deadline=0.2, min_clients="", attempts=2, fault=fault).start()
+
+
 def test_results_say_who_took_part_also_after_a_resume(tmp_path, command):
     silent = {"bert": (1, 2), "dora": (4,)}
 

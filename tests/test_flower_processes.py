@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from fednmap import simulate
 from fednmap.flower.app import run_settings, write_trial
 from fednmap.flower.keys import make
-from fednmap.flower.launch import Certificates, Launcher, free_port
+from fednmap.flower.launch import GUARDED, Certificates, Launcher, free_port
 from fednmap.flower.ledger import Store
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_from
@@ -96,6 +96,7 @@ def test_trajectory_is_the_simulators(running, tmp_path, method, rounds):
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=0)
 def test_with_memory_it_ends_when_it_is_done_where_the_simulator_is(running, tmp_path):
     """Exact gradients and one local step: the server knows |F_nat| after every round, and seldom asks for it."""
     settings = {"local_steps": 1, "batch_size": 0, "eta_a": 2.0, "gamma": 20.0, "reg": "l1:0.01"}
@@ -113,7 +114,10 @@ def test_with_memory_it_ends_when_it_is_done_where_the_simulator_is(running, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fednmap", "zhang", "scaffold"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=pytest.mark.ci(turn=k)) for k, m in enumerate(("fednmap", "zhang", "scaffold"), start=1)],
+)
 def test_float32_trajectory_is_the_simulators(running, tmp_path, method):
     settings = {"dtype": "float32", "algorithms": (method,), "rounds": 10, "participation": 0.67}
     settings |= {"model": "mlp:16", "reg": "none" if method == "scaffold" else "l1:0.001"}
@@ -304,6 +308,7 @@ def zombie(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=2)
 def test_the_template_runs_as_it_is(running, tmp_path):
     """Three made-up clients; the server holds no data and finds the three features that matter."""
     write(tmp_path / "my-federation")
@@ -313,7 +318,10 @@ def test_the_template_runs_as_it_is(running, tmp_path):
     x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]
     assert x.nonzero().squeeze(1).tolist() == [0, 1, 2]
     clients = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
-    assert min(c["accuracy"] for c in clients if c["round"] == 5) > 0.8
+    accuracies = [c["accuracy"] for c in clients if c["round"] == 5]
+    assert min(accuracies) > 0.8
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results[0]["test_accuracy"] == pytest.approx(sum(accuracies) / 3)
 
 
 def commands(readme, heading):
@@ -323,6 +331,7 @@ def commands(readme, heading):
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=1)
 def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
     """Keys, TLS, registration and a run; afterwards the folder is shown and its model exported."""
     app = tmp_path / "my-federation"
@@ -362,6 +371,7 @@ def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=0)
 def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
     command = [sys.executable, "-m", "fednmap", "flower", "up"]
     options = ["--clients", "2", "--rounds", "3", "--model", "logistic", "--out", str(tmp_path / "run"), "--json"]
@@ -382,6 +392,7 @@ def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=3)
 def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_path):
     """Real processes: keys, shares, masks and their end travel as messages; a second run sees fresh ones."""
     from fednmap.simulation.quantised import Quantised
@@ -407,6 +418,7 @@ def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=2)
 def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "mallory"], "127.0.0.1")
     keys, names = tmp_path / "keys", ("client-0", "client-1")
@@ -428,6 +440,7 @@ def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=0)
 def test_a_port_that_somebody_else_has_taken_is_not_taken_for_ones_own(tmp_path):
     """Not even if a SuperLink answers there."""
     with Launcher(tmp_path / "a") as first, Launcher(tmp_path / "b") as second:
@@ -438,7 +451,30 @@ def test_a_port_that_somebody_else_has_taken_is_not_taken_for_ones_own(tmp_path)
         assert not first.ended() + second.ended()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which root alone may")
+def test_ports_refuse_other_users_of_the_machine(tmp_path):
+    """The SuperLink's, by which apps are submitted, and a node's, by which its messages are taken."""
+
+    def status(port, request, user):
+        script = f"exec 3<>/dev/tcp/127.0.0.1/{port}; printf '{request} HTTP/1.0\\r\\n\\r\\n' >&3; head -n 1 <&3"
+        done = subprocess.run(["bash", "-c", script], user=user, cwd="/", capture_output=True, text=True, check=True)
+        return int(done.stdout.split()[1])
+
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        port = free_port()
+        node = [*GUARDED, "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{launcher.port}"]
+        launcher.start("node", [*node, "--port", str(port), "--isolation", "process", "--host", "127.0.0.1"])
+        wait_for(lambda: "Uvicorn running" in launcher.log("node"), "the node")
+        for request in ("GET /health", "POST /any"):
+            for where in (launcher.port, port):
+                assert status(where, request, user=65534) == 403
+                assert status(where, request, user=0) in (200, 404)
+        assert "refused a connection of another user" in launcher.log("superlink")
+
+
 @pytest.mark.slow
+@pytest.mark.ci(turn=1)
 def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
     with Launcher(tmp_path / "flower") as launcher:
         launcher.superlink()
@@ -455,7 +491,10 @@ def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("secagg", [[], ["--secagg"]])
+@pytest.mark.parametrize(
+    "secagg",
+    [pytest.param([], marks=pytest.mark.ci(turn=4)), pytest.param(["--secagg"], marks=pytest.mark.ci(turn=5))],
+)
 def test_a_run_under_fire_ends_at_the_optimum(tmp_path, secagg):
     """A few faults of each kind; tests/fault_run.py alone makes more of them."""
     from fault_run import main

@@ -210,8 +210,9 @@ def test_no_node_answers_a_question_under_a_name_that_it_cannot_prove(hospitals,
 
 REFUSED = [
     ({"target": "result"}, "basel: there is no column 'result'"),
-    ({"target": "pressure", "family": "gaussian"}, "the target 'pressure' has no value in row"),
-    ({"target": "sex", "family": "gaussian"}, "basel: column 'sex' holds words, such as"),
+    ({"target": "pressure", "family": "gaussian"}, "basel: column 'pressure' has gaps, and may have none"),
+    ({"target": "sex", "family": "gaussian"}, "basel: column 'sex' holds words; numbers are needed"),
+    ({"target": "outcome", "positive": "ill"}, "expected positive to be one of two labels, got 'ill'"),
     ({"target": "outcome", "penalty": "l3"}, "unknown penalty 'l3'"),
     ({"target": "outcome", "reg": "l1:0.1"}, "unknown setting 'reg'"),
     ({}, "say what to predict"),
@@ -273,6 +274,153 @@ def test_columns_are_asked_for_with_the_sites_own_limits(hospitals):
         assert answer(question, rows, Task.make(target="outcome", impute="median"))
 
 
+def cell(column, value, where=3):
+    """A table with `value` in its fourth row, or elsewhere; the rest as it was."""
+
+    def change(rows):
+        values = rows[column].astype(object) if isinstance(value, str) else rows[column].copy()
+        values[where] = value
+        return replace(rows, columns={**rows.columns, column: values})
+
+    return change
+
+
+def unreadable(rows):
+    raise ValueError("could not convert string to float: 'Miller 77123'")
+
+
+COUNTS = {"target": "event", "family": "poisson", "drop_columns": "time,outcome"}
+SICK = {"target": "outcome", "drop_columns": "time,event"}
+IN_A_CELL = [
+    (SICK, cell("age", "Miller 77123"), "stray-word", "age"),
+    (SICK, cell("age", float("inf")), "infinite", "age"),
+    (COUNTS, cell("event", -77123.0), "range", "event"),
+    ({"time": "time", "event": "event", "family": "cox"}, cell("time", -77123.0), "range", "time"),
+    ({"target": "age", "family": "gaussian"}, cell("age", "Miller 77123", slice(None)), "words", "age"),
+    (SICK, unreadable, "other", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "code", "column"), IN_A_CELL, ids=[f"{c}-{n}" for *_, c, n in IN_A_CELL]
+)
+def test_a_refusal_shows_cells_at_the_site_alone(hospitals, caplog, settings, change, code, column):
+    """Code and column are sent, and are in the log of what was sent; the site's terminal says more."""
+    sent = []
+
+    def load(context):
+        rows = read(hospitals / f"{context.node_config['client']}.csv")
+        return change(rows) if context.node_config["client"] == "chur" else rows
+
+    def listen(name, message, answer):
+        reply = answer()
+        sent.append(str(reply.content))
+        return [reply]
+
+    with pytest.raises(InputError) as refused:
+        fit(hospitals, load=load, fault=listen, **settings)
+    assert str(refused.value).startswith("chur: ")
+    assert repr(column) in str(refused.value) or not column
+    for words in (str(refused.value), *sent):
+        assert "77123" not in words
+        assert "row 3" not in words
+    assert "77123" in caplog.text or "inf" in caplog.text
+    last = logs(hospitals.parent / "states")["chur"][-1]
+    assert {item["name"]: item["value"] for item in last["items"]} == {"refused.code": code, "refused.column": column}
+    assert f"refused.code str {code!r}" in str(rows("chur", [last])[0].items)
+    assert "77123" not in json.dumps(last)
+
+
+def test_an_error_in_a_round_shows_no_cell(hospitals, caplog):
+    """Flower sends the words of an exception."""
+    sent, broken = [], []
+
+    def load(context):
+        rows = read(hospitals / f"{context.node_config['client']}.csv")
+        return cell("sex", "Miller 77123")(rows) if broken else rows
+
+    def listen(name, message, answer):
+        if message.metadata.message_type == "train":
+            broken.append(name)
+        reply = answer()
+        sent.append(str(reply.error) if reply.has_error() else str(reply.content))
+        return [reply]
+
+    with pytest.raises((InputError, OSError)):
+        fit(hospitals, load=load, fault=listen, deadline=0.2, attempts=1, **SICK)
+    assert any("column 'sex' has a level that was not agreed on" in words for words in sent)
+    assert not any("77123" in words for words in sent)
+    assert "77123" in caplog.text
+
+
+def test_a_site_answers_about_statistics_that_it_took_part_in(hospitals):
+    """A column of numbers as a category would be counted value by value; levels and gaps may not be left out."""
+    _, run = fit(hospitals, max_rounds=1, **SICK)
+    said = json.loads((run / "agreement.json").read_text())
+    own, rows = Agreement.heard(said).task, replace(read(hospitals / "bern.csv"), name="bern")
+    place = {s["column"]: k for k, s in enumerate(said["statistics"])}
+    changes = [
+        ("age", {"kind": "category", "levels": [str(v) for v in rows["age"]]}),
+        ("sex", {"levels": ["f"]}),
+        ("sex", {"kind": "number"}),
+        ("pressure", {"flagged": False}),
+        ("age", {"column": "sex "}),
+    ]
+    for ask in ("sums", "squares", "curvature"):
+        question = {"ask": ask, "agreement": said, "mean": said["mean"], "y": [0.0]}
+        assert answer(question, rows, own)
+        for column, change in changes:
+            statistics = [dict(s) for s in said["statistics"]]
+            statistics[place[column]] |= change
+            with pytest.raises(InputError, match=r"the statistics of column .* are not those that 'bern' took part in"):
+                answer(question | {"agreement": said | {"statistics": statistics}}, rows, own)
+
+
+def ask_again(question):
+    """The question of a server that wants to know more: other statistics, other cuts, another mean."""
+    other = json.loads(json.dumps(question))
+    if "agreement" in other:
+        other["agreement"]["statistics"][0]["fill"] += 1.0
+    elif other["ask"] == "counts":
+        other["cuts"] = {name: [v + 1e-3 for v in cuts] for name, cuts in other["cuts"].items()}
+    elif other["ask"] == "deviations":
+        other["means"] = {name: v + 1.0 for name, v in other["means"].items()}
+    return other
+
+
+@pytest.mark.parametrize("ask", ["deviations", "counts", "sums", "squares", "curvature", "agree"])
+def test_a_question_is_answered_once_in_a_run(hospitals, ask):
+    """The same again is answered: a reply may get lost."""
+    found = []
+
+    def put(name, message, answer):
+        if message.metadata.message_type != "query.tables":
+            return [answer()]
+        question = json.loads(str(message.content["question"]["json"]))
+        reply = answer()
+        if question["ask"] == ask and name == "bern" and "answer" in reply.content:
+            found.append("answer" in answer().content)
+        if question["ask"] == ask and name == "bern" and len(found) == (10 if ask == "counts" else 1):
+            message.content["question"]["json"] = json.dumps(ask_again(question))
+            found.append(str(answer().content))
+            message.content["question"]["json"] = json.dumps(question)  # which others are asked too
+        return [reply]
+
+    fit(hospitals, fault=put, impute="median", max_rounds=1, **SICK)
+    *same, other = found
+    assert same == [True] * (10 if ask == "counts" else 1)
+    assert "again in this run, in other words; refused" in other
+
+
+def test_the_modelled_label_is_the_settings(hospitals):
+    _, run = fit(hospitals, positive="healthy", penalty="none", tol=1e-8, **SICK)
+    X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
+    alone = FederatedGLM("logistic", "none", tol=1e-8).fit(X, y == "healthy", where)
+    model = kept.load(run)
+    assert model.classes == ("sick", "healthy")
+    assert model.coef[0] == pytest.approx(alone.coef_[0], abs=1e-5)
+
+
 def test_a_column_that_one_site_lacks_is_named(hospitals):
     def load(context):
         found = read(hospitals / f"{context.node_config['client']}.csv")
@@ -293,6 +441,7 @@ def test_the_template_has_every_setting_and_reads_as_it_is(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci(turn=3)
 def test_the_template_between_real_processes_is_the_estimator(tmp_path):
     """The four hospitals of the heart-disease data, each a node with a file of its own."""
     needs("heart_disease", "processed.va.data")

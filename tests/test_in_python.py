@@ -9,7 +9,7 @@ import torch
 from lasso import PHI, L
 from torch import nn
 
-from fednmap import Diverged, InputError, Tolerance, run
+from fednmap import Callback, Diverged, InputError, Tolerance, run
 from fednmap import algorithms as A
 from fednmap.core import Algorithm, FixedPoint, Traits
 from fednmap.problems import LeastSquares, Network
@@ -111,6 +111,51 @@ def test_a_run_that_ended_early_is_finished_until_asked_for_more(tmp_path):
     rounds = int(first.final["round"]) + 40
     more = run(method(), SIX, rounds=rounds, folder=tmp_path / "f")
     assert torch.equal(more.x, run(method(), SIX, rounds=rounds).x)
+
+
+class Counting(Callback):
+    def __init__(self, rounds):
+        self.left = rounds
+
+    def on_round(self, round, totals):
+        self.left -= 1
+        return self.left == 0
+
+
+ENDING = {"Counting": lambda: Counting(20), "enough": lambda: enough(2), "<lambda>": lambda: lambda r: r["round"] > 19}
+
+
+def enough(measurements):
+    def enough(record):
+        nonlocal measurements
+        measurements -= record["round"] > 0
+        return "seen enough" if measurements == 0 else None
+
+    return enough
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_a_run_that_a_callback_ended_is_finished_until_asked_for_more(tmp_path, name):
+    records = []
+
+    def again(**more):
+        return kept(tmp_path / "h", callbacks=[records.append, ENDING[name]()], **more)
+
+    first, heard = again(), len(records)
+    assert (first.final["round"], first.ended_by) == (20, name)
+    second = again()
+    assert (second.ended, second.ended_by, second.final["round"]) == (first.ended, name, 20)
+    assert torch.equal(second.x, first.x)
+    assert len(records) == heard  # nothing was run
+    whole = kept(tmp_path / "h")  # nobody ends it now
+    assert torch.equal(whole.x, run(method(), SIX, rounds=60, **HOW).x)
+    assert (whole.ended, whole.ended_by) == ("", "")
+
+
+def test_more_rounds_than_a_callback_ended_go_on(tmp_path):
+    kept(tmp_path / "i", callbacks=Counting(20))
+    assert kept(tmp_path / "i", rounds=70, callbacks=Counting(20)).final["round"] == 40
+    assert kept(tmp_path / "i", rounds=70, callbacks=Counting(20)).final["round"] == 40
 
 
 def test_a_run_that_diverged_says_so_again(tmp_path):

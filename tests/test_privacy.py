@@ -551,6 +551,26 @@ def test_rounds_without_noise_are_not_counted_as_private():
     run(NMAP, PROBLEM, rounds=1, after=run(NMAP, PROBLEM, rounds=0), uplink=Privacy(1.0, 3.0))  # nothing was sent yet
 
 
+def test_a_round_does_not_tell_the_noise_before_it():
+    """Of a Round alone nobody knows; records that come with it are compared, also those of round 0."""
+    noised = {"uplink": Privacy(1.0, 3.0)}
+    first = run(NMAP, PROBLEM, rounds=2, every=5, **noised)
+    for round_ in (run(NMAP, PROBLEM, rounds=2).last, first.last):
+        with pytest.raises(InputError, match="does not tell the noise of the rounds before it") as refused:
+            run(NMAP, PROBLEM, rounds=4, after=round_, **noised)
+        assert "\n" not in str(refused.value)
+    for records in (first.records[:1], first.records):
+        later = run(NMAP, PROBLEM, rounds=4, after=first.last, earlier=records, **noised)
+        assert later.final["epsilon"] == pytest.approx(epsilon(3.0, 1.0, 4, 1e-5).pld)
+    plain = run(NMAP, PROBLEM, rounds=2)
+    for records in (plain.records[:1], plain.records):
+        with pytest.raises(InputError, match="an epsilon of none"):
+            run(NMAP, PROBLEM, rounds=4, after=plain.last, earlier=records, **noised)
+    with pytest.raises(InputError, match="go on with the same noise"):
+        run(NMAP, PROBLEM, rounds=4, after=first.last, earlier=first.records, uplink=Privacy(1.0, 2.0))
+    assert run(NMAP, PROBLEM, rounds=4, after=plain.last, uplink=Privacy(1.0)).final["round"] == 4  # no epsilon
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_an_epsilon_that_protects_nobody_is_said(command, unit):

@@ -14,13 +14,14 @@ from small import begin, small
 
 from fednmap.commands.show import sparkline, state
 from fednmap.measure import quantities, quantity
-from fednmap.report import coefficients, report
+from fednmap.report import coefficients, figures, report
 from fednmap.report.closing import closing_table, columns, rows
 from fednmap.report.plots import comparison
-from fednmap.report.progress import describe
+from fednmap.report.progress import Bar, describe
 from fednmap.report.series import collect
+from fednmap.report.terminal import console
 from fednmap.runs.folder import OLD_HEADING, Job, Model, RunFolder
-from fednmap.runs.keeping import summary
+from fednmap.runs.keeping import Beginning, summary
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
 
@@ -72,6 +73,31 @@ def large(tmp_path_factory):
     path = tmp_path_factory.mktemp("report")
     report([made_up(path / "run")], path / "report.html")
     return path / "report.html"
+
+
+ODD = "my [/x] :warning: <i> $m^$"
+"""A name in the markup of rich, HTML and formulas."""
+
+
+def test_names_of_users_are_printed_as_they_are(tmp_path):
+    """In tables, bars, pictures and figures."""
+    folder = made_up(tmp_path / "run", methods=("[x] <i> $m^$", "_y"), rounds=3, more={ODD: float})
+    screen = console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    screen.print(closing_table([{"method": ODD, "trial": 0, "rounds": 3, f"metric {ODD}": 1.0}]))
+    model = Model({"x": torch.ones(2)}, (2,), ("[/min]", "b"), (ODD, f"label {ODD}"))
+    for table in coefficients.shown({f"title {ODD}": model}):
+        screen.print(table)
+    bar = Bar(screen)
+    with bar.progress:
+        bar.begin(Beginning(Job(f"bar {ODD}", 0), 0, 3, 1, {}))
+        bar.on_record({"round": 3.0, f"state {ODD}": 1.0, "objective": 1.0})
+    out = screen.file.getvalue()
+    shown = (f"metric {ODD}", "[/min]", f"title {ODD}, for label {ODD}", f"bar {ODD}", f"state {ODD}")
+    assert [words for words in shown if words not in " ".join(out.split())] == []  # titles are wrapped
+    comparison(folder, tmp_path / "plot.png")  # a formula $m^$ would be refused
+    drawn = figures.curves(collect([folder]))[0].to_json()
+    assert "&lt;i&gt;" in drawn
+    assert "<i>" not in drawn.replace("\\u003c", "<").replace("\\u003e", ">")
 
 
 def test_a_large_comparison_stays_below_ten_megabytes(large):

@@ -1,8 +1,16 @@
 """The house: imports point downward, room by room; the drawing in CONTRIBUTING.md is the one that the sources draw."""
 
 import ast
+import re
+import sys
+import tomllib
 from graphlib import TopologicalSorter
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fednmap
 
@@ -107,3 +115,66 @@ def test_a_simulation_does_not_know_networks():
     for name, tree in known.items():
         if name.startswith("simulation"):
             assert not [t for t in imported(tree, known) if t.startswith(("problems", "models", "data"))]
+
+
+def packages(nodes):
+    """The third-party packages that these nodes import, by the name they are imported by."""
+    for node in nodes:
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        yield from {name.partition(".")[0] for name in names} - {"fednmap", "__future__"} - sys.stdlib_module_names
+
+
+def declared():
+    """Extra -> the requirements of pyproject.toml, by distribution; "" is what everybody installs."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    lists = {"": project["dependencies"], **project["optional-dependencies"]}
+    lists = {extra: [Requirement(line) for line in lines] for extra, lines in lists.items() if extra != "all"}
+    return {extra: {canonicalize_name(r.name): r for r in found} for extra, found in lists.items()}
+
+
+def test_every_third_party_import_is_declared():
+    """At the top of a module for everybody, in the room `flower` for its extra too; inside functions in any extra."""
+    known, extras = metadata.packages_distributions(), declared()
+    for name, tree in modules().items():
+        everywhere = {package for own in extras.values() for package in own}
+        at_import = extras[""].keys() | (extras["flower"].keys() if name.startswith("flower.") else set())
+        for nodes, allowed in ((ast.walk(tree), everywhere), (tree.body, at_import)):
+            for package in packages(nodes):
+                found = {canonicalize_name(d) for d in known.get(package, [package])}
+                assert found & allowed, f"{name} imports {package}, which pyproject.toml does not declare for it"
+
+
+@pytest.mark.parametrize("extra", declared())
+def test_what_is_installed_lies_in_the_ranges_that_are_declared(extra):
+    for name, requirement in declared()[extra].items():
+        assert metadata.version(name) in requirement.specifier, requirement
+
+
+def test_dependencies_has_a_line_for_each():
+    page = (PACKAGE.parent / "docs" / "dependencies.md").read_text()
+    words = {canonicalize_name(word.strip(",;()|")) for word in page.split() if word.strip(",;()|")}
+    assert {package for own in declared().values() for package in own} <= words
+
+
+TURNS = 6
+
+
+def test_every_slow_test_of_real_processes_has_a_turn_in_ci():
+    """The files that start processes of Flower; `make test-ci` and `.ci/run` go through the turns."""
+    tests = PACKAGE.parent / "tests"
+    turns = []
+    for file in tests.glob("test_*.py"):
+        text = file.read_text()
+        if "import fault_run" not in text and "launch import" not in text:
+            continue
+        for node in ast.parse(text).body:
+            marks = " ".join(ast.unparse(d) for d in getattr(node, "decorator_list", ()))
+            if "mark.slow" in marks:
+                assert "mark.ci(turn=" in marks, (
+                    f"{file.name}: {node.name} has no turn in CI; add pytest.mark.ci(turn=...)"
+                )
+            turns += [int(k) for k in re.findall(r"mark\.ci\(turn=(\d+)\)", marks)]
+    assert set(turns) <= set(range(TURNS))
+    assert f"% {TURNS})" in (PACKAGE.parent / "Makefile").read_text()
+    assert "\nmake test-ci\n" in (PACKAGE.parent / ".ci" / "run").read_text()

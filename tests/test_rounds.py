@@ -3,6 +3,7 @@
 import gc
 import math
 import re
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -13,9 +14,10 @@ from methods import MAKE
 
 from fednmap import algorithms as A
 from fednmap import run, simulate
+from fednmap.decentralized import Decentralized, NormED, Ring
 from fednmap.measure import problem_gamma, stationarity
 from fednmap.names import InputError
-from fednmap.problems import Pooled
+from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, MCP, Zero
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, schedules
 from fednmap.simulation.participation import Cyclic, Poisson, Trace, Uniform, Weighted, sampler_of, take_part
@@ -150,12 +152,32 @@ def test_cyclic_and_trace():
     assert drawn(Trace([[3, 1], [], [2]]), rounds=4) == [[1, 3], [], [2], [1, 3]]
 
 
-@pytest.mark.parametrize("sampler", [Poisson(0.4), Cyclic(0.34), Trace([[0, 1], [2, 3, 4], [5], []])])
+WHO = [Poisson(0.4), Cyclic(0.34), Trace([[0, 1], [2, 3, 4], [5], []]), Weighted([9, 1, 1, 1, 1, 1], 0.5)]
+
+
+@pytest.mark.parametrize("sampler", WHO)
 def test_fednmap_is_exact_whoever_takes_part(sampler):
     algorithm = method()
     end = last(algorithm, SIX, rounds=1500, sampler=sampler, drop=0.1)
     assert float(stationarity(SIX, PHI, algorithm.model(end.server), 1 / L)) < 1e-18
     assert float((end.clients[EVERYBODY].h.mean(0) - end.server.h).abs().max()) < 1e-12
+
+
+UNEVEN = [Weighted([3, 1], 0.5), Trace([[0], [0], [0], [1]])]
+
+
+@pytest.mark.parametrize("sampler", UNEVEN, ids=["Weighted", "Trace"])
+def test_who_comes_more_often_weighs_more_without_client_state_and_that_is_said(sampler):
+    """f_i = (x - b_i)^2 / 2 with b = 1, -1: the optimum is 0; with client 0 in 3 of 4 rounds FedAvg is near 1/2."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    problem = LeastSquares([(one, one[0]), (one, -one[0])])
+    with pytest.warns(UserWarning, match="FedAvg keeps no client state, and the sampler draws some clients more often"):
+        late = [r.server.x for r in simulate(A.FedAvg(eta_a=0.01, Q=1), problem, rounds=4000, sampler=sampler)][1000:]
+    assert abs(float(torch.stack(late).mean()) - 0.5) < 0.1
+    end = run(A.FedNMap(Zero(), eta_a=0.1, Q=1), problem, rounds=600, every=600, sampler=sampler)  # says nothing
+    assert abs(float(end.x)) < 1e-9
+    for alike in (Weighted([1, 1], 0.5), Weighted([3, 1], 1.0), Trace([[1], [0]]), Cyclic(0.5)):
+        simulate(A.FedAvg(eta_a=0.01, Q=1), problem, rounds=1, sampler=alike)
 
 
 def test_a_trace_from_a_file(tmp_path):
@@ -364,7 +386,26 @@ def test_a_result_can_be_continued():
         assert torch.equal(result.x, whole.x)
         assert [r["objective"] for r in result.records] == [r["objective"] for r in whole.records]
         assert result.totals["bytes_up"] == whole.totals["bytes_up"]
-    assert run(method(), SIX, rounds=20, participation=0.5, after=part).records == part.records
+
+
+@pytest.mark.parametrize("after", [lambda part: part, lambda part: part.last], ids=["Result", "Round"])
+@pytest.mark.parametrize("rounds", [20, 5, 0])
+def test_rounds_count_from_the_start(rounds, after):
+    """As many more as asked for, or none, would both be guesses: fewer than one more is refused."""
+    part = run(method(), SIX, rounds=20)
+    assert [r.t for r in simulate(method(), SIX, rounds=23, after=part.last)] == [20, 21, 22]
+    due = f"rounds is {rounds}, and 20 are done; .* such as rounds={20 + max(rounds, 1)} for {max(rounds, 1)} more$"
+    for call in (run, simulate) if rounds and after(part) is part.last else (run,):
+        with pytest.raises(InputError, match=due):
+            call(method(), SIX, rounds=rounds, after=after(part))
+
+
+def test_rounds_of_a_network_count_from_the_start():
+    graph = Decentralized(NormED(PHI, eta_a=0.1 / L, gamma=1 / L), Ring(6))
+    first = run(graph, SIX, rounds=4)
+    assert run(graph, SIX, rounds=6, after=first).final["round"] == 6
+    with pytest.raises(InputError, match="rounds is 4, and 4 are done"):
+        run(graph, SIX, rounds=4, after=first)
 
 
 @pytest.mark.parametrize("name", ["loss", "round", "stationarity", "bytes_up"])
@@ -427,9 +468,11 @@ def test_dual_averaging_weighs_the_steps_that_were_taken(schedule):
 
 
 @pytest.mark.parametrize("eta_a", [InverseSqrt(0.1), 0.01])
-@pytest.mark.parametrize("algorithm", [A.FastFedDA(PHI), A.EControlDA(PHI)], ids=["FastFedDA", "EControlDA"])
+@pytest.mark.parametrize("algorithm", [A.FastFedDA(PHI), A.EControlDA(PHI), A.FedNewton(PHI)], ids=lambda a: a.name)
 def test_a_step_that_cannot_change_is_not_ignored(algorithm, eta_a):
-    with pytest.raises(InputError, match="cannot follow a schedule"):
+    given = replace(algorithm, eta_a=0.3, gamma=algorithm.gamma)
+    assert torch.equal(run(given, SIX, rounds=2).x, run(algorithm, SIX, rounds=2).x)  # gamma is all that it sets
+    with pytest.raises(InputError, match="only to set gamma, once: it cannot follow a schedule"):
         run(algorithm, SIX, rounds=2, eta_a=eta_a)
 
 

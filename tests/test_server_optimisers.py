@@ -79,7 +79,8 @@ def test_server_optimiser_of_a_method_is_algorithm_2_on_its_steps(name, kind):
     server, client = of.init(start)
     clients, expected, optimiser = [client] * problem.n, [], boxes.Algorithm2(kind, len(start), **numbers)
     for t in range(30):
-        x = getattr(server, of.traits.server_variable)
+        name_of_x = of.traits.server_variable
+        x = getattr(server, name_of_x)
         server, clients = after_one(of, problem, server, clients, t)
         server = server._replace(
             **{of.traits.server_variable: optimiser(x, getattr(server, of.traits.server_variable) - x)}

@@ -295,6 +295,16 @@ def test_a_folder_is_a_site_per_file(tmp_path):
     assert list(both) == ["basel", "bern"]
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_the_name_of_a_file_is_no_pattern(tmp_path, kind):
+    frame = pl.DataFrame({"v": [1.0, 2.0]})
+    for name in ("site [1]", "a*"):
+        path = tmp_path / f"{name}.{kind}"
+        (frame.write_csv if kind == "csv" else frame.write_parquet)(path)
+        (frame * 2).write_csv(tmp_path / "ab.csv")
+        assert read(path)["v"].tolist() == [1.0, 2.0]
+
+
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(InputError, match="there is no file or folder"):
         read_sites(f"csv:{tmp_path}/nowhere")

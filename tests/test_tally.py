@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from fednmap.simulation import distributed
+from fednmap.simulation.sums import divided
 from fednmap.simulation.tally import Tally
+from fednmap.simulation.threads import Crew
 
 
 def shared(values, processes, monkeypatch):
@@ -55,3 +57,43 @@ def test_any_number_of_processes_has_the_same_bits(pieces, monkeypatch):
         assert all(torch.equal(total, expected) for total in found), processes
         if pieces % processes == 0 and pieces & (pieces - 1) == processes & (processes - 1) == 0:
             assert all(len(parts) == 1 for parts in sent)  # one vector from each
+
+
+def test_what_is_added_stays_as_it_is():
+    """The tensors may be kept by whoever has computed them, such as a part of a problem that returns its own."""
+    for pieces in ([0], [0, 1], [0, 0, 1, 2, 2]):
+        given = [torch.full((2,), 1.0 + k) for k in range(len(pieces))]
+        tally = Tally(3, [given[0]])
+        for piece, v in zip(pieces, given, strict=True):
+            tally.add(piece, [v])
+        assert torch.equal(tally.total()[0], torch.stack(given).sum(0))
+        assert all(torch.equal(v, torch.full((2,), 1.0 + k)) for k, v in enumerate(given))
+
+
+class Kept:
+    """A problem whose parts return a gradient that they keep."""
+
+    n, dim, pieces, start = 4, 3, 4, torch.zeros(3)
+
+    def __init__(self, k=None, of=1):
+        self.g = torch.arange(3.0) / of
+
+    def part(self, k, of):
+        return Kept(k, of)
+
+    def loss(self, x):
+        return self.g @ x
+
+    def gradient(self, x):
+        return self.g
+
+    def oracle(self, clients, t):
+        return lambda x, q: self.g.expand(*clients.shape, 3)
+
+
+def test_a_gradient_that_a_problem_keeps_is_the_same_twice():
+    with Crew(1) as crew:
+        whole = divided(Kept(), crew)
+        first = whole.gradient(torch.zeros(3)).clone()
+        torch.testing.assert_close(first, torch.arange(3.0))
+        assert torch.equal(whole.gradient(torch.zeros(3)), first)

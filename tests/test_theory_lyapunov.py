@@ -51,14 +51,16 @@ def by_hand(algorithm, problem, start, rounds):
             y.append((z - z_i) / (a.eta_a * a.Q))
         drifts.append(drift / (n * a.Q))
         y = torch.stack(y)
-        z, c = z - a.Q * a.eta_s * a.eta_a * y.mean(0), c - y + y.mean(0)
+        z, c = z - a.Q * a.eta_s * a.eta_a * y.mean(0), (1 - a.forget) * (c - y + y.mean(0))
     return torch.tensor(drifts, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("forget", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("chunk", [None, 2])
-def test_local_iterates_are_those_of_algorithm_1(chunk):
+def test_local_iterates_are_those_of_algorithm_1(chunk, forget):
+    """With forget, c_i is that share smaller."""
     noisy, start = problem(batch_size=3), torch.full((4,), 0.3).double()
-    algorithm = FedNMap(L1(0.05), eta_a=0.02, eta_s=0.7, Q=4, gamma=0.3)
+    algorithm = FedNMap(L1(0.05), eta_a=0.02, eta_s=0.7, Q=4, gamma=0.3, forget=forget)
     run = lyapunov(algorithm, noisy, rounds=6, smoothness=2.0, start=start, chunk=chunk)
     torch.testing.assert_close(run.drift, by_hand(algorithm, noisy, start, 6), rtol=1e-9, atol=0)
 
@@ -123,3 +125,7 @@ def test_what_the_lemma_is_not_about_is_refused():
     run = lyapunov(algorithm, problem(), rounds=3, smoothness=1.0, start=torch.zeros(4).double())
     with pytest.raises(ValueError, match="between 1 and 2"):
         descent([run], m=3)
+    for name, value in (("forget", 0.5), ("memory", 4)):
+        other = FedNMap(L1(0.05), eta_a=1e-5, Q=4, gamma=0.02, **{name: value})
+        run = lyapunov(other, problem(), rounds=3, smoothness=1.0, start=torch.zeros(4).double())
+        assert descent([run]).violations == (f"{name} = {value} exceeds 0",)

@@ -21,7 +21,7 @@ from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic, Network, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.runs.folder import RunFolder
-from fednmap.simulation import threads
+from fednmap.simulation import distributed, threads
 from fednmap.simulation.groups import FAIR, Groups
 from fednmap.simulation.states import Clients
 from fednmap.simulation.sums import divided
@@ -238,6 +238,32 @@ def test_threads_end_with_the_run():
     for thread in started:
         thread.join(timeout=30)
     assert not any(thread.is_alive() for thread in started)
+
+
+@pytest.mark.parametrize(
+    ("clients", "usual", "chunk"), [(10, 10, 5), (20, 20, 1), (7, 7, 2), (100, 9, 2), (50, 50, 50)]
+)
+def test_groups_do_not_know_how_many_processes_there_are(clients, usual, chunk, monkeypatch):
+    """Every client falls to one process, in the group in which one process alone has it."""
+    everybody = torch.arange(clients)
+    alone = [(section, ids.tolist()) for section, ids in Groups(clients, usual, chunk)(everybody)]
+    for processes in (2, 3, 5, 8, 70):
+        monkeypatch.setattr(distributed, "size", lambda processes=processes: processes)
+        found = []
+        for rank in range(processes):
+            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+            groups = Groups(clients, usual, chunk)
+            mine = groups(everybody)
+            assert everybody[groups.mine(everybody)].tolist() == [i for _, ids in mine for i in ids.tolist()]
+            found += [(section, ids.tolist()) for section, ids in mine]
+        assert found == alone
+
+
+@pytest.mark.parametrize(("clients", "chunk", "due"), [(10, 5, 4), (10, 1, 8), (20, 1, 16), (100, 1, 64), (100, 7, 16)])
+def test_there_are_sections_for_many_processes_where_they_are_free(clients, chunk, due):
+    groups = Groups(clients, clients, chunk)
+    assert groups.sections == due
+    assert len(groups(torch.arange(clients))) <= max(FAIR, 1.1 * FAIR * math.ceil(clients / FAIR / chunk))
 
 
 @pytest.mark.parametrize(("clients", "chunk"), [(1, 5), (5, 5), (6, 5), (50, 10), (50, 13), (50, 1), (7, 2), (1000, 3)])

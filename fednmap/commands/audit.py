@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fednmap.commands.options import Json
 from fednmap.names import InputError
+from fednmap.report.terminal import console
 from fednmap.runs.files import from_json, json_text
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def audit(
         counted = f"{row.counted}" if row.kind == "uplink" else ""
         cells = [row.client if first else "", row.kind, span, f"{row.messages}", "\n".join(row.items), f"{row.bytes}"]
         table.add_row(*map(Text, [*cells, counted, row.treated]))
-    console = Console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     vectors = [row for row in listed if row.kind == "uplink"]
     clear = sum(row.messages for row in vectors if "masked" not in row.treated)
     words = f"uplinks: {sum(row.messages for row in vectors)}, of them in the clear {clear}"
     rest = f"clipped {_how_many(vectors, 'clipped')}, noised {_how_many(vectors, 'noised')}"
-    console.print(f"{words}, masked {_how_many(vectors, 'masked')}, {rest}", highlight=False)
-    console.print("counted: what the server has told the client so far; of the last round it says so in the next")
+    screen.print(f"{words}, masked {_how_many(vectors, 'masked')}, {rest}", highlight=False)
+    screen.print("counted: what the server has told the client so far; of the last round it says so in the next")
 
 
 def _how_many(rows: list[Row], word: str) -> int:

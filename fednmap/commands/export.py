@@ -24,7 +24,7 @@ from fednmap.runs.folder import Job, RunFolder
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder of train, compare or flower.")],
+    run: Annotated[Path, typer.Argument(help="Run folder of train, compare or flower, or folder of a fit.")],
     format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
     method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
     trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
@@ -38,19 +38,25 @@ def export(
 ) -> None:
     """Write a trained model as safetensors, onnx or torch, and report what its zeros are worth."""
     choose("format", format, FORMATS)
-    folder = RunFolder.open(run)
-    method = method or folder.about().algorithms[0]
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
-    module, example = trained(folder, method, trial, trust_code)
-    about = names(folder, Job(method, trial), folded=example is not None)
+    example: Tensor | None
+    if RunFolder.is_fit(run):
+        module, example, about = fitted(run)
+        stem = "model"
+    else:
+        folder = RunFolder.open(run)
+        method = method or folder.about().algorithms[0]
+        module, example = trained(folder, method, trial, trust_code)
+        about = names(folder, Job(method, trial), folded=example is not None)
+        stem = str(Job(method, trial))
     if example is None and format == "onnx":
         raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
     smaller = prune and prunable(module)
     if smaller:
         module = pruned(module)
-    path = out or folder.path / f"{Job(method, trial)}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
+    path = out or run / f"{stem}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
     with clear_errors(path):
         report = write(module, path, format, example=example, compress=compress, about=about)
     if json:
@@ -86,6 +92,16 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
     if scaling is not None and not isinstance(problem, Network):
         on_given_columns(module, *scaling)
     return module, few.to_dense() if is_sparse(few) else few
+
+
+def fitted(path: Path) -> tuple[nn.Module, Tensor, dict[str, Any]]:
+    """The model of a fit as a linear layer on its encoded columns, some inputs to try it on, and its names."""
+    from fednmap.estimators.folder import load  # slow to import
+
+    model = load(path)
+    module = linear(torch.from_numpy(model.coef), torch.from_numpy(model.intercept))
+    about = {"features": list(model.columns), "labels": list(model.classes)}
+    return module, torch.zeros(2, len(model.columns), dtype=torch.float64), about
 
 
 def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:
@@ -138,10 +154,15 @@ def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:
     if not isinstance(problem, GLM):
         raise InputError(f"a {type(problem).__name__} cannot be exported; a linear model or a network can")
     weight, bias = x[problem.coefficients].view(-1, problem.features), x[problem.intercepts]
-    outputs = len(weight)
-    layer = nn.Linear(problem.features, outputs, bias=problem.intercept, dtype=x.dtype, device=x.device)
+    return linear(weight, bias if problem.intercept else None)
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A linear layer with these numbers, (outputs, features) and (outputs,)."""
+    outputs, features = weight.shape
+    layer = nn.Linear(features, outputs, bias=bias is not None, dtype=weight.dtype, device=weight.device)
     with torch.no_grad():
         layer.weight.copy_(weight)
-        if problem.intercept:
+        if bias is not None:
             layer.bias.copy_(bias)
     return nn.Sequential(nn.Flatten(), layer, *([nn.Flatten(0)] if outputs == 1 else [])).eval()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
+from rich.table import Column
 from rich.table import Table as Shown
 
 from fednmap import tables
@@ -24,9 +24,13 @@ from fednmap.estimators.path import path as walk_path
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
-from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, times
+from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, ordered_classes, times
 from fednmap.names import InputError, choose
+from fednmap.report.coefficients import without_coefficient_intervals
+from fednmap.report.lines import made_by
+from fednmap.report.terminal import console
 from fednmap.runs.files import clear_errors, json_text, write_atomically
+from fednmap.runs.folder import provenance
 from fednmap.tables.table import is_words
 
 MANY_CLASSES = 50
@@ -48,6 +52,9 @@ def fit(
     cv: Annotated[
         str | None, typer.Option(help="Choose lam: a number of folds within sites, or leave-one-site-out.")
     ] = None,
+    positive: Annotated[
+        str | None, typer.Option(help="Of two labels, the one that is modelled. Default: the last by name.")
+    ] = None,
     select: Annotated[str, typer.Option(help="The rule of the choice: min, 1se, bic, ebic.")] = "min",
     time: Annotated[str | None, typer.Option(help="Cox: the column of times.")] = None,
     event: Annotated[str | None, typer.Option(help="Cox: the column of events, 1 or 0.")] = None,
@@ -66,17 +73,25 @@ def fit(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit a linear model to tables, one file per site: one model for all, and no row leaves its site."""
+    """Fit one linear model to tables, one file per site. A simulation: this process reads all files."""
     began, place = clock.perf_counter(), _place(out)
     sites = tables.read_sites(data, listed(drop_columns))
     choice = _choice(cv, select, lam, penalty)
     y, family, goals = _targets(sites, target, family, time, event)
+    classes = ordered_classes(target, np.unique(y), positive) if family == "logistic" else ()
+    if positive is not None and not classes:
+        raise InputError(f"expected --positive with family logistic, got family {family}; leave --positive out")
+    if len(classes) == 2:
+        y = (y == classes[1]).astype(float)
     features = {name: t.without(goals) for name, t in sites.items()}
     preprocessor = tables.FederatedPreprocessor(impute, categorical=listed(categorical)).fit(features)
     columns = [str(name) for name in preprocessor.get_feature_names_out()]
     X = np.concatenate([preprocessor.transform(t) for t in features.values()])
     where = np.concatenate([np.full(t.rows, name, object) for name, t in features.items()])
     _say(quiet, f"{len(sites)} sites, {len(X)} rows, {len(columns)} columns; family {family}, penalty {penalty}")
+    _say(quiet, "simulated: this process reads all files; between machines: fednmap flower new --template tables")
+    if len(classes) == 2:
+        _say(quiet, _modelled(goals[0], classes))
     common: dict[str, Any] = {
         "penalty": penalty,
         "l1_ratio": l1_ratio,
@@ -107,9 +122,7 @@ def fit(
     elif path:
         _say(quiet, "the path")
         found = walk_path(estimator, frame, y, where)
-    _say(
-        quiet, f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB, {clock.perf_counter() - began:.1f} s"
-    )
+    _say(quiet, f"{_cost(estimator)} ({clock.perf_counter() - began:.1f} s)")
     errors = None
     twins = [f"{a} and {b}" for a, b in _same(frame)]
     notes = [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
@@ -125,11 +138,21 @@ def fit(
 
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a `fednmap fit`.")],
-    table: Annotated[Path, typer.Argument(help="A .csv or .parquet file with the same columns.")],
+    table: Annotated[
+        Path, typer.Argument(help="A .csv or .parquet file with the columns of the model; others are not looked at.")
+    ],
+    id: Annotated[str | None, typer.Option(help="A column of the file to write before the predictions.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions here; default: print them.")] = None,
 ) -> None:
     """Predict the rows of a new file with a fitted model."""
-    found = kept.load(run).predict(tables.read(table))
+    model = kept.load(run)
+    found: dict[str, list[Any]] = model.predict(tables.read(table, only={s.column for s in model.statistics}))
+    if id is not None:
+        if id in found:
+            raise InputError(f"expected an --id column that is not predicted, got {id!r}; rename the column")
+        found = {id: tables.read_as_text(table, id), **found}
+    if len(model.classes) == 2:
+        _say(False, _modelled(model.target, model.classes))
     text = kept.as_csv(list(found), [list(row) for row in zip(*found.values(), strict=True)])
     if out is None:
         print(text, end="")
@@ -236,6 +259,16 @@ def _place(out: Path | None) -> Path:
     return place
 
 
+def _modelled(target: str, classes: tuple[str, ...]) -> str:
+    return f"modelled: {target} = {classes[1]}, against {classes[0]}"
+
+
+def _cost(estimator: Any) -> str:
+    """What the fit took: rounds of `estimators.together`, which the Flower app does not use."""
+    spent = f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB"
+    return f"simulated: {spent}; the Flower app uses another solver, with other counts"
+
+
 def _say(quiet: bool, line: str) -> None:
     if not quiet:
         print(line, file=sys.stderr)
@@ -247,12 +280,14 @@ def _write(place: Path, made: dict[str, Any]) -> None:
     coef = np.atleast_2d(estimator.coef_)
     level = -estimator.centre_ if family == "cox" else estimator.intercept_  # hazards are relative to the mean row
     intercept = np.atleast_1d(np.asarray(level, float))
-    classes = tuple(map(str, estimator.classes_)) if family == "logistic" else ()
+    classes = made["classes"]
     lam = estimator.lam_ if made["choice"] else told_lam(made["penalty"], made["lam"])
     target = " and ".join(made["goals"])
     model = kept.FittedModel(family, target, tuple(made["columns"]), coef, intercept, classes, made["preprocessor"])
     about = {
+        "environment": provenance({}),
         "data": made["data"],
+        "simulated": True,
         "penalty": made["penalty"],
         "lam": lam,
         "standardize": made["standardize"],
@@ -285,15 +320,17 @@ def _write(place: Path, made: dict[str, Any]) -> None:
         sent = [[s.column, s.kind, s.sent, s.missing] for s in made["preprocessor"].statistics_]
         summary = (
             f"{family}, penalty {made['penalty']}, lam {'-' if lam is None else f'{lam:.4g}'}, "
-            f"{estimator.n_iter_} rounds, {estimator.bytes_sent_} bytes, objective {estimator.objective_:.6g}"
+            f"objective {estimator.objective_:.6g}"
         )
         about_classes = [f"Coefficients are for {target} = {classes[1]}."] if len(classes) == 2 else []
-        lines = [summary, *made["notes"], *about_classes]
+        intervals = [] if errors is None else ["Low and high are the ends of 95 % intervals."]
+        lines = [summary, _cost(estimator), *made["notes"], *about_classes, *intervals]
+        shown_head, shown_rows = without_coefficient_intervals(head, rows)
         text = kept.page(
             f"{target}: {len(sites)} sites",
-            lines,
+            [*lines, *made_by(about["environment"])],
             {
-                "Coefficients": (head, rows),
+                "Coefficients": (shown_head, shown_rows),
                 "Sites": (["site", "rows", "weight", "loss"], sites),
                 "What the sites sent about the columns": (["column", "kind", "sent", "gaps"], sent),
             },
@@ -305,11 +342,11 @@ def _write(place: Path, made: dict[str, Any]) -> None:
             json_text(about | {"folder": str(place), "coefficients": [dict(zip(head, r, strict=True)) for r in rows]})
         )
         return
-    shown = Shown(*head)
-    for row in rows:
+    shown = Shown(*(Column(name, overflow="fold") for name in shown_head))
+    for row in shown_rows:
         shown.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
-    console = Console()
-    console.print(shown)
+    screen = console()
+    screen.print(shown)
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"folder: {place}", highlight=False, soft_wrap=True)
+        screen.print(line, highlight=False, soft_wrap=True)
+    screen.print(f"folder: {place}", highlight=False, soft_wrap=True)

@@ -22,6 +22,7 @@ from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
+from fednmap.report.terminal import console as make_console
 from fednmap.runs.configuration import Config, code_in, parse_set
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, from_json, json_text
@@ -181,7 +182,7 @@ def up(
         if pin_on_first_use:
             placed |= {"clients_file": folder.path.resolve() / "clients.toml", "pin_on_first_use": True}
         federation = federation.model_copy(update=placed)
-    _closing(folder, _trial(settings, federation, Console(stderr=True, quiet=quiet), warm=not cold), json)
+    _closing(folder, _trial(settings, federation, make_console(stderr=True, quiet=quiet), warm=not cold), json)
 
 
 @app.command()
@@ -197,7 +198,7 @@ def resume(
     run, settings, federation = _resumed(folder)
     if deadline is not None:
         federation = type(federation).make(**federation.model_dump() | {"deadline": deadline})
-    _closing(run, _trial(settings, federation, Console(stderr=True, quiet=quiet), warm=not cold), json)
+    _closing(run, _trial(settings, federation, make_console(stderr=True, quiet=quiet), warm=not cold), json)
 
 
 def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
@@ -217,7 +218,7 @@ def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
     if json:
         print(json_text(result))
     else:
-        out_console = Console()
+        out_console = make_console()
         out_console.print(closing_table([result]))
         out_console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     comparison(folder, folder.path / "plot.png")

@@ -9,17 +9,32 @@ import typer
 
 from fednmap.names import InputError
 from fednmap.report import report as write
+from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown together.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders; several are shown together. Or one folder of `fednmap fit`.", show_default=False
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration."""
     if out.is_dir():
         raise InputError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
+    if fits := [run for run in runs if RunFolder.is_fit(run)]:
+        if len(runs) > 1:
+            raise InputError(
+                f"expected the folder of one fit, or of runs, got {fits[0]} among {len(runs)}; give it alone"
+            )
+        with clear_errors(out.parent):
+            write_atomically(out, (fits[0] / "report.html").read_bytes())  # `fednmap fit` has written the page
+        print(out)
+        return
     write([folder for run in runs for folder in _folders(run)], out)
     print(out)
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fednmap.commands.options import Threads, take_threads
 from fednmap.commands.watch import watched
 from fednmap.names import InputError, choose
+from fednmap.report.terminal import console
 from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
@@ -60,7 +59,7 @@ def reproduce(
         if name != "all" and scale not in figure.trials:
             raise InputError(f"{name} has no scale {scale}; use {' or '.join(figure.trials)}")
     chosen = [figure for figure in chosen if scale in figure.trials]
-    console = Console()
+    screen = console()
     folder = out or Path("runs") / f"reproduce-{scale}"
     page = folder.resolve().parent / f"{folder.resolve().name}.md"
     with watched(shlex.join(["fednmap", *sys.argv[1:]]), quiet=True) as reporter:
@@ -76,8 +75,8 @@ def reproduce(
             )
             table = Table("claim", "paper", "measured", "verdict", title=figure.title)
             for claim in found.claims:
-                table.add_row(escape(claim.claim), escape(claim.paper), escape(claim.measured), word(claim.holds))
-            console.print(table)
-            console.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
+                table.add_row(claim.claim, claim.paper, claim.measured, word(claim.holds))
+            screen.print(table)
+            screen.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
             with clear_errors(folder):
                 write_atomically(page, overview(folder, FIGURES.values()).encode())

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import ArrayLike, NDArray
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fednmap.measure import quantity
-from fednmap.names import InputError
+from fednmap.names import InputError, is_number
 from fednmap.report import coefficients
 from fednmap.report.closing import closing_table
-from fednmap.report.lines import about_line
+from fednmap.report.lines import about_line, made_by
 from fednmap.report.series import Series, collect, drawn, expected, positive
-from fednmap.report.terminal import Grid
-from fednmap.runs.folder import Job, Model, RunFolder
+from fednmap.report.terminal import Grid, console
+from fednmap.runs.files import from_json
+from fednmap.runs.folder import FIT, Job, Model, RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -37,8 +37,12 @@ def show(
     """Show a run in the terminal, or list the runs of a folder."""
     if list:
         _list(run or Path("runs"))
+        return
+    path = run or _newest(Path("runs"))
+    if RunFolder.is_fit(path):
+        _show_fit(path)
     else:
-        _show(RunFolder.open(run) if run else _newest(Path("runs")))
+        _show(RunFolder.open(path))
 
 
 def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
@@ -63,27 +67,47 @@ def _scaled(values: ArrayLike, log: bool) -> NDArray[np.float64]:
 
 
 def _show(folder: RunFolder) -> None:
-    console, said, began = Console(), folder.about(), folder.environment()
+    screen, said, began = console(), folder.about(), folder.environment()
     lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
     if sweep:
         lines.insert(2, f"sweep: {', '.join(map(sweep.name, sweep.values))}")
-    if began.get("command"):
-        lines.append("made by: " + shlex.join(str(word) for word in began["command"]))
+    lines += made_by(began)[:1]
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        screen.print(line, highlight=False, soft_wrap=True)
     parts = sweep.parts() if sweep else []
     if results := folder.results() + [{**r, "method": part.path.name} for part in parts for r in part.results()]:
-        console.print(closing_table(results, said.measure_gamma))
+        screen.print(closing_table(results, said.measure_gamma))
     if measured := [one for one in collect(parts or [folder]) if one.trials]:
-        console.print(_sparks(measured))
+        screen.print(_sparks(measured))
     if not sweep:
         for table in coefficients.shown(_models(folder)):
-            console.print(table)
+            screen.print(table)
     for line in (line for part in parts or [folder] for line in part.cut()):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        screen.print(line, highlight=False, soft_wrap=True)
     if sweep and (found := sweep.outcome()):
-        console.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
+        screen.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
+
+
+def _show_fit(path: Path) -> None:
+    """A fit of tables: how it was made, and its coefficients."""
+    screen, said = console(), from_json(path / FIT, dict)
+    for line in [str(path), _fit_line(said), *made_by(said.get("environment", {}))]:
+        screen.print(line, highlight=False, soft_wrap=True)
+    with (path / "coefficients.csv").open(encoding="utf-8", newline="") as file:
+        head, *rows = csv.reader(file)
+    head, rows = coefficients.without_coefficient_intervals(head, rows)
+    table = Table(*(Column(name, overflow="fold") for name in head), box=box.SIMPLE_HEAD, header_style="bold")
+    for row in rows:
+        table.add_row(*(f"{float(cell):.4g}" if is_number(cell) else cell for cell in row))
+    screen.print(table)
+
+
+def _fit_line(said: Mapping[str, Any]) -> str:
+    classes = said.get("classes", ())
+    target = f"{said.get('target')} = {classes[1]}" if len(classes) == 2 else said.get("target")
+    lam = f", lam {said['lam']:.4g}" if said.get("lam") is not None else ""
+    return f"{said.get('data')}: {said.get('family')} of {target}, penalty {said.get('penalty')}{lam}"
 
 
 def _models(folder: RunFolder) -> dict[str, Model]:
@@ -132,8 +156,15 @@ def _list(path: Path) -> None:
     if not found:
         raise InputError(f"{path} holds no run folders; `fednmap train` makes them")
     table = Table("run", "data", "methods", "state", "psi", box=box.SIMPLE_HEAD, header_style="bold")
-    for folder in found:
+    for path in found:
+        folder = RunFolder(path)
         try:
+            if RunFolder.is_fit(path):
+                fit = from_json(path / FIT, dict)
+                psi = quantity("objective").text(fit.get("objective"))
+                converged = "finished" if fit.get("converged") else "finished, not converged"
+                table.add_row(path.name, str(fit.get("data")), f"fit, {fit.get('family')}", converged, psi)
+                continue
             said, results = folder.about(), folder.results()
             psi = _few([quantity("objective").text(r.get("objective")) for r in results])
             sweep = is_sweep(folder.path)
@@ -141,23 +172,23 @@ def _list(path: Path) -> None:
             table.add_row(folder.path.name, said.data or "-", methods, state(folder), psi)
         except InputError as error:
             table.add_row(folder.path.name, "", "", f"damaged: {str(error).splitlines()[0]}", "")
-    Console().print(table)
+    console().print(table)
 
 
 def _few(words: Sequence[str]) -> str:
     return ", ".join(words[:3]) + (" ..." if len(words) > 3 else "")
 
 
-def _newest(path: Path) -> RunFolder:
+def _newest(path: Path) -> Path:
     found = _runs(path)
     if not found:
         raise InputError(f"{path} holds no run folders; name one, or make one with `fednmap train`")
     return found[-1]
 
 
-def _runs(path: Path) -> list[RunFolder]:
-    """The run folders directly in `path`, oldest first."""
+def _runs(path: Path) -> list[Path]:
+    """The folders of runs and fits directly in `path`, oldest first."""
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
-    files = sorted(path.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime, file.parent.name))
-    return [RunFolder(file.parent) for file in files]
+    files = [*path.glob("*/run.toml"), *(file for file in path.glob(f"*/{FIT}") if RunFolder.is_fit(file.parent))]
+    return [file.parent for file in sorted(files, key=lambda file: (file.stat().st_mtime, file.parent.name))]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import (
@@ -35,6 +34,7 @@ from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.ending import ending
 from fednmap.report.plots import comparison
+from fednmap.report.terminal import console
 from fednmap.runs.beside import check_jobs, hands, how_many
 from fednmap.runs.configuration import Config, parse_set
 from fednmap.runs.execution import Elsewhere, execute
@@ -193,12 +193,12 @@ def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, 
     if as_json is not None:
         print(json_text(as_json))
     else:
-        console = Console()
-        console.print(closing_table(results, folder.about().measure_gamma))
+        screen = console()
+        screen.print(closing_table(results, folder.about().measure_gamma))
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")
     if as_json is None:
-        console.print("\n".join(ending(folder, results)), highlight=False, soft_wrap=True, markup=False)
+        screen.print("\n".join(ending(folder, results)), highlight=False, soft_wrap=True)
     failed = {r["method"]: r["error"] for r in reversed(results) if "error" in r}
     if failed:
         names = [method for method in dict.fromkeys(r["method"] for r in results) if method in failed]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
 
 from fednmap.report.progress import Bar, Lines, Warnings
+from fednmap.report.terminal import console
 from fednmap.runs.keeping import Interrupted, Reporter
 
 
@@ -18,17 +18,17 @@ def watched(again: str, quiet: bool = False) -> Iterator[Reporter]:
 
     again: the command that goes on, told after Ctrl-C; exit code 130.
     """
-    console = Console(stderr=True)
+    screen = console(stderr=True)
     try:
         if quiet:
-            yield Warnings(console)
-        elif not console.is_terminal:
-            yield Lines(console)
+            yield Warnings(screen)
+        elif not screen.is_terminal:
+            yield Lines(screen)
         else:
-            bar = Bar(console)
+            bar = Bar(screen)
             with bar.progress:
                 yield bar
     except (Interrupted, KeyboardInterrupt) as stop:
         how = "stopped and saved" if isinstance(stop, Interrupted) else "stopped at once"
-        console.print(f"{how}; continue with\n  {again}", highlight=False, markup=False, soft_wrap=True)
+        screen.print(f"{how}; continue with\n  {again}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None

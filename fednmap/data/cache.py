@@ -33,7 +33,6 @@ def find(name: str, files: Iterable[str]) -> Path | None:
 def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
     """`file` from the first of `addresses` that answers with this md5, kept in the user's cache."""
     import pooch
-    import requests
 
     pooch.get_logger().setLevel("WARNING")
     target, reasons = folders(name)[-1], []
@@ -42,9 +41,9 @@ def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
         try:
             with _Bar(file) as bar:
                 return Path(source.fetch(file, downloader=pooch.HTTPDownloader(bar, chunk_size=1 << 16)))
-        except requests.RequestException as error:
-            reasons.append(f"{address + file}: {type(error).__name__}")
-        except (OSError, ValueError) as error:
+        except OSError as error:  # those of the network have no number, and texts of many lines
+            reasons.append(f"{address + file}: {error if error.errno else type(error).__name__}")
+        except ValueError as error:
             reasons.append(f"{address + file}: {str(error).splitlines()[0]}")
     places = " or ".join(map(str, folders(name)))
     raise InputError(
@@ -80,7 +79,7 @@ class _Bar:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         console = Console(stderr=True)
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self.task = self.progress.add_task(label)
         self.total = 0

@@ -85,7 +85,7 @@ def rounds_of(
     server, initial = algorithm.init(start)
     mixing = Mixing(algorithm.topology, drop=drop, seed=seed, positive=algorithm.method.traits.positive)
     if after is not None:
-        check_after(after, problem.n, server, initial)
+        check_after(after, problem.n, server, initial, rounds)
     clients = Clients(problem.n, initial) if after is None else after.clients.thaw(initial, None, _mine)
     crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
     everybody = torch.arange(problem.n, device="cpu")

@@ -1,4 +1,7 @@
-"""Estimators as scikit-learn has them, for rows that lie at several sites: exact joint fits, no row leaves its site."""
+"""Estimators as scikit-learn has them, for rows of several sites: the exact joint fit, simulated in one process.
+
+`fednmap.flower.tables` does the same fit between machines, where no row leaves its site.
+"""
 
 from fednmap.estimators.bootstrap import Bootstrap
 from fednmap.estimators.chosen import (

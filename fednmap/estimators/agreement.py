@@ -22,16 +22,21 @@ from fednmap.estimators.engine import MEMORY
 from fednmap.estimators.families import Family
 from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
 from fednmap.estimators.prepare import LEAST, Parameters, dense
-from fednmap.estimators.sites import Floats, Sites, no_site_of_one
+from fednmap.estimators.sites import Floats
 from fednmap.estimators.standardise import Scaling, from_moments
-from fednmap.estimators.task import Task, listed
+from fednmap.estimators.task import Task, listed, ordered_classes
 from fednmap.names import InputError
 from fednmap.regularizers import Box, Separable
 from fednmap.tables import FederatedPreprocessor, Table
 from fednmap.tables import statistics as columns
+from fednmap.tables.table import REFUSALS, SiteError
 
 Question = columns.Question
 Answers = columns.Answers
+
+
+class Disagreement(InputError):
+    """A question that the site's own settings do not lead to. The message has no cell, and may be sent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +148,20 @@ class Agreement:
     def check(self, task: Task, site: str) -> None:
         """Refuse an agreement about something else than the site's own settings, or without it."""
         if self.task != task or site not in self.rows:
-            raise InputError(
+            raise Disagreement(
                 f"what was agreed is not what the settings of {site!r} say; give all machines the same app"
+            )
+
+    def check_statistics(self, table: Table) -> None:
+        """Refuse statistics that cannot have come of the site's own answers: a number as a category would be counted
+        value by value."""
+        own = columns.answer(next(self.task.preprocessor().conversation()), self.task.features(table))["columns"]
+        said = {s.column: s for s in self.statistics}
+        differ = [c["name"] for c in own if c["name"] not in said or not _fits(said[c["name"]], c)]
+        differ += [name for name in said if name not in {c["name"] for c in own}]
+        if differ:
+            raise Disagreement(
+                f"the statistics of column {differ[0]!r} are not those that {table.name!r} took part in; refused"
             )
 
     def said(self) -> dict[str, Any]:
@@ -184,7 +201,9 @@ def converse(task: Task) -> Generator[Question, Answers, Agreement]:
     rows = {site: int(part["rows"]) for site, part in about.items()}
     classes: tuple[str, ...] = ()
     if task.family == "logistic":
-        classes = tuple(sorted({name for part in about.values() for name in part["classes"]}))
+        classes = ordered_classes(
+            task.target, (name for part in about.values() for name in part["classes"]), task.positive
+        )
         if len(classes) < 2:
             raise InputError(f"the target {task.target!r} holds one class only, {classes[0]!r}; two are needed")
     if task.family == "cox" and not sum(part["events"] for part in about.values()):
@@ -210,13 +229,15 @@ def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
     """
     ask = question["ask"]
     if ask == "target":
-        no_site_of_one(Sites((table.name, ""), np.zeros(table.rows, np.intp)))
+        if table.rows == 1:
+            raise SiteError(f"{table.where}{REFUSALS['one-row']}", "one-row")
         return _about_target(task, table)
     if ask not in ("sums", "squares", "curvature"):
         _check_asked(question, table, task)
         return columns.answer(question, task.features(table))
     known = Agreement.heard(question["agreement"])
     known.check(task, table.name)
+    known.check_statistics(table)
     if ask == "curvature":
         return {"L": float(known.local(table).smoothness(known.start))}  # which changes with x for counts
     X = known.preprocessor.transform(task.features(table))
@@ -228,16 +249,24 @@ def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
     return {"x": (weight @ np.square(X - np.array(question["mean"]))).tolist(), "y": [about_y]}
 
 
+def _fits(s: columns.Statistic, own: dict[str, Any]) -> bool:
+    """Whether a statistic may be made from what a site says of the column."""
+    kind = "number" if own["kind"] == "number" else "category"
+    return s.kind == kind and {*own.get("levels", ())} <= {*s.levels} and (s.flagged or not own["gaps"])
+
+
 def _check_asked(question: Question, table: Table, task: Task) -> None:
     """Refuse questions about the columns that the site's own settings do not lead to."""
     ask, due = question["ask"], next(task.preprocessor().conversation())
     for name, own in due.items() if ask == due["ask"] else ():
         if question.get(name) != own:
             words = f"{name} is {question.get(name)!r:.60} in the question and {own!r:.60} in this site's settings"
-            raise InputError(f"{table.where}{words}; give all machines the same app")
+            raise Disagreement(f"{table.where}{words}; give all machines the same app")
     if ask in ("ranges", "counts") and task.impute != "median":
         words = f"{ask} are for impute = 'median', and this site's settings have {task.impute!r}"
-        raise InputError(f"{table.where}{words}; give all machines the same app")
+        raise Disagreement(f"{table.where}{words}; give all machines the same app")
+    if ask == "counts" and any(len(cuts) > columns.CUTS for cuts in question["cuts"].values()):
+        raise Disagreement(f"{table.where}expected at most {columns.CUTS} cuts of a column; refused")
 
 
 def _about_target(task: Task, table: Table) -> dict[str, Any]:
@@ -247,14 +276,7 @@ def _about_target(task: Task, table: Table) -> dict[str, Any]:
     if task.family == "logistic":
         return said | {"classes": sorted(set(y.tolist()))}
     if task.family == "cox":
-        if bool(y[:, 1].any()):
-            task.made_family().check(y, Sites((table.name, ""), np.zeros(len(y), np.intp)))
         return said | {"events": int((y[:, 1] == 1).sum())}
-    if not bool(np.isfinite(y).all()):
-        raise InputError(f"{table.where}the target {task.target!r} holds infinity; leave the row out")
-    if task.family == "poisson" and bool((y < 0).any()):
-        row = int((y < 0).argmax())
-        raise InputError(f"{table.where}{task.target!r} is {y[row]:g} in row {row}; counts must be at least 0")
     return said
 
 

@@ -27,6 +27,17 @@ if TYPE_CHECKING:
     from fednmap.estimators.path import Path
 
 
+def warn_unconverged(converged: Sequence[bool], what: str) -> None:
+    """Warn that some of several fits are used although they did not converge."""
+    if not all(converged):
+        warnings.warn(
+            f"{len(converged) - sum(converged)} of {len(converged)} {what} did not converge and are used as they are; "
+            "raise max_rounds, or standardize",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+
+
 class Rows(NamedTuple):
     """Checked rows, with those of weight 0 left out."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fednmap.estimators.base import Federated
+from fednmap.estimators.base import Federated, warn_unconverged
 from fednmap.estimators.inference import coefficient_names
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError
@@ -61,7 +61,8 @@ def bootstrap(
     rows = estimator._read(X, y, sites, sample_weight)
     if len(rows.sites) < FEWEST:
         raise InputError(f"there are {len(rows.sites)} sites; a bootstrap over sites needs at least {FEWEST}")
-    rng, found, failed = np.random.default_rng(random_state), [], 0
+    estimate = _coefficients(estimator, rows)[0]
+    rng, found, failed, converged = np.random.default_rng(random_state), [], 0, []
     for _ in range(times):
         count = np.bincount(rng.integers(0, len(rows.sites), len(rows.sites)), minlength=len(rows.sites))
         weight = rows.weight * count[rows.sites.of_row]
@@ -72,17 +73,21 @@ def bootstrap(
         except InputError:
             failed += 1
             continue
-        found.append(_coefficients(estimator, drawn))
+        draw, reached = _coefficients(estimator, drawn)
+        found.append(draw)
+        converged.append(reached)
     if len(found) < 2:
         raise InputError(f"{failed} of {times} draws of sites cannot be fitted (a class lacks, or there is no event)")
+    warn_unconverged(converged, "draws")
     draws = np.stack(found)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
     names = coefficient_names(estimator, estimator.fit_intercept and estimator._family().level)
-    return Bootstrap(names, _coefficients(estimator, rows), draws.std(0, ddof=1), low, high, draws, failed)
+    return Bootstrap(names, estimate, draws.std(0, ddof=1), low, high, draws, failed)
 
 
-def _coefficients(estimator: Federated, rows: Any) -> Floats:
+def _coefficients(estimator: Federated, rows: Any) -> tuple[Floats, bool]:
+    """And whether the fit converged."""
     prepared = estimator._prepare(rows)
     fit = prepared.solve(estimator._regularizer(prepared), None, estimator.tol, estimator.max_rounds)
     model = prepared.parameters(fit.x)
-    return np.concatenate([model.coef.flatten(), model.intercept if prepared.intercept else []])
+    return np.concatenate([model.coef.flatten(), model.intercept if prepared.intercept else []]), fit.converged

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.sparse import issparse
 from scipy.special import gammaln
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
-from fednmap.estimators.base import Federated, Rows
-from fednmap.estimators.folds import folds
-from fednmap.estimators.path import Path, lambda_max, lambdas_down, null_model, walk
+from fednmap.estimators import inputs
+from fednmap.estimators.base import Federated, Rows, warn_unconverged
+from fednmap.estimators.folds import Fold, Given, folds
+from fednmap.estimators.path import Path, is_ridge, lambda_max, lambdas_down, null_model, reach, walk
 from fednmap.estimators.prepare import Prepared, dense, tensor
-from fednmap.estimators.sites import Floats, cases, row_weights
+from fednmap.estimators.sites import Floats, cases, divide, row_weights
 from fednmap.names import InputError
 
 SELECT = {
@@ -42,7 +44,7 @@ class CrossValidated(Federated):
     all fits, also of those without a fold."""
 
     lambdas: int | Sequence[float]
-    cv: int | str
+    cv: Any
     select: str
     random_state: int
     on_fold: Callable[[int, int, str], None] | None = None
@@ -55,14 +57,17 @@ class CrossValidated(Federated):
         if self.select not in SELECT:
             raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
         rows = self._read(X, y, sites, sample_weight)
-        fold = self._folds(rows) if self.select in ("min", "1se") else None
+        found = self._folds(rows, X, y, sites, sample_weight) if self.select in ("min", "1se") else None
         self.lambdas_ = self._grid(rows)
         # first: prepared rows take memory
-        chosen, spent = (None, Spent(0, 0)) if fold is None else self._by_folds(rows, fold)
+        chosen, spent = (None, Spent(0, 0)) if found is None else self._by_folds(rows, found)
         prepared = self._prepare(rows)
         self.path_ = walk(self, prepared, self.lambdas_, null_model(self, prepared))
-        chosen = self._by_criterion(rows) if chosen is None else chosen
+        if chosen is None:
+            chosen = self._by_criterion(rows)
+            warn_unconverged([fit.converged for fit in self.path_.fits], "models of the path")
         self.lam_ = float(self.lambdas_[chosen])
+        self._warn_at_an_end()
         self._keep(prepared, self.path_.fits[chosen])
         self.n_iter_ = max(1, self.path_.total_rounds) + spent.rounds
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes + spent.bytes
@@ -78,67 +83,95 @@ class CrossValidated(Federated):
 
     def _grid(self, rows: Rows) -> Floats:
         """The values of lam, from lambda_max down where they are not given."""
+        far = reach(self, *rows.X.shape)
         if not isinstance(self.lambdas, int | np.integer):
-            return lambdas_down(0.0, self.lambdas, *rows.X.shape)
+            return lambdas_down(0.0, self.lambdas, far)
         prepared = self._prepare(rows)
-        return lambdas_down(lambda_max(self, prepared, null_model(self, prepared)), self.lambdas, *rows.X.shape)
+        return lambdas_down(lambda_max(self, prepared, null_model(self, prepared)), self.lambdas, far)
 
-    def _folds(self, rows: Rows) -> Any:
-        """The fold of every row."""
+    def _warn_at_an_end(self) -> None:
+        """Warn where a lam beyond the grid may be better: not where all coefficients are 0, nor below 0."""
+        lam, first, last = self.lam_, *self.lambdas_[[0, -1]]
+        above = is_ridge(self) if isinstance(self.lambdas, int | np.integer) else bool(self.path_.coefs[0].any())
+        if first > last and ((lam == first and above) or lam == last > 0):
+            end, there, factor = ("largest", "above", 100.0) if lam == first else ("smallest", "below", 0.01)
+            wider = f"{max(first, factor * lam):.3g}, {min(last, factor * lam):.3g}, {len(self.lambdas_) + 20}"
+            warnings.warn(
+                f"lam_ = {lam:.3g} is the {end} value of the grid, and a better one may lie {there} it; widen the "
+                f"grid, such as lambdas=np.geomspace({wider})",
+                stacklevel=3,
+            )
+
+    def _folds(self, rows: Rows, X: Any, y: Any, sites: Any, sample_weight: Any) -> list[Fold]:
+        """The rows that are held out together."""
         kinds = {"logistic": rows.y, "cox": rows.y[..., -1]}.get(self._family().name)
-        fold, self.folds_ = folds(rows, self.cv, self.random_state, kinds)
-        return fold
+        where = divide(sites, _num_samples(X))
+        kept = inputs.sample_weights(sample_weight, len(where.of_row), where) > 0
+        strata = self._targets(y, where)[:, 1] if self._family().name == "cox" else y
+        found = folds(rows, self.cv, self.random_state, kinds, Given(X, strata, sites, kept))
+        self.folds_ = tuple(fold.name for fold in found)
+        return found
 
-    def _by_folds(self, rows: Rows, fold: Any) -> tuple[int, Spent]:
+    def _by_folds(self, rows: Rows, found: list[Fold]) -> tuple[int, Spent]:
         """Which lam, and what the models without each of the folds took."""
         weight = row_weights(rows.sites, rows.weight, self.weights)
-        shares = np.bincount(fold, weight, len(self.folds_))
-        each, spent = [], Spent(0, 0)
-        for k, name in enumerate(self.folds_):
+        each, spent, converged = [], Spent(0, 0), []
+        for k, fold in enumerate(found):
             if self.on_fold is not None:
-                self.on_fold(k + 1, len(self.folds_), name)
-            held_out, took = self._held_out(rows, fold == k, name)
+                self.on_fold(k + 1, len(found), fold.name)
+            held_out, took, reached = self._held_out(rows, fold)
             each.append(held_out)
             spent = Spent(spent.rounds + took.rounds, spent.bytes + took.bytes)
+            converged.append(reached)
+        warn_unconverged(converged, "folds have models that")
         self.cv_losses_ = np.stack(each)
-        self.cv_mean_ = shares @ self.cv_losses_
-        spread = shares @ np.square(self.cv_losses_ - self.cv_mean_)
-        self.cv_se_ = np.sqrt(spread / max(1, len(self.folds_) - 1))
+        self.cv_mean_, self.cv_se_ = _mean_and_error(
+            self.cv_losses_,
+            np.array([weight[fold.test].sum() for fold in found]),
+            np.array([weight[fold.test] @ self._counts(rows.y[fold.test]) for fold in found]),
+        )
         best = int(self.cv_mean_.argmin())
         within = int(np.flatnonzero(self.cv_mean_ <= self.cv_mean_[best] + self.cv_se_[best])[0])
         self.lam_min_, self.lam_1se_ = float(self.lambdas_[best]), float(self.lambdas_[within])
         return best if self.select == "min" else within, spent
 
-    def _held_out(self, rows: Rows, test: Any, name: str) -> tuple[Floats, Spent]:
-        """The mean loss of the rows of one fold under models of the others, at every lam, and what these took."""
+    def _counts(self, y: Floats) -> Floats:
+        """What a row counts in a standard error: 1, or in a Cox model whether it is an event."""
+        return y[:, 1] if self._family().name == "cox" else np.ones(len(y))
+
+    def _held_out(self, rows: Rows, fold: Fold) -> tuple[Floats, Spent, bool]:
+        """The mean loss of the rows held out under models of the others, at every lam; what these took; whether all of
+        them converged."""
         if not self._family().level and self.weights == "sites":
             raise InputError(
                 "cross-validation of a Cox model needs weights='samples'; sites weigh unequally in its folds"
             )
+        chosen = fold.train_rows(len(rows.y))
         if self.refill is not None:
-            rows = rows._replace(X=self.refill(~test))
+            rows = rows._replace(X=self.refill(np.isin(np.arange(len(rows.y)), chosen)))
         try:
-            self._family().check(rows.y[~test], rows.sites.some(~test))
-            self._all_classes(rows.y[~test])
+            self._family().check(rows.y[chosen], rows.sites.some(chosen))
+            self._all_classes(rows.y[chosen])
         except InputError as error:
-            raise InputError(f"without {name}: {error}") from None
-        train = self._without(rows, test)
+            raise InputError(f"without {fold.name}: {error}") from None
+        train, test = self._fitted_to(rows, chosen), rows.some(fold.test)
         prepared = self._prepare(train)
         found = walk(self, prepared, self.lambdas_)
         moments = len(prepared.sites) * prepared.scaling.nbytes
         spent = Spent(found.total_rounds, moments + sum(fit.bytes for fit in found.fits))
         if self._family().level:
-            return losses(self, prepared, found, rows.some(test)), spent
-        whole, part = (float(r.weight.sum()) * losses(self, prepared, found, r) for r in (rows, train))
-        added: Floats = (whole - part) / float(rows.weight[test].sum())
-        return added, spent  # the partial likelihood of a fold is what it adds to that of the others
+            return losses(self, prepared, found, test), spent, found.converged
+        both = rows if fold.train is None else rows.some(np.sort(np.concatenate([chosen, fold.test])))
+        whole, part = (float(r.weight.sum()) * losses(self, prepared, found, r) for r in (both, train))
+        added: Floats = (whole - part) / float(test.weight.sum())
+        return added, spent, found.converged  # the partial likelihood of a fold is what it adds to that of the others
 
-    def _without(self, rows: Rows, test: Any) -> Rows:
-        """The rows but for those of a fold; sparse ones are not copied if it can be helped: the fold counts 0."""
-        every_site = len(np.unique(rows.sites.of_row[~test])) == len(rows.sites)
+    def _fitted_to(self, rows: Rows, chosen: Any) -> Rows:
+        """The chosen rows; sparse ones are not copied if it can be helped: the others count 0."""
+        every_site = len(np.unique(rows.sites.of_row[chosen])) == len(rows.sites)
         if issparse(rows.X) and every_site and self._family().level:
-            return rows._replace(weight=np.where(test, 0.0, rows.weight))
-        return rows.some(~test)
+            return rows._replace(weight=rows.weight * np.bincount(chosen, minlength=len(rows.y)))
+        return rows.some(chosen)
 
     def _by_criterion(self, rows: Rows) -> int:
         """-2 log-likelihood + log(N) (nonzero) + 2 gamma log C(p, nonzero)."""
@@ -148,6 +181,19 @@ class CrossValidated(Federated):
             raise InputError(f"select is {self.select!r}, which counts zeros, and this penalty makes none; use 'min'")
         self.criterion_ = criterion(self.path_, rows, self._family().name, EBIC if self.select == "ebic" else 0.0)
         return int(self.criterion_.argmin())
+
+
+def _mean_and_error(losses: Floats, shares: Floats, counts: Floats) -> tuple[Floats, Floats]:
+    """The mean of folds (folds, lambdas) and its standard error, as in glmnet.
+
+    shares: what the rows of each fold weigh in the mean; relative.
+    counts: what each fold weighs in the standard error; a fold that counts 0 is left out of it.
+    """
+    sums = (shares / shares.sum())[:, None] * losses
+    mean, counts = sums.sum(0), (counts / counts.sum())[:, None]
+    rates = np.divide(sums, counts, out=np.broadcast_to(mean, sums.shape).copy(), where=counts > 0)
+    spread = (counts * np.square(rates - mean)).sum(0)
+    return mean, np.sqrt(spread / max(1, np.count_nonzero(counts) - 1))
 
 
 def criterion(path: Path, rows: Rows, family: str, gamma: float) -> Floats:

@@ -8,6 +8,7 @@ from fednmap.core import Regularizer
 from fednmap.estimators.choice import CrossValidated
 from fednmap.estimators.classifiers import FederatedLogisticRegression
 from fednmap.estimators.families import Family
+from fednmap.estimators.folds import CV
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.regressors import FederatedElasticNet, FederatedLasso, FederatedPoissonRegressor
@@ -18,7 +19,8 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     """`FederatedLasso` at the lam with the least held-out loss, or by another rule.
 
     lambdas:      how many values from lambda_max down, or the values.
-    cv:           folds within sites, or "leave-one-site-out".
+    cv:           a number of folds within sites, "leave-one-site-out", a scikit-learn splitter (its groups are the
+                  sites), or (train, test) pairs of row numbers; None is 5.
     select:       "min", "1se" (one standard error), "bic" or "ebic".
     random_state: how the folds are dealt out.
     """
@@ -27,7 +29,7 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
         self,
         *,
         lambdas: int | Sequence[float] = 50,
-        cv: int | str = 5,
+        cv: CV = 5,
         select: str = "min",
         random_state: int = 0,
         standardize: bool = True,
@@ -54,7 +56,7 @@ class FederatedElasticNetCV(CrossValidated, FederatedElasticNet):
         self,
         *,
         lambdas: int | Sequence[float] = 50,
-        cv: int | str = 5,
+        cv: CV = 5,
         select: str = "min",
         random_state: int = 0,
         l1_ratio: float = 0.5,
@@ -84,7 +86,7 @@ class FederatedLogisticRegressionCV(CrossValidated, FederatedLogisticRegression)
         penalty: str | Regularizer = "l1",
         *,
         lambdas: int | Sequence[float] = 50,
-        cv: int | str = 5,
+        cv: CV = 5,
         select: str = "min",
         random_state: int = 0,
         l1_ratio: float = 0.5,
@@ -117,7 +119,7 @@ class FederatedPoissonRegressorCV(CrossValidated, FederatedPoissonRegressor):
         penalty: str | Regularizer = "l1",
         *,
         lambdas: int | Sequence[float] = 50,
-        cv: int | str = 5,
+        cv: CV = 5,
         select: str = "min",
         random_state: int = 0,
         l1_ratio: float = 0.5,
@@ -153,7 +155,7 @@ class FederatedCoxRegressionCV(CrossValidated, FederatedCoxRegression):
         penalty: str | Regularizer = "l1",
         *,
         lambdas: int | Sequence[float] = 50,
-        cv: int | str = 5,
+        cv: CV = 5,
         select: str = "min",
         random_state: int = 0,
         ties: str = "efron",
@@ -187,7 +189,7 @@ class FederatedGLMCV(CrossValidated, FederatedGLM):
         penalty: str | Regularizer = "l1",
         *,
         lambdas: int | Sequence[float] = 50,
-        cv: int | str = 5,
+        cv: CV = 5,
         select: str = "min",
         random_state: int = 0,
         l1_ratio: float = 0.5,

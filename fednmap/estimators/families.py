@@ -150,6 +150,9 @@ class Huber(Family):
     def first(self, y: Floats, weight: Floats, outputs: int) -> Floats:
         return np.array([weight @ y])
 
+    def steepness(self, y: Floats, weight: Floats, outputs: int) -> Floats:
+        return 2 / self.constants(y, weight)
+
     def mean(self, scores: Floats) -> Floats:
         return scores
 

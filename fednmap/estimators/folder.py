@@ -16,9 +16,9 @@ from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError, choose
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.folder import FIT
 from fednmap.tables import FederatedPreprocessor, Statistic, Table
 
-MODEL = "model.json"
 PICTURES = {"path": "Coefficients along lam", "cv": "The choice of lam"}
 VERSION = 1
 
@@ -35,6 +35,11 @@ class FittedModel:
     intercept: Floats
     classes: tuple[str, ...]
     preprocessor: FederatedPreprocessor
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """What is known of the columns of a table that the model reads."""
+        return self.preprocessor.statistics_
 
     def predict(self, rows: Table) -> dict[str, list[Any]]:
         """Columns of predictions: numbers; labels and probabilities; the hazard ratio."""
@@ -63,14 +68,14 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
     }
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / MODEL, to_json(said))
+        write_atomically(folder / FIT, to_json(said))
 
 
 def load(folder: File) -> FittedModel:
     """The model of a folder."""
-    if not (folder / MODEL).is_file():
-        raise InputError(f"{folder} holds no {MODEL}; give the folder of a `fednmap fit`")
-    said = from_json(folder / MODEL, dict)
+    if not (folder / FIT).is_file():
+        raise InputError(f"{folder} holds no {FIT}; give the folder of a `fednmap fit`")
+    said = from_json(folder / FIT, dict)
     try:
         choose("family", said["family"], FAMILIES)
         preprocessor = FederatedPreprocessor()
@@ -85,7 +90,7 @@ def load(folder: File) -> FittedModel:
             preprocessor,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
+        raise InputError(f"{folder / FIT} was changed or is of another version ({error})") from None
 
 
 def as_csv(columns: list[str], rows: list[list[Any]]) -> str:

@@ -90,8 +90,7 @@ def finite(X: Any, names: list[str], sites: Sites) -> None:
 
 def targets(y: Any, rows: int, columns: int = 1) -> Floats:
     """y as numbers, (N,), or (N, columns) for several."""
-    if y is None:
-        raise InputError("this estimator requires y to be passed, but the target y is None")
+    _check_given(y)
     if columns == 1:
         if sparse.issparse(y):
             raise InputError("y is sparse; give a dense array of one number per row")
@@ -105,6 +104,36 @@ def targets(y: Any, rows: int, columns: int = 1) -> Floats:
         raise InputError(f"X has {rows} rows and y has {len(found)}; found input variables with inconsistent numbers")
     numbers: Floats = found
     return numbers
+
+
+def _check_given(y: Any) -> None:
+    if y is None:
+        raise InputError("this estimator requires y to be passed, but the target y is None")
+    if _fields(y):
+        raise InputError(
+            f"expected one target per row, got a structured array with the fields {', '.join(_fields(y))}; give one "
+            "of them, or use FederatedCoxRegression for times and events"
+        )
+
+
+def _fields(y: Any) -> Any:
+    return getattr(getattr(y, "dtype", None), "fields", None) or {}
+
+
+def times_and_events(y: Any) -> Any:
+    """The two fields of a structured array, time first; anything else as it is."""
+    fields = _fields(y)
+    if not fields:
+        return y
+    event = [name for name, (kind, *_) in fields.items() if kind.kind == "b"]
+    time = [name for name, (kind, *_) in fields.items() if kind.kind in "fiu"]
+    if len(fields) != 2 or len(event) != 1 or len(time) != 1:
+        got = ", ".join(f"{name} ({kind})" for name, (kind, *_) in fields.items())
+        raise InputError(
+            f"expected y with two fields, the event (bool) and the time (a number), got {got}; give two columns, time "
+            "and event, or make y with sksurv.util.Surv"
+        )
+    return np.column_stack([y[time[0]], y[event[0]]])
 
 
 def _numbers_of(y: Any) -> Floats:
@@ -126,8 +155,7 @@ def finite_targets(y: Floats, sites: Sites, names: tuple[str, ...] = ("y",)) -> 
 
 def labels(y: Any, rows: int) -> tuple[Any, Floats]:
     """The classes, and every row's class as a number from 0."""
-    if y is None:
-        raise InputError("this estimator requires y to be passed, but the target y is None")
+    _check_given(y)
     found = column_or_1d(y, warn=True)
     check_classification_targets(found)
     if len(found) != rows:

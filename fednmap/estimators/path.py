@@ -18,7 +18,7 @@ from fednmap.estimators.penalties import penalty_name, weighted
 from fednmap.estimators.prepare import Prepared
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError
-from fednmap.regularizers import Box
+from fednmap.regularizers import L1
 
 COUNT = 50
 """Values of lam."""
@@ -27,8 +27,12 @@ FAR = 1e-3
 NOTHING = 1e-13
 """A gradient that is this small, relative to the unit of the family, is rounding: no column says anything of y."""
 RIDGE = 1e-3
-"""A ridge penalty has no lam at which all coefficients vanish: its path begins where an elastic net's with this share
-of l1 would, as in glmnet."""
+"""A ridge penalty has no lam at which all coefficients vanish. Its path begins where the curvature of f is this share
+of lam, whatever the unit of y."""
+FARTHER = 1e-4
+"""A ridge path ends this much farther down than others."""
+LARGEST = 1e12
+"""Of the values of lam that are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,56 +92,90 @@ class Walk:
 
 
 class Null(NamedTuple):
-    """The model whose coefficients are all 0."""
+    """The model whose penalised coefficients are all 0."""
 
     gradient: Tensor
+    """By the coefficients of all outputs; 0 for those that are not penalised."""
     fit: Fit | None
     """Where rounds were needed to find it."""
+    start: Tensor | None
+    """The whole gradient, where the model is the start."""
 
 
 def null_model(estimator: Federated, prepared: Prepared) -> Null:
-    """From sums where the family has it in closed form, else by rounds of its own."""
-    if prepared.starts_without_columns:
-        return Null(prepared.problem.gradients(prepared.start[None])[0], None)
-    fit = prepared.solve(Box(0, 0), None, estimator.tol, estimator.max_rounds)
-    return Null(prepared.problem.gradient(fit.x), fit)
+    """From sums where the family has it in closed form and every column is penalised, else by rounds of its own."""
+    end = prepared.outputs * prepared.columns
+    free = _unpenalised(estimator, prepared, end)
+    if prepared.starts_without_columns and not bool(free.any()):
+        start = prepared.problem.gradients(prepared.start[None])[0]
+        return Null(start[:end], None, start)
+    only_free = L1(torch.where(free, 0.0, LARGEST))
+    fit = prepared.solve(only_free, None, estimator.tol, estimator.max_rounds)
+    return Null(prepared.problem.gradient(fit.x)[:end].masked_fill(free, 0.0), fit, None)
+
+
+def _unpenalised(estimator: Federated, prepared: Prepared, end: int) -> Tensor:
+    """Which coefficients a prox leaves alone, however small they are; none where it leaves all of them alone."""
+    small = torch.full((end,), 1e-100, dtype=torch.float64, device="cpu")
+    if not isinstance(estimator._penalty(), Regularizer):
+        return small.isnan()
+    phi = estimator._regularizer(prepared, 1.0)
+    free = phi.prox(small, _step(phi)) == small
+    return free & ~free.all()
 
 
 def lambda_max(estimator: Federated, prepared: Prepared, null: Null) -> float:
-    """The least lam at which all coefficients are 0, from the gradient at the model without them: one round.
+    """The least lam at which all penalised coefficients are 0, from the gradient at the model without them: one round.
 
     0 is the model where prox(-s grad, s) = 0, for small s.
     """
     penalty = estimator._penalty()
     if not weighted(penalty):
         raise InputError(f"penalty {penalty!r} has no weight, so that there is no path; use l1, mcp, ...")
-    gradient = prepared.coefficients(null.gradient)
-    if np.abs(gradient).max() <= NOTHING * prepared.unit:
+    largest = float(null.gradient.abs().max())
+    if largest <= NOTHING * prepared.unit:
         return 0.0
+    if is_ridge(estimator):
+        return float(prepared.diagonal[: len(null.gradient)].max()) / RIDGE
     if penalty_name(penalty) in ("l1", "mcp", "scad"):
-        return float(np.abs(gradient).max())
-    if penalty_name(penalty) in ("elastic-net", "ridge"):
-        ratio = 0.0 if penalty_name(penalty) == "ridge" else estimator.l1_ratio
-        return float(np.abs(gradient).max() / max(ratio, RIDGE))
-    downhill = -torch.from_numpy(gradient.flatten())
-    high, low = float(downhill.abs().max()) or 1.0, 0.0
-    while not _is_zero(estimator._regularizer(prepared, high), downhill):
+        return largest
+    if penalty_name(penalty) == "elastic-net":
+        return largest / estimator.l1_ratio
+    high, low = largest, 0.0
+    while not _is_zero(estimator._regularizer(prepared, high), -null.gradient):
         low, high = high, 2 * high
-        if high > 1e12:
+        if high > LARGEST:
             raise InputError(f"penalty {penalty!r:.60} makes no coefficient 0 at any lam; give lambdas yourself")
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if _is_zero(estimator._regularizer(prepared, middle), downhill) else (middle, high)
+        zero = _is_zero(estimator._regularizer(prepared, middle), -null.gradient)
+        low, high = (low, middle) if zero else (middle, high)
     return high
 
 
+def is_ridge(estimator: Federated) -> bool:
+    """Whether the penalty makes no coefficient 0, or next to none."""
+    name = penalty_name(estimator._penalty())
+    return name == "ridge" or (name == "elastic-net" and estimator.l1_ratio < RIDGE)
+
+
+def reach(estimator: Federated, rows: int, columns: int) -> float:
+    """The last lam over the first."""
+    return (FAR if rows > columns else 10 * FAR) * (FARTHER if is_ridge(estimator) else 1.0)
+
+
+def _step(phi: Regularizer) -> float:
+    return 1.0 if phi.rho == 0 else 0.5 / phi.rho
+
+
 def _is_zero(phi: Regularizer, downhill: Tensor) -> bool:
-    step = 1.0 if phi.rho == 0 else 0.5 / phi.rho
+    step = _step(phi)
     return not bool(phi.prox(step * downhill, step).any())
 
 
-def lambdas_down(first: float, given: int | Sequence[float], rows: int, columns: int) -> Floats:
-    """So many values from `first` down, equally far apart in their logarithms; or those given, in falling order."""
+def lambdas_down(first: float, given: int | Sequence[float], far: float) -> Floats:
+    """So many values from `first` to `far` times it, equally far apart in their logarithms; or those given, in falling
+    order."""
     if not isinstance(given, int | np.integer):
         values = np.sort(np.asarray(given, float))[::-1]
         if values.ndim != 1 or len(values) < 1 or not bool(np.isfinite(values).all()) or values[-1] < 0:
@@ -145,7 +183,6 @@ def lambdas_down(first: float, given: int | Sequence[float], rows: int, columns:
         return values
     if given < 2:
         raise InputError(f"lambdas is {given}; a path has at least 2")
-    far = FAR if rows > columns else 10 * FAR
     return first * np.geomspace(1, far, int(given)) if first > 0 else np.zeros(1)
 
 
@@ -155,7 +192,7 @@ def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null |
     The first is for penalties whose minimum does not depend on where one begins, and problems that `together` takes.
     """
     phis = [estimator._regularizer(prepared, lam) for lam in lambdas]
-    first = None if null is None or null.fit is not None else null.gradient
+    first = None if null is None else null.start
     together = prepared.solve_together(phis, estimator.tol, estimator.max_rounds, first)
     if together is None:
         steps = Walk(estimator, prepared)
@@ -193,4 +230,4 @@ def path(
     prepared = estimator._prepare(rows)
     null = null_model(estimator, prepared)
     first = lambda_max(estimator, prepared, null) if isinstance(lambdas, int | np.integer) else 0.0
-    return walk(estimator, prepared, lambdas_down(first, lambdas, *rows.X.shape), null)
+    return walk(estimator, prepared, lambdas_down(first, lambdas, reach(estimator, *rows.X.shape)), null)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fednmap.estimators.path import Path
+from fednmap.report.plots import legend
 
 NAMED = 12
 """Columns whose names are written beside their curves: those with the largest coefficients."""
@@ -50,11 +51,11 @@ def plot_cv(fitted: Any, file: str | File) -> None:
         axis.set_ylabel(fitted.select.upper())
         _along_lambda(axis, fitted.lam_, None)
     else:
-        for losses, name in zip(fitted.cv_losses_, fitted.folds_, strict=True):
-            axis.plot(lambdas, losses, linewidth=0.7, alpha=0.6, label=name)
-        axis.errorbar(lambdas, fitted.cv_mean_, fitted.cv_se_, fmt="o-", color="black", markersize=3, label="mean")
+        folds = zip(fitted.cv_losses_, fitted.folds_, strict=True)
+        lines = [(name, axis.plot(lambdas, losses, linewidth=0.7, alpha=0.6)[0]) for losses, name in folds]
+        mean = axis.errorbar(lambdas, fitted.cv_mean_, fitted.cv_se_, fmt="o-", color="black", markersize=3)
         axis.set_ylabel("held-out loss")
-        axis.legend(fontsize="x-small")
+        legend(axis, [*lines, ("mean", mean)], fontsize="x-small")
         _along_lambda(axis, fitted.lam_min_, fitted.lam_1se_)
     figure.savefig(file, dpi=130)
     plt.close(figure)
@@ -81,6 +82,7 @@ def _write_apart(axis: Any, x: float, ends: list[tuple[float, str, Any]]) -> Non
             va="center",
             color=colour,
             arrowprops=style,
+            parse_math=False,
         )
 
 

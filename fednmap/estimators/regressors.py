@@ -130,7 +130,9 @@ class FederatedLinearRegression(_Regressor):
 
 
 class FederatedPoissonRegressor(_Regressor):
-    """Poisson regression of counts with a log link: mean(exp(s) - y s) + lam penalty.
+    """Poisson regression of counts with a log link: mean half deviance + lam penalty.
+
+    Half the deviance of a row with score s is exp(s) - y s + y log y - y.
 
     With penalty="ridge" and standardize=False it is scikit-learn's PoissonRegressor(alpha=lam). See `FederatedGLM` for
     the parameters; score is the share of deviance explained.

@@ -21,7 +21,8 @@ class FederatedCoxRegression(Federated):
 
     The partial likelihood is then a sum over sites, so that the fit is that of the stratified model on the pooled rows:
     - log partial likelihood / N + lam penalty. y has two columns, time and event (1, or 0 where the time is censored);
-    one column is a time that always ended in an event.
+    one column is a time that always ended in an event. A structured array is taken too, as scikit-survival has them: a
+    boolean field is the event, the other one the time.
 
     ties: "efron" or "breslow". Other parameters: see `FederatedGLM`.
     """
@@ -97,7 +98,7 @@ class FederatedCoxRegression(Federated):
         return self.penalty
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
-        found = inputs.targets(y, len(sites.of_row), 2)
+        found = inputs.targets(inputs.times_and_events(y), len(sites.of_row), 2)
         found = found.reshape(len(found), -1)
         if found.shape[1] == 1:
             found = np.column_stack([found, np.ones(len(found))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError, choose
 from fednmap.tables import FederatedPreprocessor, Table, as_word
-from fednmap.tables.table import Column, is_words, missing
+from fednmap.tables.table import Column, SiteError, is_words, missing
 
 
 class Task(BaseModel):
@@ -22,6 +23,7 @@ class Task(BaseModel):
 
     family: str = Field("logistic", description="gaussian, logistic, poisson, huber or cox.")
     target: str | None = Field(None, description="The column to predict; for a Cox model time and event.")
+    positive: str | None = Field(None, description="Of two labels, the one that is modelled; default the last by name.")
     time: str | None = Field(None, description="Cox: the column of times.")
     event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
     drop_columns: str = Field("", description="Columns to leave out, separated by commas.")
@@ -93,6 +95,18 @@ def check_goals(kind: str | None, target: str | None, time: str | None, event: s
         raise InputError("say what to predict: --target COLUMN, or --time and --event for a Cox model")
 
 
+def ordered_classes(target: str | None, found: Iterable[str], positive: str | None) -> tuple[str, ...]:
+    """Return the labels by name; of two, `positive` last: coefficients are those of its log-odds."""
+    classes = sorted(set(found))
+    if positive is None:
+        return tuple(classes)
+    if positive not in classes or len(classes) != 2:
+        raise InputError(
+            f"expected positive to be one of two labels, got {positive!r}; {target!r} has {', '.join(classes[:12])}"
+        )
+    return tuple(sorted(classes, key=lambda name: name == positive))
+
+
 def labels(rows: Table, name: str) -> Column:
     """A column of labels as words."""
     values = complete(rows, name)
@@ -103,7 +117,8 @@ def numbers(rows: Table, name: str) -> Floats:
     """A column of numbers without gaps."""
     values = complete(rows, name)
     if is_words(values):
-        raise InputError(f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed")
+        message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed"
+        raise SiteError(message, "words", name)
     _every(rows, name, np.isfinite(values), "give finite numbers, or leave the row out")
     return values
 
@@ -127,7 +142,7 @@ def _every(rows: Table, name: str, right: Any, words: str) -> None:
     """Refuse the first row that is not right, by its number at the site."""
     if not bool(right.all()):
         row = int(right.argmin())
-        raise InputError(f"{rows.where}column {name!r} has {rows[name][row]:g} in row {row}; {words}")
+        raise SiteError(f"{rows.where}column {name!r} has {rows[name][row]:g} in row {row}; {words}", "range", name)
 
 
 def complete(rows: Table, name: str) -> Column:
@@ -135,8 +150,10 @@ def complete(rows: Table, name: str) -> Column:
     values = rows[name]
     gaps = missing(values)
     if bool(gaps.any()):
-        raise InputError(
+        raise SiteError(
             f"{rows.where}the target {name!r} has no value in row {int(gaps.argmax())}"
-            f"{f' and {int(gaps.sum()) - 1} more' if gaps.sum() > 1 else ''}; leave the rows out"
+            f"{f' and {int(gaps.sum()) - 1} more' if gaps.sum() > 1 else ''}; leave the rows out",
+            "gaps",
+            name,
         )
     return values

@@ -16,6 +16,7 @@ sites        the sites as they describe themselves
 server       the ServerApp: the round loop with deadline, repetition and checkpoints
 trial        the app that `fednmap flower up` runs
 launch       SuperLink and SuperNodes on this machine
+loopback     their ports serve one user alone
 keys         certificates and node keys
 
 Everything that imports flwr is in this room.

@@ -79,7 +79,8 @@ def _items(reply: Message) -> Iterator[dict[str, Any]]:
                 size = sum(len(v) if isinstance(v, str | bytes) else 8 for v in many)
                 kind = type(many[0]).__name__ if many else "nothing"
                 shape = [len(value)] if isinstance(value, list) else []
-                yield {"name": called, "kind": kind, "shape": shape, "bytes": size}
+                words = {"value": value} if part == "refused" else {}  # what was refused is what was sent
+                yield {"name": called, "kind": kind, "shape": shape, "bytes": size, **words}
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
@@ -140,7 +141,9 @@ def _contents(line: Mapping[str, Any]) -> tuple[str, ...]:
     if "error" in line:
         return (f"error: {line['error']}",)
     return tuple(
-        f"{item['name']} {item['kind']}" + (f" ({', '.join(map(str, item['shape']))})" if item["shape"] else "")
+        f"{item['name']} {item['kind']}"
+        + (f" ({', '.join(map(str, item['shape']))})" if item["shape"] else "")
+        + (f" {item['value']!r}" if "value" in item else "")
         for item in line.get("items", ())
     )
 

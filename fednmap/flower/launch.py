@@ -1,4 +1,7 @@
-"""SuperLink and SuperNodes on this machine, on loopback, in folders of their own; all of them end with the launcher."""
+"""SuperLink and SuperNodes on this machine, on loopback, in folders of their own; all of them end with the launcher.
+
+Their ports serve the processes of this user alone.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,12 @@ from typing import Any, Self
 
 import tomli_w
 
+from fednmap.flower import loopback
+from fednmap.names import InputError
+
 HOST = "127.0.0.1"
 IN_USE, LISTENS = "address already in use", "Uvicorn running on"  # what Flower says of a port
+GUARDED = (sys.executable, "-I", loopback.__file__)
 NAME = "fednmap"  # of the connection in Flower's configuration
 
 
@@ -51,6 +58,11 @@ class Launcher:
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        if not loopback.tells_users():
+            raise InputError(
+                f"expected {loopback.CONNECTIONS} to say whose a connection is, got no answer: every user of this "
+                "machine could use the ports of Flower; run it on Linux"
+            )
         script = Path(__file__).with_name("watchdog.py")
         self._watchdog = subprocess.Popen(
             [sys.executable, "-I", str(script)], stdin=subprocess.PIPE, start_new_session=True
@@ -98,7 +110,7 @@ class Launcher:
             security = ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.server)]
             security += ["--ssl-keyfile", str(c.key), "--enable-supernode-auth"]
         options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
-        self.start("superlink", ["flower-superlink", *security, *options])
+        self.start("superlink", [*GUARDED, "flower-superlink", *security, *options])
         end = time.monotonic() + 120
         while not (LISTENS in self.log("superlink")[said:] and self._healthy()):
             if self.processes["superlink"].poll() is not None or time.monotonic() > end:
@@ -120,7 +132,7 @@ class Launcher:
         if key:
             told["key"] = str(key.resolve())
         about = " ".join(f"{name}='{value}'" for name, value in told.items())
-        node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else ["flower-supernode"]
+        node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else [*GUARDED, "flower-supernode"]
         self.start(client, [*node, *security, *where, "--node-config", about])
 
     def run(self, app: Path, **settings: Any) -> subprocess.Popen[bytes]:

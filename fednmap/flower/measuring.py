@@ -26,12 +26,16 @@ log = logging.getLogger("flwr")
 
 
 class Measurement(NamedTuple):
-    """Numbers by client, or of all of them together; how many were measured, their mean loss and gradient."""
+    """Numbers by client, or of all of them together; how many were measured, their mean loss and gradient.
+
+    accuracy: mean over the clients that have test samples; NaN if no client has any.
+    """
 
     told: dict[str, dict[str, float]]
     clients: int
     loss: float
     gradient: Tensor | None
+    accuracy: float = math.nan
     wire_up: int = 0
     wire_down: int = 0
 
@@ -64,10 +68,14 @@ def told(
             said[name] = about
         except (ValueError, KeyError, TypeError) as error:
             log.warning("%s: measurement left out: %.200s", name, error)
-    each = [counts(name) for name in said]
-    loss = sum(w * v["loss"] for w, v in zip(each, said.values(), strict=True)) / sum(each) if said else math.nan
-    gradient = mean(gradients, each).x if gradients else None
-    return Measurement(said, len(said), loss, gradient, found.wire_up, found.wire_down)
+
+    def average(key: str) -> float:
+        having = [name for name in said if key in said[name]]
+        return sum(counts(name) * said[name][key] for name in having) / sum(map(counts, having)) if having else math.nan
+
+    gradient = mean(gradients, [counts(name) for name in said]).x if gradients else None
+    wires = found.wire_up, found.wire_down
+    return Measurement(said, len(said), average("loss"), gradient, average("accuracy"), *wires)
 
 
 def summed(secure: SecureSum, nodes: Mapping[str, int], x: Tensor, exactly: bool, ticket: str) -> Measurement:
@@ -78,10 +86,12 @@ def summed(secure: SecureSum, nodes: Mapping[str, int], x: Tensor, exactly: bool
     found = secure(nodes, MessageType.EVALUATE, lambda _: message, ticket, like, grid, 2)
     wires = found.found.wire_up, found.found.wire_down
     if not found.names:
-        return Measurement({}, 0, math.nan, None, *wires)
+        return Measurement({}, 0, math.nan, None, math.nan, *wires)
     loss, accuracy, measured = found.mean.numbers.tolist()
-    said = {"loss": loss} | ({"accuracy": accuracy / measured} if measured else {})
-    return Measurement({EVERYBODY: said}, len(found.names), loss, found.mean.gradient if exactly else None, *wires)
+    accuracy = accuracy / measured if measured else math.nan
+    said = {"loss": loss} | ({"accuracy": accuracy} if measured else {})
+    gradient = found.mean.gradient if exactly else None
+    return Measurement({EVERYBODY: said}, len(found.names), loss, gradient, accuracy, *wires)
 
 
 def _model(x: Tensor) -> RecordDict:

@@ -3,7 +3,8 @@
 Flower starts a process for each message, and that process imports torch: seconds of work before the first gradient.
 Here one process imports everything once and forks for each message; it speaks Flower's own protocol between node and
 worker (`--isolation process`). An idle node looks for messages every 0.3 s, not every 3 s. A node of Flower's ends
-when its SuperLink was killed and started anew, which does not know it; this one registers again.
+when its SuperLink was killed and started anew, which does not know it; this one registers again. Its port serves the
+processes of its own user alone (`fednmap.flower.loopback`).
 
 Use `python -m fednmap.flower.node OPTIONS` in place of `flower-supernode OPTIONS`.
 """
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import sklearn.datasets  # noqa: F401  # slow to import, and many a `load` does
@@ -29,6 +29,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import fednmap.flower.client  # torch and all of ours
 import fednmap.flower.tables  # noqa: F401  # and what tables need
+from fednmap.flower import loopback
 from fednmap.names import InputError
 
 POLL = 0.1  # seconds between looks for a message
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
     if "--isolation" in arguments or "--ssl-certfile" in arguments:
         raise InputError("a warm node talks to its own worker on loopback: leave out --isolation and --ssl-certfile")
     address = f"127.0.0.1:{_option(arguments, '--port', DEFAULT_PORT)}"
-    command = [sys.executable, "-I", str(Path(__file__).with_name("supernode.py")), *arguments]
+    command = [sys.executable, "-I", loopback.__file__, "flower-supernode", *arguments]
     asked_to_end = False
     while True:
         node = subprocess.Popen([*command, "--isolation", "process", "--host", "127.0.0.1"])

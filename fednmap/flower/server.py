@@ -58,6 +58,7 @@ SITES = "sites.json"
 UNHEARD = frozenset({"algorithms", "trials", "drop"})
 """Settings of a trial that its server is not told, or not all of."""
 LOOK = 1.0  # seconds between looks whether the SuperLink is still there
+MISSED = 3  # rounds in succession after which a client that is drawn and not counted is warned of
 HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
@@ -132,6 +133,8 @@ class Coordinator:
         self.counted = dict.fromkeys(federation.names, "")
         self.refused = dict.fromkeys(federation.names, "")
         self.took_part = dict.fromkeys(federation.names, 0)
+        self.missed = dict.fromkeys(federation.names, 0)
+        """Rounds in succession, up to the last one, in which a client was drawn and not counted."""
         self.news: News | None = None
         self.lost: set[str] = set()
         """Clients that could not follow the news once: they are sent everything."""
@@ -210,8 +213,8 @@ class Coordinator:
                 break
             log.warning("round %d: %d good replies, %d needed", t, len(order), least)
         else:
-            why = "".join(f" ({name}: {reason})" for name, reason in list(found.errors.items())[:1])
-            times = f"round {t} failed {self.federation.attempts} times{why}"
+            why = "; ".join(f"{name}: {reason}" for name, reason in self._absent(drawn, order, found).items())
+            times = f"round {t} failed {self.federation.attempts} times ({why})"
             raise TimeoutError(f"{times}; its state is saved, continue with resume = true")
         total = sum(self._counts(name) for name in self.federation.names)
         share = sum(self._counts(name) for name in order) / total
@@ -221,15 +224,43 @@ class Coordinator:
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
         self.counted |= dict.fromkeys(order, ticket)
+        absent = self._absent(drawn, order, found)
         for name in order:
             self.took_part[name] += 1
+            self.missed[name] = 0
+        for name in absent:
+            self.missed[name] += 1
         self.news = self._news(ticket, up, share, algorithm, server)
         self.exact = privacy is None and len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
         self.totals["train_seconds"] += time.monotonic() - began
         self._save(t, server)
         seconds = time.monotonic() - began
-        log.info("round %d: %d of %d replies counted, %.1f s", t, len(order), len(nodes), seconds)
+        without = f", without {', '.join(absent)}" if absent else ""
+        log.info("round %d: %d of %d clients counted%s, %.1f s", t, len(order), len(drawn), without, seconds)
+        for name in absent:
+            if self.missed[name] == MISSED:
+                log.warning(self._left_out()[name])
         return server
+
+    def _absent(self, drawn: list[int], order: list[str], found: Exchange) -> dict[str, str]:
+        """The clients that were drawn and are not counted, each with the reason."""
+        late = f"no good reply within {self.federation.deadline:g} s"
+
+        def reason(name: str) -> str:
+            if name not in self.roster.nodes:
+                return "not connected"
+            if name in self.sites.unfit:
+                return "its data does not fit"
+            return found.errors.get(name) or self.refused[name] or late
+
+        return {name: reason(name) for name in (self.federation.names[i] for i in drawn) if name not in order}
+
+    def _left_out(self) -> dict[str, str]:
+        """The clients that have not been counted for some rounds, or never; each with what follows."""
+        long = {n: k for n, k in self.missed.items() if k >= MISSED or (k and not self.took_part[n])}
+        late = f"raise the deadline, now {self.federation.deadline:g} s, if it is slow"
+        means = f"the optimum is then another one than that of all {self.n} clients"
+        return {name: f"{name} was not counted in its last {k} rounds; {means}; {late}" for name, k in long.items()}
 
     def _noised(self, privacy: Privacy, t: int, order: list[str], up: State) -> tuple[State, float]:
         """What a mean of private uplinks counts, and for how much: that does not depend on who came."""
@@ -386,6 +417,7 @@ class Coordinator:
         if gradient is None and self.federation.measure_stationarity:
             gradient = torch.full_like(x, math.nan)
         record = {"round": done, **numbers(x, found.loss, gradient, plan.phi, plan.measure_gamma)}
+        record |= {} if math.isnan(found.accuracy) else {"test_accuracy": found.accuracy}
         record |= {"clients_measured": found.clients, **{name: f(x) for name, f in plan.metrics.items()}}
         record |= {} if plan.privacy is None else plan.privacy.spent(self._everybody, done)
         self.totals["eval_seconds"] += time.monotonic() - began
@@ -472,6 +504,7 @@ class Coordinator:
             return 0, server
         self.totals, self.counted = {name: kept.totals[name] for name in self.totals}, kept.totals["counted"]
         self.took_part |= kept.totals.get("took_part", {})
+        self.missed |= kept.totals.get("missed", {})
         self._forget_after(kept.t + 1)
         log.info("continuing after round %d", kept.t)
         return kept.t + 1, kept.server
@@ -489,9 +522,11 @@ class Coordinator:
             write_atomically(path, "".join(line for line in lines if json.loads(line)["round"] <= measured).encode())
 
     def _save(self, t: int, server: State) -> None:
-        kept = checkpoints.Kept(t, server, {**self.totals, "counted": self.counted, "took_part": self.took_part})
+        about = {"counted": self.counted, "took_part": self.took_part, "missed": self.missed}
         self.folder.flush()
-        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config))
+        checkpoints.keep(
+            self.folder.checkpoints(self.job), checkpoints.Kept(t, server, self.totals | about), settings(self.config)
+        )
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""
@@ -501,6 +536,8 @@ class Coordinator:
         last = self.folder.records(*self.job)[-1]
         closing = summary(last) | {name: int(last[name]) for name in WIRE} | {"ended": reason or DONE}
         closing["took_part"] = dict(self.took_part)
+        if left_out := self._left_out():
+            closing["warnings"] = list(left_out.values())
         if "stationarity" in last:
             closing["measure_gamma"] = self.plan.measure_gamma
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))

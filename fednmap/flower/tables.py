@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fednmap.estimators import folder as kept
-from fednmap.estimators.agreement import Agreement, answer, converse
+from fednmap.estimators.agreement import Agreement, Disagreement, answer, converse
 from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.penalties import told_lam
 from fednmap.estimators.task import Task
@@ -37,8 +37,10 @@ from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import from_json, to_json, write_atomically
 from fednmap.runs.folder import RunFolder
+from fednmap.simulation import lock
 from fednmap.tables import Table, table
-from fednmap.tables.statistics import Answers, Question, carry
+from fednmap.tables.statistics import NARROWINGS, Answers, Question, carry
+from fednmap.tables.table import REFUSALS, SiteError
 
 AGREEMENT = "agreement.json"
 QUESTION = f"{MessageType.QUERY}.tables"
@@ -78,8 +80,12 @@ def client_app(load: LoadTable) -> ClientApp:
         return Table(table(load(context)).columns, client_name(context.node_config["client"]))
 
     def local(context: Context) -> LocalProblem:
-        known, site = _agreed(context), client_name(context.node_config["client"])
-        return LocalProblem(known.local(rows(context)), weight=known.weight(site) * len(known.rows))
+        site = client_name(context.node_config["client"])
+        try:
+            known = _agreed(context)
+            return LocalProblem(known.local(rows(context)), weight=known.weight(site) * len(known.rows))
+        except Exception as error:  # Flower sends the words of one that is raised
+            raise InputError(_in_words(_refusal(site, error))) from None
 
     app = plain.client_app(
         local,
@@ -91,14 +97,17 @@ def client_app(load: LoadTable) -> ClientApp:
     @partial(audited, file=plain._log_file, note=lambda *_: {})
     def asked(message: Message, context: Context) -> Message:
         """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
-        question = json.loads(str(message.content["question"]["json"]))
+        site = client_name(context.node_config["client"])
         try:
+            question = json.loads(str(message.content["question"]["json"]))
             if context.node_config.get("require-secagg"):
-                raise InputError("this client takes part with secure aggregation alone, which a fit of tables has not")
-            said = _keep(context, question) if question["ask"] == "agree" else _told(question, rows(context), context)
+                raise Disagreement("this client takes part with secure aggregation alone; a fit of tables has none")
+            _ask_once(context, question)
+            kept_here = question["ask"] == "agree"
+            said = (_keep if kept_here else _told)(context, question, rows(context))
             content = RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
-        except InputError as error:
-            content = RecordDict({"refused": ConfigRecord({"why": str(error)})})
+        except Exception as error:
+            content = RecordDict({"refused": ConfigRecord(_refusal(site, error))})
         return Message(content, reply_to=message)
 
     return app
@@ -160,7 +169,7 @@ def ask_all(grid: Grid, roster: Roster, federation: Federation, question: Questi
         nodes = {name: node for name, node in roster.refresh().items() if name not in found}
         for name, reply in exchange(grid, nodes, QUESTION, lambda _: content, federation.deadline).replies.items():
             if "refused" in reply:
-                why = str(reply["refused"]["why"])
+                why = _in_words(reply["refused"])
                 raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
             found[name] = json.loads(str(reply["answer"]["json"]))
         if len(found) == len(federation.names):
@@ -240,16 +249,51 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
     write_atomically(path / "coefficients.csv", kept.as_csv(head, rows).encode())
 
 
-def _told(question: Question, rows: Table, context: Context) -> dict[str, Any]:
+def _refusal(site: str, error: Exception) -> dict[str, Any]:
+    """What leaves the site of an error: a code and the column. Its words, which may show cells, are logged here."""
+    if isinstance(error, Disagreement):
+        return {"code": "settings", "column": "", "why": str(error)}
+    log.error("%s refused: %s", site, error, exc_info=None if isinstance(error, InputError) else error)
+    code, column = (error.code, error.column) if isinstance(error, SiteError) else ("other", "")
+    return {"code": code, "column": column}
+
+
+def _in_words(refused: Any) -> str:
+    if refused["code"] == "settings":
+        return str(refused["why"])
+    words = REFUSALS.get(str(refused["code"]), REFUSALS["other"]).format(column=str(refused["column"])[:60])
+    return f"{words}; the site's own log says more"
+
+
+def _ask_once(context: Context, question: Question) -> None:
+    """Refuse a second question of a kind in a run, and other statistics than the first; the same again is answered."""
+    path = _place(context).with_suffix(f".{context.run_id}.asked.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock.exclusive(path.with_suffix(".lock")):
+        known = from_json(path, dict) if path.exists() else {}
+        marks = {question["ask"]: question}
+        if "agreement" in question:
+            marks["statistics"] = {name: question["agreement"][name] for name in ("statistics", "rows", "classes")}
+        for kind, asked in marks.items():
+            mark = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+            before = known.setdefault(kind, [])
+            if mark not in before and len(before) >= (NARROWINGS if kind == "counts" else 1):
+                raise Disagreement(f"the server asks about {kind!r:.20} again in this run, in other words; refused")
+            known[kind] = list(dict.fromkeys([*before, mark]))
+        write_atomically(path, to_json(known))
+
+
+def _told(context: Context, question: Question, rows: Table) -> dict[str, Any]:
     task, _ = read(context.run_config)
     return answer(question, rows, task)
 
 
-def _keep(context: Context, question: Question) -> dict[str, Any]:
+def _keep(context: Context, question: Question, rows: Table) -> dict[str, Any]:
     """Keep what was agreed, if this site is part of it."""
     said, site = question["agreement"], client_name(context.node_config["client"])
     known, (task, _) = Agreement.heard(said), read(context.run_config)
     known.check(task, site)
+    known.check_statistics(rows)
     path = _place(context)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_json(said))
@@ -259,7 +303,7 @@ def _keep(context: Context, question: Question) -> dict[str, Any]:
 def _agreed(context: Context) -> Agreement:
     path = _place(context)
     if not path.exists():
-        raise InputError(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
+        raise Disagreement(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
     return Agreement.heard(from_json(path, dict))
 
 

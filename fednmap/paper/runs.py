@@ -7,11 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from fednmap.names import InputError
 from fednmap.paper.trials import Setting, Trial
 from fednmap.report.progress import Warnings
+from fednmap.report.terminal import console
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.experiment import Experiment, dataset_of, prepare
@@ -36,7 +35,7 @@ def trained(config: Config, columns: tuple[str, ...], path: Path) -> list[Record
     A trial that was stopped goes on from its checkpoint; one that was begun with other settings or data begins again.
     When it is finished its checkpoints are not needed any more.
     """
-    reporter, experiment = Warnings(Console(stderr=True)), prepare(config)
+    reporter, experiment = Warnings(console(stderr=True)), prepare(config)
     folder = RunFolder(path)
     if not _is_begun(folder, experiment):
         if (path / "run.toml").exists():

@@ -162,14 +162,14 @@ class Multinomial(Family):
 
 @dataclass(frozen=True)
 class Poisson(Family):
-    """exp(eta) - y eta, without log(y!): counts y with mean exp(eta).
+    """Half the deviance, exp(eta) - y eta + y log y - y: counts y with mean exp(eta).
 
     The curvature exp(eta) is not bounded: f is smooth on bounded sets only, and a step size that suits the start may be
     too long elsewhere.
     """
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
-        return torch.exp(eta) - y * eta
+        return torch.exp(eta) - y * eta + (torch.xlogy(y, y) - y)
 
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
         return torch.exp(eta) - y
@@ -179,7 +179,7 @@ class Poisson(Family):
 
     def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         rate = torch.exp(eta)
-        return rate - y * eta, rate - y
+        return rate - y * eta + (torch.xlogy(y, y) - y), rate - y
 
     def mean(self, eta: Tensor) -> Tensor:
         return torch.exp(eta)

@@ -7,14 +7,16 @@ from math import isfinite, isnan
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from rich.text import Text
+
 from fednmap.measure import Quantity, quantities
-from fednmap.report.lines import ended_lines, gamma_line, jobs_line, measuring_line, took_part_lines
+from fednmap.report.lines import ended_lines, gamma_line, jobs_line, measuring_line, took_part_lines, warning_lines
 from fednmap.report.terminal import Grid
 
 Trials = Sequence[dict[str, Any]]
 """The closing numbers of one method's trials."""
 
-NAMES = ("method", "trial", "error", "ended", "jobs")
+NAMES = ("method", "trial", "error", "ended", "ended_by", "jobs")
 """What a closing record says besides numbers that were measured."""
 
 
@@ -64,14 +66,14 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     table = rows(by_method)
     columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
     said = gamma_line(results, gamma), measuring_line(results), jobs_line(results), *ended_lines(results)
-    said = *said, *took_part_lines(results)
+    said = *said, *took_part_lines(results), *warning_lines(results)
     below = [line for line in said if line]
     return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(below))
 
 
-def _styled(cell: Cell) -> str:
+def _styled(cell: Cell) -> Text:
     text = cell.text.replace(" ±", "\n±")  # else wider than a terminal
-    return f"[bold]{text}[/bold]" if cell.best else text
+    return Text(text, "bold" if cell.best else "")
 
 
 def _cell(column: Quantity, trials: Trials) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -68,6 +68,13 @@ def shown(models: Mapping[str, Model]) -> list[Table]:
             table.add_row(*([c.label] if several else []), c.name, *numbers)
         tables.append(table)
     return tables
+
+
+def without_coefficient_intervals(head: list[str], rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Leave out "low" and "high" where the ratio has an interval: a table to read has one interval a row."""
+    ratio = any(name.endswith(" low") for name in head)
+    kept = [k for k, name in enumerate(head) if not (ratio and name in ("low", "high"))]
+    return [head[k] for k in kept], [[row[k] for k in kept] for row in rows]
 
 
 def page(models: Mapping[str, Model]) -> str:

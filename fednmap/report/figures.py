@@ -35,14 +35,15 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
     along: dict[str, list[Any]] = {name: [] for name in _AXES}
     named: set[str] = set()
     for place, quantity in enumerate(shown):
-        title = quantity.html or escape(quantity.axis)
+        title = quantity.html or _text(quantity.axis)
         cell = {"row": place // 2 + 1, "col": place % 2 + 1}
         for k, whole in enumerate(series):
             if not whole.has(quantity.key):
                 continue
             one = whole.having(quantity.key)
             line = {"color": COLORS[k % len(COLORS)], "dash": DASHES[k % len(DASHES)], "width": 1.8}
-            style = {"name": one.label, "legendgroup": one.label, "mode": "lines"}
+            label = _text(one.label)
+            style = {"name": label, "legendgroup": label, "mode": "lines"}
             y = quantity.scale * one.values(quantity.key, points)
             x = {axis: _along(one, axis, points) for axis in _AXES}
             if len(y) > 1:
@@ -52,9 +53,9 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
                 for axis in _AXES:
                     along[axis].append([*x[axis], *x[axis][::-1]])
             hover = f"<b>%{{fullData.name}}</b><br>%{{x:,.6~g}}<br>{title} %{{y:.4~g}}<extra></extra>"
-            new = one.label not in named
+            new = label not in named
             figure.add_scatter(y=y.mean(0), **style, line=line, showlegend=new, hovertemplate=hover, **cell)
-            named.add(one.label)
+            named.add(label)
             for axis in _AXES:
                 along[axis].append(x[axis])
         figure.update_yaxes(title_text=title, title_standoff=4, **cell)
@@ -62,7 +63,7 @@ def curves(series: Sequence[Series]) -> tuple[Any, int]:
         trace.x = x
     falling = {k: q for k, q in enumerate(shown) if q.log and positive(series, q.key)}
     scales = {kind: {f"yaxis{k + 1 if k else ''}.type": kind for k in falling} for kind in ("log", "linear")}
-    which = ", ".join(q.label for q in falling.values())
+    which = _text(", ".join(q.label for q in falling.values()))
     menus = [_buttons(0.0, [(name, "update", [{"x": along[name]}, _titles(len(shown), name)]) for name in _AXES])]
     if falling:
         menus.append(_buttons(0.5, [(f"{which} {kind}", "relayout", [scale]) for kind, scale in scales.items()]))
@@ -92,8 +93,8 @@ def layers(models: Mapping[str, Model]) -> Any | None:
     few = len(names) <= 24
     heat = go.Heatmap(
         z=zeros,
-        x=names,
-        y=list(models),
+        x=list(map(_text, names)),
+        y=list(map(_text, models)),
         zmin=0,
         zmax=100,
         colorscale="Blues",
@@ -119,7 +120,7 @@ def first_layer(models: Mapping[str, Model], at_most: int = 12) -> Any | None:
         return None
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
-    titles = [label if len(label) < 34 else f"…{label[-32:]}" for label in pictures]
+    titles = [_text(label if len(label) < 34 else f"…{label[-32:]}") for label in pictures]
     figure = make_subplots(rows, columns, subplot_titles=titles, vertical_spacing=0.2 / rows)
     for k, picture in enumerate(pictures.values()):
         heat = go.Heatmap(
@@ -175,6 +176,11 @@ _LOOK: dict[str, Any] = {
     "yaxis": {"gridcolor": "#e8e8e8", "linecolor": "#999", "zeroline": False, "exponentformat": "power"},
     "hoverlabel": {"namelength": -1},
 }
+
+
+def _text(words: str) -> str:
+    """Words as they are, for Plotly, which reads tags and a few entities, none of quotes."""
+    return escape(words, quote=False)
 
 
 def _along(one: Series, axis: str, points: int) -> list[float]:

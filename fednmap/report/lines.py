@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fednmap.runs.folder import About
@@ -14,6 +15,14 @@ def about_line(said: About) -> str:
     words = [str(word) for word in (said.data, said.model, said.reg) if word is not None]
     words += [f"{n} {what}" for n, what in ((said.clients, "clients"), (said.rounds, "rounds")) if n is not None]
     return ", ".join(words)
+
+
+def made_by(began: Mapping[str, Any]) -> list[str]:
+    """The command of a run, and its versions and date, of what is known."""
+    command = shlex.join(str(word) for word in began.get("command", []))
+    versions = ", ".join(f"{name} {began[name]}" for name in ("fednmap", "torch", "numpy", "python") if name in began)
+    words = ([f"made by: {command}"] if command else []) + ([versions] if versions else [])
+    return [*words, f"began: {began['began']}"] if "began" in began else words
 
 
 def ended_lines(results: Iterable[dict[str, Any]]) -> list[str]:
@@ -31,6 +40,11 @@ def took_part_lines(results: Iterable[dict[str, Any]]) -> list[str]:
             said = ", ".join(f"{name} {count}" for name, count in rounds.items())
             lines.append(f"counted in rounds, of {r['rounds']}: {said}")
     return lines
+
+
+def warning_lines(results: Iterable[dict[str, Any]]) -> list[str]:
+    """What a method's result must not be read without."""
+    return [f"warning: {_called(r)}: {line}" for r in results for line in r.get("warnings") or ()]
 
 
 def _called(result: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from fednmap.names import InputError
 from fednmap.report import coefficients, figures
 from fednmap.report.closing import Row, columns, rows
-from fednmap.report.lines import about_line, ended_lines, gamma_line
+from fednmap.report.lines import about_line, ended_lines, gamma_line, warning_lines
 from fednmap.report.series import Series, collect, expected
 from fednmap.runs.files import clear_errors, from_toml, write_atomically
 from fednmap.runs.folder import Model, RunFolder
@@ -113,9 +113,10 @@ def _gammas(folders: Sequence[RunFolder]) -> str:
 
 
 def _ended(folders: Sequence[RunFolder]) -> str:
-    """Which methods have ended before their rounds were done, and why."""
+    """Which methods have ended before their rounds were done, and why; and what they warn of."""
     names = [f"{folder.path.resolve().name}, " if len(folders) > 1 else "" for folder in folders]
-    lines = [name + line for name, f in zip(names, folders, strict=True) for line in ended_lines(f.results())]
+    said = [[*ended_lines(f.results()), *warning_lines(f.results())] for f in folders]
+    lines = [name + line for name, own in zip(names, said, strict=True) for line in own]
     return f"<p>{'<br>'.join(map(escape, lines))}</p>" if lines else ""
 
 

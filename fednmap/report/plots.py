@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,12 +40,19 @@ def comparison(folder: RunFolder, path: Path) -> None:
     for row, along in zip(axes, rows, strict=True):
         for axis, shown in zip(row, panels, strict=True):
             _panel(axis, series, shown, quantity(along))
-    lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
-    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=min(len(lines), 8))
+    lines = {line.get_gid(): line for axis in axes[0] for line in axis.get_lines()}
+    legend(figure, list(lines.items()), loc="outside lower center", ncols=min(len(lines), 8))
     title = "; ".join(words for words in (about_line(said), gamma_line(folder.results(), said.measure_gamma)) if words)
     figure.suptitle(title, fontsize="medium", parse_math=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def legend(on: Any, lines: Sequence[tuple[str, Any]], **options: Any) -> None:
+    """Draw a legend of a figure or axis with the names as they are: no $...$ in one is a formula, no _ hides it."""
+    texts = on.legend([line for _, line in lines], [str(k) for k in range(len(lines))], **options).get_texts()
+    for text, (name, _) in zip(texts, lines, strict=True):
+        text.set(text=name, parse_math=False)
 
 
 def _send_alike(series: Sequence[Series]) -> bool:
@@ -66,7 +73,7 @@ def _panel(axis: Axes, series: Sequence[Series], shown: Quantity, along: Quantit
         x = along.scale * trials.values(along.key).mean(0)
         y = shown.scale * trials.values(shown.key)
         y = np.where(np.abs(y) < DRAWABLE, y, np.nan)
-        axis.plot(x, y.mean(0), STYLES[k % 4], color=f"C{k}", label=one.label, linewidth=1.6)
+        axis.plot(x, y.mean(0), STYLES[k % 4], color=f"C{k}", gid=one.label, linewidth=1.6)
         if len(y) > 1:
             axis.fill_between(x, y.min(0), y.max(0), color=f"C{k}", alpha=0.2, linewidth=0)
     axis.set_xlabel(along.axis)

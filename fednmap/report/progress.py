@@ -27,7 +27,7 @@ class Warnings(Reporter):
         self.console = console
 
     def tell(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(line, highlight=False, soft_wrap=True)
 
 
 class Bar(Reporter):
@@ -35,11 +35,11 @@ class Bar(Reporter):
 
     def __init__(self, console: Console, progress: Progress | None = None) -> None:
         self.progress = progress or Progress(
-            TextColumn("{task.fields[name]:<16}"),
+            TextColumn("{task.fields[name]:<16}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             console=console,
         )
         self.task = TaskID(0)
@@ -60,7 +60,7 @@ class Bar(Reporter):
         return other
 
     def tell(self, line: str) -> None:
-        self.progress.console.print(line, highlight=False, markup=False)
+        self.progress.console.print(line, highlight=False)
 
 
 class Lines(Warnings):

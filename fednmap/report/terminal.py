@@ -1,15 +1,24 @@
-"""Tables for a terminal of any width."""
+"""Consoles and tables for a terminal of any width."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+Columns = Sequence[tuple[str, Sequence[str | Text]]]
+"""(head, cells)"""
+
+
+def console(**options: Any) -> Console:
+    """Return a console that prints text as it is: `pulse [/min]` is the name of a column, not rich's markup."""
+    return Console(markup=False, emoji=False, **options)
 
 
 @dataclass(frozen=True)
@@ -18,8 +27,7 @@ class Grid:
 
     corner: str
     titles: Sequence[str]
-    columns: Sequence[tuple[str, Sequence[str]]]
-    """(head, cells); cells may hold rich's markup."""
+    columns: Columns
     right: bool = False
     below: str = ""
     """A line under the table."""
@@ -34,7 +42,7 @@ class Grid:
         if self.below:
             yield Text(self.below)
 
-    def _table(self, columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
+    def _table(self, columns: Columns) -> Table:
         table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
         table.add_column(self.corner, no_wrap=True)
         for head, _ in columns:
@@ -44,7 +52,7 @@ class Grid:
         return table
 
 
-def _parts(columns: Sequence[tuple[str, Sequence[str]]], pieces: int) -> Iterator[Sequence[tuple[str, Sequence[str]]]]:
+def _parts(columns: Columns, pieces: int) -> Iterator[Columns]:
     """The columns in order, cut into as many pieces of nearly equal length."""
     size = max(1, -(-len(columns) // pieces))
     return (columns[k : k + size] for k in range(0, len(columns), size))

@@ -58,6 +58,8 @@ OLD_HEADING = b"method,trial,round,metric,value"
 COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
 """What every measurement ends with: one that lacks them is half written."""
 VERSIONS = ("fednmap", "torch", "numpy")
+FIT = "model.json"
+"""The model of a fit of tables."""
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
 
@@ -197,6 +199,11 @@ class RunFolder:
         if not (path / "run.toml").is_file():
             raise InputError(f"{path} is not a run folder: it has no run.toml")
         return cls(path)
+
+    @staticmethod
+    def is_fit(path: Path) -> bool:
+        """Whether `path` is the folder of `fednmap fit`: a model of tables without rounds to look at."""
+        return (path / FIT).is_file() and not (path / "run.toml").exists()
 
     def config(self, *, trust: bool = False, look_up: bool = True) -> Config:
         """The configuration, checked: for what runs. Whoever only looks asks `about`."""

@@ -18,7 +18,7 @@ from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
 from fednmap.runs.keeping import DONE, Interrupted, Task, ended_by, interrupts, keep
 from fednmap.simulation import Callback, Diverged, Record, Result, simulate, trajectory
-from fednmap.simulation.callbacks import heard, listeners
+from fednmap.simulation.callbacks import heard, listeners, name_of
 from fednmap.simulation.loop import check_kinds, first_point, origin
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
@@ -51,11 +51,13 @@ def run(
     start: Tensor | None = None,
     **options: Any,
 ) -> Result:
-    """Run `rounds` rounds and measure; with `folder`, as a run folder that `fednmap show` and `report` know.
+    """Run a method and measure it; with `folder`, as a run folder that `fednmap show` and `report` know.
 
+    rounds:           how many there are in all, counted from the start of the run, also with `after` and in a folder.
     folder:           measurements, checkpoints, model and closing numbers are kept there as they come. The same call
                       again goes on where an earlier one was stopped or killed, to the same bits; when all rounds are
-                      done it gives what was stored, and with more rounds it goes on. Another method, problem, sampler,
+                      done, or a callback of that name ended them, it gives what was stored, and with more rounds it
+                      goes on. Another method, problem, sampler,
                       schedule or metric is refused, also where only the code of a function or a number it uses is
                       another one; a problem of one's own that changes as it runs tells itself by a `digest()`.
     checkpoint_every: rounds between checkpoints.
@@ -90,7 +92,7 @@ def run(
     task = Task(job, algorithm, problem, start, rounds, checkpoint_every, facts, options, _saved(problem), 1, facts)
     kept = _opened(Path(folder), task, phi)
     with locked(kept.path), interrupts() as asked:
-        found = _finished(kept, task)
+        found = _finished(kept, task, callbacks)
         if found is None:
             kept.repair()
             _tell_rounds(kept, rounds)
@@ -171,14 +173,19 @@ def _tell_rounds(folder: RunFolder, rounds: int) -> None:
             write_atomically(folder.path / "run.toml", tomli_w.dumps(said | {"rounds": rounds}).encode())
 
 
-def _finished(folder: RunFolder, task: Task) -> dict[str, Any] | None:
+def _finished(folder: RunFolder, task: Task, callbacks: list[Callback]) -> dict[str, Any] | None:
     """The closing numbers, if there is nothing left to run."""
     found = next((r for r in folder.results() if (r["method"], r["trial"]) == task.job), None)
     if found is None or "error" in found:
         return found
     if found["rounds"] > task.rounds:
         raise InputError(f"{task.rounds} rounds are asked for and {folder.path} holds {found['rounds']}; ask for more")
-    return found if found["rounds"] == task.rounds else _still_ended(folder, task, found)
+    if found["rounds"] == task.rounds:
+        return found
+    same = from_toml(folder.path / "run.toml")["rounds"] == task.rounds
+    if same and found.get("ended_by") in [name_of(callback) for callback in callbacks]:
+        return found
+    return _still_ended(folder, task, found)
 
 
 def _still_ended(folder: RunFolder, task: Task, closing: dict[str, Any]) -> dict[str, Any] | None:
@@ -208,6 +215,7 @@ def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
     after, *_ = task.found(folder)
     records: list[Record] = folder.records(*task.job)
     result = Result(task.problem, task.start, task.options["measure_gamma"], records, ended=_early(closing))
+    result.ended_by = str(closing.get("ended_by", ""))
     if records:
         result.totals |= {name: records[-1][name] for name in result.totals}
     if "error" in closing:

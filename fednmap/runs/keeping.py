@@ -154,6 +154,7 @@ def keep(
         facts = summary(records[-1]) if records else {"rounds": done}
         facts |= {"measure_gamma": result.measure_gamma} | ({"jobs": task.beside} if task.beside > 1 else {})
         facts |= {"error": error} if error else {"ended": result.ended or DONE}
+        facts |= {"ended_by": result.ended_by} if result.ended_by else {}
         closing = folder.finish(job, facts, None if error else task.saved(result.x))
     finally:
         for reporter in reporters:

@@ -176,7 +176,13 @@ def listeners(*given: Listener | Iterable[Listener] | None) -> list[Callback]:
     return found
 
 
-def heard(callbacks: Iterable[Callback], tell: Callable[[Callback], Answer]) -> str | None:
+class Reason(str):
+    """Why a run ends, in words; `by` names the callback that ends it."""
+
+    by: str
+
+
+def heard(callbacks: Iterable[Callback], tell: Callable[[Callback], Answer]) -> Reason | None:
     """Tell all of them; the first reason that one of them gives to end the run."""
     reason = None
     for callback in callbacks:
@@ -184,10 +190,10 @@ def heard(callbacks: Iterable[Callback], tell: Callable[[Callback], Answer]) -> 
             answer = tell(callback)
         except StopIteration:
             answer = True
-        if reason is None and isinstance(answer, str):
-            reason = answer or None
-        elif reason is None and _is_true(answer):
-            reason = f"ended by {_name(callback)}"
+        words = f"ended by {name_of(callback)}" if _is_true(answer) else answer
+        if reason is None and isinstance(words, str) and words:
+            reason = Reason(words)
+            reason.by = name_of(callback)
     return reason
 
 
@@ -207,7 +213,8 @@ def stays_ended(stops: Iterable[Callback], records: Iterable[Record]) -> bool:
     return reason is not None
 
 
-def _name(callback: Callback) -> str:
+def name_of(callback: Callback) -> str:
+    """Of its class, or of the function that it calls."""
     inner = callback._function if isinstance(callback, _Function) else type(callback)
     return str(getattr(inner, "__name__", "a callback"))
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+Text = TypeVar("Text", bound=str)
 
 
 class WorkerLost(ConnectionError):
@@ -66,11 +67,11 @@ def any_process(flag: bool) -> bool:
     return bool(all_sum([torch.tensor(float(flag), device="cpu")])[0] > 0)
 
 
-def first(text: str | None) -> str | None:
+def first(text: Text | None) -> Text | None:
     """The text of the first process that has one, in every process."""
     if size() == 1 or not any_process(bool(text)):
         return text
-    found: list[str | None] = [None] * size()
+    found: list[Text | None] = [None] * size()
     _talk(lambda: dist.all_gather_object(found, text))
     return next(filter(None, found))
 

@@ -6,12 +6,16 @@ many sections and groups there are does not depend on the number of processes or
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 from torch import Tensor
 
 from fednmap.simulation import distributed
 
 FAIR = 4  # sections, where there is more than one group: two or four processes or threads then end together
-FINER = (16, 8)  # sections for more processes, where they cost next to nothing
+FINER = (64, 32, 16, 8)  # sections for more processes, where they cost next to nothing
+SAMPLED = 16  # at most so many where clients are drawn: some sections are then fuller than others
 COST = 1.1  # more groups than with FAIR sections
 
 
@@ -23,11 +27,9 @@ class Groups:
     [(0, [0, 1]), (0, [2]), (1, [4]), (2, []), (3, [9])]
     """
 
-    def __init__(self, n: int, usual: int, chunk: int) -> None:
+    def __init__(self, n: int, usual: int, chunk: int, sampled: bool = False) -> None:
         self.n, self.chunk = n, chunk
-        self.sections = sections(usual, chunk)
-        if 1 < self.sections < distributed.size():  # else some processes would have nothing to do
-            self.sections = min(n, distributed.size())
+        self.sections = sections(usual, chunk, sampled or usual < n)
         self._mine = distributed.share(self.sections)
         self._everybody: list[tuple[int, Tensor]] | None = None
 
@@ -56,17 +58,24 @@ class Groups:
         return ids * self.sections // self.n
 
 
-def sections(clients: int, chunk: int) -> int:
-    """As many as can be had at next to no cost, since more groups than needed are slower."""
+def sections(clients: int, chunk: int, sampled: bool) -> int:
+    """As many as can be had at next to no cost, since more groups than needed are slower.
+
+    Processes beyond that have nothing to do: their number must not show in the bits.
+    """
     if clients <= chunk:
         return 1
     least = min(clients, FAIR)
     for finer in FINER:
-        if finer <= clients and _groups(clients, finer, chunk) <= COST * _groups(clients, least, chunk):
+        fits = finer <= (min(clients, SAMPLED) if sampled else clients)
+        if fits and _groups(clients, finer, chunk, sampled) <= COST * _groups(clients, least, chunk, sampled):
             return finer
     return least
 
 
-def _groups(clients: int, count: int, chunk: int) -> int:
-    largest = -(-clients // count)
-    return count * -(-largest // chunk)
+def _groups(clients: int, count: int, chunk: int, sampled: bool) -> int:
+    """In so many sections: exactly where everybody takes part, else as if each were the fullest."""
+    if sampled:
+        return count * math.ceil(math.ceil(clients / count) / chunk)
+    starts = [-(-clients * section // count) for section in range(count + 1)]
+    return sum(-(-(end - start) // chunk) for start, end in pairwise(starts))

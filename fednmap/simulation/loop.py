@@ -19,7 +19,8 @@ from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.client_round import client_round
 from fednmap.simulation.groups import Groups
-from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part
+from fednmap.simulation.memory import reuse_freed_memory
+from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part, uneven
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, alike
 from fednmap.simulation.tally import Tally
@@ -78,8 +79,10 @@ def simulate(
     uplink: UplinkParts | None = None,
     secagg: Part | None = None,
 ) -> Iterator[Round]:
-    """Run `rounds` rounds and yield a Round after each.
+    """Run a method round by round and yield a Round after each.
 
+    rounds:        how many there are in all, counted from the start of the run: `rounds=500` after the 300th round runs
+                   200 more.
     start:         where to begin, of length problem.dim; decides dtype and device. Default: problem.start, else zeros.
     participation: share of the clients drawn in each round.
     drop:          probability that a participant's reply is lost; it then leaves no trace on the server or the client.
@@ -93,7 +96,7 @@ def simulate(
     threads:       how many share the work; any number gives the same bits. Default: OMP_NUM_THREADS if set, else one
                    for each core that this process may use.
     store:         a folder for the clients' states, when they are too many for memory; default: in memory.
-    after:         any round of an earlier call with the same arguments, to go on from.
+    after:         a round of an earlier call with the same arguments, to continue from.
     uplink:        what happens to the uplinks, a part or a list of parts in order: differential privacy, attacks, a
                    robust aggregator in place of the mean (`fednmap.privacy`); last `Quantised(problem.n)`, which rounds
                    to the grid of secure aggregation: the trajectory is then that of a federation with masked sums.
@@ -130,14 +133,19 @@ def simulate(
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
     if algorithm.traits.hessians:
         oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)  # refused here where it cannot be had
-    # freed at once: glibc then keeps blocks up to this size for the next step
-    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
     about, start = declared(problem), first_point(problem, start)
     federation, pipeline = federation_of(problem, sampler=who, drop=drop, seed=seed), Pipeline(uplink)
     algorithm = pipeline.wrap(algorithm)
     pipeline.check(algorithm, federation)
     algorithm = schedules.at(algorithm, eta_a, 0)
     server, initial = algorithm.init(start)
+    if not initial and uneven(who, problem.n):
+        warnings.warn(
+            f"{algorithm.name} keeps no client state, and the sampler draws some clients more often: these weigh more "
+            "in what it minimises; draw all alike, or use FedNMap",
+            UserWarning,
+            stacklevel=2,
+        )
     first, message = 0, dry_run(algorithm, server, initial)
     _check_vectors(algorithm, message)
     pipeline.bind(algorithm, algorithm.broadcast(server), initial, message)
@@ -145,8 +153,10 @@ def simulate(
         whole_epochs(algorithm, about.steps_per_round, gradients_of(algorithm, server, initial))
     traffic = Traffic(algorithm, server, message, pipeline)
     if after is not None:
-        check_after(after, problem.n, server, initial)
-    groups = Groups(problem.n, federation.per_round, chunk or side_by_side(problem, start))
+        check_after(after, problem.n, server, initial, rounds)
+    together = chunk or side_by_side(problem, start)
+    reuse_freed_memory(min(together, federation.per_round) * start.numel() * start.element_size())
+    groups = Groups(problem.n, federation.per_round, together, sampled=not everybody)
     release = _hold(None if store is None else Path(store))
     try:
         folder = None if store is None else Path(store)
@@ -244,8 +254,8 @@ def integers(**given: tuple[int, int]) -> None:
             raise InputError(f"{name} is {value!r}; it must be an integer, at least {least}")
 
 
-def check_after(after: Round, n: int, server: State, initial: State) -> None:
-    """The round to go on from is one of this method on this problem."""
+def check_after(after: Round, n: int, server: State, initial: State, rounds: int) -> None:
+    """The round to continue from is one of this method on this problem, and not the last of `rounds`."""
     if not isinstance(after, Round):
         raise InputError(f"after is {_kind(after)}; a Round is due, such as `last` of a Result")
     if not alike(after.server, server) or not after.clients.fits(n, initial):
@@ -253,6 +263,11 @@ def check_after(after: Round, n: int, server: State, initial: State) -> None:
             f"the round to go on from is of another run, with {after.clients.n} clients and a "
             f"{type(after.server).__qualname__} of {_tensors(after.server)}; this one has {n} and "
             f"{type(server).__qualname__} of {_tensors(server)}: give the same method, problem and start"
+        )
+    if rounds <= after.t + 1:
+        raise InputError(
+            f"rounds is {rounds}, and {after.t + 1} are done; it counts from the start of the run: give the total, "
+            f"such as rounds={after.t + 1 + max(rounds, 1)} for {max(rounds, 1)} more"
         )
 
 
@@ -385,10 +400,12 @@ class _Step:
             before = clients.view(ids, rows)
             g = oracle_of(algorithm, self.problem, ids, t)
             up, new = client_round(algorithm, self.pipeline, self.federation, t, ids, down, before, g)
-            clients.replace(ids, new, rows)
             if self.individual:
-                return section, [v.expand(len(ids), *v.shape[-1:]) for v in up]
-            return section, [_weighted_sum(v, self._weights(ids)) for v in up]
+                sums = [v.expand(len(ids), *v.shape[-1:]) for v in clients.without_aliases(up)]
+            else:
+                sums = [_weighted_sum(v, self._weights(ids)) for v in up]
+            clients.replace(ids, new, rows)  # last: the uplink may be the old state itself
+            return section, sums
 
         def add(done: tuple[int, list[Tensor]]) -> None:
             if self.individual:

@@ -49,7 +49,12 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Weighted:
-    """max(1, round(share n)) different clients, drawn one after another with these odds."""
+    """max(1, round(share n)) different clients, drawn one after another with these odds.
+
+    The mean of the uplinks is not corrected for the odds: a method without client state, such as FedAvg, then minimises
+    a mean of the f_i that weighs clients with higher odds more. FedNMap and other methods whose clients keep a
+    correction end at the optimum of f + phi whatever the odds, as long as they are above 0.
+    """
 
     odds: Sequence[float]
     share: float = 0.1
@@ -82,7 +87,10 @@ class Cyclic:
 
 @dataclass(frozen=True)
 class Trace:
-    """Whoever was there: a list of client numbers per round, repeated when it ends."""
+    """Whoever was there: a list of client numbers per round, repeated when it ends.
+
+    As with `Weighted`, clients that are there more often weigh more in a method without client state.
+    """
 
     rounds: Sequence[Sequence[int]]
 
@@ -103,6 +111,17 @@ class Trace:
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
         return np.asarray(self.rounds[t % len(self.rounds)], dtype=np.int64)
+
+
+def uneven(sampler: Sampler, n: int) -> bool:
+    """Whether this sampler is known to draw some of n clients more often than others."""
+    if isinstance(sampler, Weighted):
+        return len(set(sampler.odds)) > 1 and round(sampler.share * n) < n
+    if isinstance(sampler, Trace):
+        all_rounds = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sampler.rounds])
+        ids, times = np.unique(all_rounds, return_counts=True)
+        return len(ids) < n or len(set(times.tolist())) > 1
+    return False
 
 
 SAMPLERS: dict[str, Callable[[float], Sampler]] = {"uniform": Uniform, "poisson": Poisson, "cyclic": Cyclic}

@@ -77,7 +77,7 @@ def step_of(algorithm: Algorithm) -> float:
         raise InputError(f"{type(algorithm).__name__} has no eta_a that could follow a schedule; leave it out")
     if not algorithm.traits.steps_may_change:
         name = type(algorithm).__name__
-        raise InputError(f"{name} sums all gradients with one weight, 1 / gamma: its eta_a cannot follow a schedule")
+        raise InputError(f"{name} uses eta_a only to set gamma, once: it cannot follow a schedule; leave that out")
     return float(algorithm.eta_a)
 
 

@@ -55,7 +55,7 @@ class Clients:
         return self._make(*(v.reshape((*ids.shape, *v.shape[1:])).to(self._device) for v in copies))
 
     def view(self, ids: Tensor, rows: Tensor | slice | None = None) -> State:
-        """As `clients[ids]`, but without a copy where rows are neighbours: good until these states are replaced."""
+        """As `clients[ids]`, but without a copy where rows are neighbours: valid until `replace`."""
         rows = self.rows(ids) if rows is None else rows
         return self._make(*(table[rows].to(self._device) for table in self._tables))
 
@@ -86,8 +86,15 @@ class Clients:
     def replace(self, ids: Tensor, states: State, rows: Tensor | slice | None = None) -> None:
         """New states of clients that were admitted; different clients may be replaced in several threads at once."""
         rows = self.rows(ids) if rows is None else rows
-        for table, values in zip(self._tables, states, strict=True):
+        for table, values in zip(self._tables, self.without_aliases(states), strict=True):
             table[rows] = values.to(table.device)
+
+    def without_aliases(self, tensors: State) -> State:
+        """The same values, copied where they share memory with the tables, as old states lent by `view` do."""
+        places = [(table.data_ptr(), table.data_ptr() + table.nbytes) for table in self._tables]
+        return type(tensors)(
+            *(v.clone() if any(low <= v.data_ptr() < high for low, high in places) else v for v in tensors)
+        )
 
     @property
     def replaced(self) -> bool:

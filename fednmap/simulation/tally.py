@@ -17,7 +17,7 @@ from fednmap.simulation import distributed
 class Tally:
     """The sum over `pieces` pieces, each some tensors like `like`; every process has the total.
 
-    A process adds its own pieces, `distributed.share(pieces)`, in their order. What is added is written over.
+    A process adds its own pieces, `distributed.share(pieces)`, in their order. What is added stays as it is.
 
     >>> import torch
     >>> tally = Tally(3, [torch.tensor(0.0)])
@@ -35,7 +35,7 @@ class Tally:
     def add(self, piece: int, values: Sequence[Tensor]) -> None:
         """`values` to those of `piece`, the last one or a later one."""
         if self._nodes and self._nodes[-1][:2] == (piece, 1):
-            _onto(self._nodes[-1][2], values)
+            self._nodes[-1] = (piece, 1, _sum(self._nodes[-1][2], values))
             return
         self._merge()
         self._nodes.append((piece, 1, list(values)))
@@ -55,8 +55,7 @@ class Tally:
 
     def _join(self) -> None:
         (first, count, total), (_, more, values) = self._nodes[-2:]
-        _onto(total, values)
-        self._nodes[-2:] = [(first, count + more, total)]
+        self._nodes[-2:] = [(first, count + more, _sum(total, values))]
 
     def _exchange(self) -> None:
         """Everybody's sums in place of one's own."""
@@ -69,9 +68,9 @@ class Tally:
                 self._merge()
 
 
-def _onto(total: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    for into, value in zip(total, values, strict=True):
-        into.add_(value)
+def _sum(total: Iterable[Tensor], values: Iterable[Tensor]) -> list[Tensor]:
+    """In new tensors: those of a single piece belong to whoever has computed them."""
+    return [a + b for a, b in zip(total, values, strict=True)]
 
 
 def _pair(a: tuple[int, int], b: tuple[int, int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from fednmap.core import Algorithm, Problem, Regularizer, State, declared
 from fednmap.measure import EVALUATED, evaluate, problem_gamma, residual
 from fednmap.names import InputError
 from fednmap.simulation import distributed
-from fednmap.simulation.callbacks import Listener, Record, heard, listeners
+from fednmap.simulation.callbacks import Listener, Reason, Record, heard, listeners
 from fednmap.simulation.loop import (
     Diverged,
     Round,
@@ -33,7 +33,7 @@ from fednmap.simulation.uplink import Federation, Part, Pipeline, UplinkParts
 Metric = Callable[[Tensor], float]
 
 TOTALS = ("train_seconds", "eval_seconds", "bytes_up", "bytes_down")
-KEPT = ("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "check", "model_sha256")
+KEPT = ("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "ended_by", "check", "model_sha256")
 """What else a run folder writes beside the measured numbers."""
 
 
@@ -52,6 +52,8 @@ class Result:
     """Bytes and seconds so far."""
     ended: str = ""
     """Why the run ended before its rounds were done; empty if they were."""
+    ended_by: str = ""
+    """The name of the callback that ended it."""
 
     @property
     def final(self) -> Record:
@@ -92,8 +94,9 @@ def run(
     secagg: Part | None = None,
     **options: Any,
 ) -> Result:
-    """Run `rounds` rounds, measuring before the first one, every `every` rounds and at the end.
+    """Run a method and measure it: before the first round, every `every` rounds and at the end.
 
+    rounds:        how many there are in all, counted from the start of the run: those before `after` are among them.
     closing:       how many of the last rounds are all measured: a mean over them is less noisy than one of them.
     phi:           the regularizer of the objective that is measured; default the algorithm's own.
     measure_gamma: gamma of the natural residual; default that of the problem, see `fednmap.measure.problem_gamma`.
@@ -104,8 +107,9 @@ def run(
                    reason, ends the run.
     stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record; several
                    of them end it together, the first that has a reason. `Result.ended` says which.
-    after:         to go on from the Result of an earlier call with the same arguments, or from a Round of it;
-                   `before` are then the totals of bytes and seconds so far, `earlier` the records, for `stop`.
+    after:         the Result of an earlier call with the same arguments, or a Round of it, to continue from; `rounds`
+                   must be above the rounds done. With a Round, `before` are the totals of bytes and seconds so far and
+                   `earlier` the records, which `stop` and an epsilon need.
     history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
     threads:       how many share the work of rounds and measurements; any number gives the same bits, see `simulate`.
     uplink:        what happens between the clients and the server, see `fednmap.privacy`; an epsilon is then measured.
@@ -129,7 +133,8 @@ def run(
     hearers = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
     pipeline, federation = Pipeline(with_secagg(uplink, secagg)), federation_of(problem, **options)
-    _check_spent(result, pipeline, federation)
+    earlier = list(earlier) or result.records
+    _check_spent(result.last, earlier, pipeline, federation)
     clock = result.totals
 
     def recorded(of: Problem, done: int, server: State) -> Record:
@@ -141,7 +146,7 @@ def run(
         result.x = x.clone()  # the server's own, for many methods, from which a run may go on
         return {"round": done, **values, **clock}
 
-    def measure(done: int, server: State, *, ends: bool = False) -> str | None:
+    def measure(done: int, server: State, *, ends: bool = False) -> Reason | None:
         """Tell everybody; a reason to end. A sample is for the rounds between: what a run ends with is of all rows."""
         of = whole if ends or done == rounds else part
         record = recorded(of, done, server)
@@ -156,7 +161,7 @@ def run(
 
     for callback in hearers:
         callback.on_begin()
-    for record in (*earlier, *result.records):
+    for record in earlier:
         heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
 
     def account(last: Round, seconds: float) -> None:
@@ -178,7 +183,7 @@ def run(
         clock["eval_seconds"] += time.perf_counter() - began
         return distributed.any_process(any([callback.on_residual(size) for callback in judges]))
 
-    def close(before: State, last: Round) -> str | None:
+    def close(before: State, last: Round) -> Reason | None:
         """Measure if it is time, tell everybody; a reason to end here, the same in all processes."""
         done = last.t + 1
         due = passes(before, last) or done % every == 0 or done > rounds - closing
@@ -213,7 +218,7 @@ def run(
             result.last = next(rounds_to_go)
             account(result.last, time.perf_counter() - began)
             reason, server = close(server, result.last), result.last.server
-        result.ended = reason or ""
+        result.ended, result.ended_by = (str(reason), reason.by) if reason else ("", "")
         return result
     except Diverged as error:
         error.result = result
@@ -236,12 +241,19 @@ def check_measuring(every: int, closing: int, measure_gamma: float | None, metri
             raise InputError(f"a metric is called {name!r}, which means something else here; give it another name")
 
 
-def _check_spent(result: Result, pipeline: Pipeline, federation: Federation) -> None:
-    """Refuse to go on with other noise: all rounds would be counted as if they had it."""
-    if not result.records or not result.final["round"]:
+def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeline, federation: Federation) -> None:
+    """Refuse to continue with other noise: all rounds would be counted as if they had it."""
+    if last is None:
         return
-    spent = pipeline.spent(federation, int(result.final["round"]))
-    before, now = result.final.get("epsilon"), spent.get("epsilon")
+    counted = int(records[-1]["round"]) if records else last.t + 1
+    now = pipeline.spent(federation, counted).get("epsilon")
+    if not records:
+        if now is None:
+            return
+        raise InputError(
+            "after is a Round, which does not tell the noise of the rounds before it; with this uplink give the Result"
+        )
+    before = records[-1].get("epsilon")
     if before is None and now is None:
         return
     if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def header(path: Path) -> list[str]:
     """The names of a file's columns, which must differ."""
     if path.suffix.lower() == ".parquet":
         with _readable(path):
-            names = list(_polars().read_parquet_schema(path))
+            names = list(_polars().scan_parquet(path, glob=False).collect_schema())
     else:
         names = _first_line(path)[0]
     names = [name.strip() for name in names]
@@ -62,8 +62,31 @@ def header(path: Path) -> list[str]:
     return names
 
 
-def read(path: Path, drop: Sequence[str] = ()) -> Table:
-    """One file as a table, called like the file; CSV in UTF-8, separated by commas, semicolons or tabs."""
+def read(path: Path, drop: Container[str] = (), only: Container[str] | None = None) -> Table:
+    """Return one file as a table, called like the file; CSV in UTF-8, separated by commas, semicolons or tabs.
+
+    drop, only: columns to leave out, columns to take; the others are not looked at.
+    """
+    frame, separator = _frame(path)
+    taken = [name for name in frame.columns if name not in drop and (only is None or name in only)]
+    values = {name: frame[name].to_numpy() for name in taken}
+    if path.suffix.lower() == ".csv":
+        values = {name: _trimmed(column) for name, column in values.items()}
+    if separator == ";":
+        values = {name: _with_points(column) for name, column in values.items()}
+    return table(values, path.stem)
+
+
+def read_as_text(path: Path, name: str) -> list[str]:
+    """Return one column of a file, every cell as it is written there: 007 is no number, NA no gap."""
+    frame, _ = _frame(path, as_text=True)
+    if name not in frame.columns:
+        raise InputError(f"{path}: there is no column {name!r}; there are {', '.join(frame.columns)}")
+    return ["" if value is None else str(value) for value in frame[name].to_list()]
+
+
+def _frame(path: Path, as_text: bool = False) -> tuple[Any, str]:
+    """The rows of a file as polars reads them, and what separates its cells; as_text: those of a CSV file as words."""
     polars = _polars()
     if path.suffix.lower() not in KINDS:
         raise InputError(f"{path} is neither CSV nor parquet; a site's file ends in .csv or .parquet")
@@ -72,23 +95,17 @@ def read(path: Path, drop: Sequence[str] = ()) -> Table:
     names, separator = header(path), ","
     with _readable(path):
         if path.suffix.lower() == ".parquet":
-            frame = polars.read_parquet(path)
+            frame = polars.read_parquet(path, glob=False)
         else:
             separator = _first_line(path)[1]
-            frame = polars.read_csv(
-                path, separator=separator, null_values=GAPS, infer_schema_length=None, try_parse_dates=False
-            )
+            kinds = {"infer_schema": False} if as_text else {"infer_schema_length": None, "null_values": GAPS}
+            frame = polars.read_csv(path, separator=separator, try_parse_dates=False, glob=False, **kinds)
     if path.suffix.lower() == ".csv" and len(names) > 1 and frame[frame.columns[-1]].null_count():
         there = _rows_there(path, separator, len(names))
         frame = frame.filter(polars.Series(there)) if len(there) == frame.height else frame
     if frame.height == 0:
         raise InputError(f"{path} has no rows; a site needs a header and at least two rows")
-    values = {name: frame[old].to_numpy() for name, old in zip(names, frame.columns, strict=True)}
-    if path.suffix.lower() == ".csv":
-        values = {name: _trimmed(column) for name, column in values.items()}
-    if separator == ";":
-        values = {name: _with_points(column) for name, column in values.items()}
-    return table({name: column for name, column in values.items() if name not in set(drop)}, path.stem)
+    return frame.rename(dict(zip(frame.columns, names, strict=True))), separator
 
 
 def _first_line(path: Path) -> tuple[list[str], str]:

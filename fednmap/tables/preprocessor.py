@@ -24,7 +24,7 @@ from fednmap.tables.statistics import (
     median,
     talk,
 )
-from fednmap.tables.table import Table, is_gap, is_words, missing, table
+from fednmap.tables.table import SiteError, Table, is_gap, is_words, missing, table
 
 
 class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -99,11 +99,12 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return type(self)(**self.get_params()).know(found)
 
     def transform(self, X: Any) -> Floats:
-        """A frame as numbers; a level that no site had is refused."""
-        rows = table(X)
+        """A frame as numbers; a level that no site had is refused, other columns are not looked at."""
+        rows = table(X, only={s.column for s in self.statistics_})
         lacking = [s.column for s in self.statistics_ if s.column not in rows.columns]
         if lacking:
-            raise InputError(f"{rows.where}column {lacking[0]!r} is missing; the model was fitted with it")
+            message = f"{rows.where}column {lacking[0]!r} is missing; the model was fitted with it"
+            raise SiteError(message, "no-column", lacking[0])
         parts = [part for s in self.statistics_ for part in _encoded(s, rows, self.standardize)]
         return np.stack(parts, 1) if parts else np.empty((rows.rows, 0))
 
@@ -139,8 +140,10 @@ def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
         if is_words(values):
             if not bool(gaps.all()):
                 row = int((~gaps).argmax())
-                raise InputError(
-                    f"{rows.where}column {s.column!r} has {values[row]!r} in row {row}; the model knows numbers there"
+                raise SiteError(
+                    f"{rows.where}column {s.column!r} has {values[row]!r} in row {row}; the model knows numbers there",
+                    "words",
+                    s.column,
                 )
             values = np.full(len(values), np.nan)
         filled = np.where(gaps, s.fill, values)
@@ -152,14 +155,18 @@ def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
     gaps = np.array([word is None for word in words], bool)
     for row, word in enumerate(words):
         if word is not None and word not in known:
-            raise InputError(
+            raise SiteError(
                 f"{rows.where}column {s.column!r} has the level {word!r} in row {row}, which no site had; known are "
-                f"{', '.join(s.levels[:12])}"
+                f"{', '.join(s.levels[:12])}",
+                "unknown-level",
+                s.column,
             )
     if bool(gaps.any()) and not s.flagged:
-        raise InputError(
+        raise SiteError(
             f"{rows.where}column {s.column!r} has no value in row {int(gaps.argmax())}, and no site had gaps there; "
-            "fill it"
+            "fill it",
+            "gaps",
+            s.column,
         )
     columns = [(words == level).astype(float) for level in s.levels[1:]]
     return [*columns, gaps.astype(float)] if s.flagged else columns

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fednmap.names import InputError, is_number
-from fednmap.tables.table import MOSTLY, Column, Table, as_word, is_words, looks_like_id, missing
+from fednmap.tables.table import MOSTLY, Column, SiteError, Table, as_word, is_words, looks_like_id, missing
 
 Floats = npt.NDArray[np.float64]
 Question = dict[str, Any]
@@ -179,13 +179,15 @@ def _told(name: str, values: Column, site: str, categorical: bool, max_levels: i
     words = is_words(values) or categorical
     gaps = np.array([w is None for w in levels_of(values)], bool) if words else missing(values)
     if len(values) and bool(gaps.all()):
-        raise InputError(f"column {name!r} has no value{at}; leave the column or the site out")
+        raise SiteError(f"column {name!r} has no value{at}; leave the column or the site out", "empty", name)
     if is_words(values) and not categorical:
         _no_stray_word(name, values, at, max_levels)
     if not categorical and looks_like_id(name, values):
-        raise InputError(
+        raise SiteError(
             f"column {name!r} looks like an identifier ({int((~gaps).sum())} different values in as many rows{at}); "
-            "drop the column"
+            "drop the column",
+            "identifier",
+            name,
         )
     if words:
         levels = sorted({as_code(word) if categorical else word for word in levels_of(values) if word is not None})
@@ -193,7 +195,8 @@ def _told(name: str, values: Column, site: str, categorical: bool, max_levels: i
         kind = "category" if categorical else "words"
         return {"name": name, "kind": kind, "gaps": int(gaps.sum()), "levels": levels}
     if bool(np.isinf(values).any()):
-        raise InputError(f"column {name!r} has infinity{at}, row {int(np.isinf(values).argmax())}")
+        row = int(np.isinf(values).argmax())
+        raise SiteError(f"column {name!r} has infinity{at}, row {row}", "infinite", name)
     kept = given(values)
     return {
         "name": name,
@@ -210,8 +213,10 @@ def _no_stray_word(name: str, values: Column, at: str, max_levels: int) -> None:
     others = {word for row, word in enumerate(values) if word is not None and row not in words}
     if words and len(others) > max_levels and len(words) < (1 - MOSTLY) * len(values):
         row, word = next(iter(words.items()))
-        raise InputError(
-            f"column {name!r} has {word!r:.40} in row {row}{at}, among numbers; correct it, or leave the cell empty"
+        raise SiteError(
+            f"column {name!r} has {word!r:.40} in row {row}{at}, among numbers; correct it, or leave the cell empty",
+            "stray-word",
+            name,
         )
 
 
@@ -234,9 +239,11 @@ def _of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _few(name: str, found: int, most: int, at: str = "") -> None:
     if found > most:
-        raise InputError(
+        raise SiteError(
             f"column {name!r} has {found} different words{at}, more than max_levels = {most}; merge some, or drop the "
-            "column"
+            "column",
+            "levels",
+            name,
         )
 
 

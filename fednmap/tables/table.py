@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -33,6 +33,32 @@ MANY = 20
 """Rows from which on a column of words that are all different is taken for an identifier."""
 
 
+REFUSALS = {
+    "no-column": "there is no column {column!r}",
+    "empty": "column {column!r} has no value",
+    "gaps": "column {column!r} has gaps, and may have none",
+    "words": "column {column!r} holds words; numbers are needed",
+    "stray-word": "column {column!r} has a word among numbers",
+    "infinite": "column {column!r} has infinity",
+    "range": "column {column!r} has a number that is not allowed there",
+    "levels": "column {column!r} has too many different words; merge some, or drop the column",
+    "unknown-level": "column {column!r} has a level that was not agreed on",
+    "identifier": "column {column!r} looks like an identifier; drop the column",
+    "dates": "column {column!r} holds dates or times; turn it into a number, or drop the column",
+    "one-row": "there is one row, and its sums would be that row; leave the site out",
+    "other": "the site refused",
+}
+"""What a site may send about an error in its table, by code."""
+
+
+class SiteError(InputError):
+    """An error in a column of a table. Its message may show cells, and stays at the site; code and column are sent."""
+
+    def __init__(self, message: str, code: str = "other", column: str = "") -> None:
+        super().__init__(message)
+        self.code, self.column = code, column
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Columns of one length, by name."""
@@ -47,7 +73,8 @@ class Table:
 
     def __getitem__(self, name: str) -> Column:
         if name not in self.columns:
-            raise InputError(f"{self.where}there is no column {name!r}; there are {', '.join(self.columns)}")
+            message = f"{self.where}there is no column {name!r}; there are {', '.join(self.columns)}"
+            raise SiteError(message, "no-column", name)
         return self.columns[name]
 
     @property
@@ -62,8 +89,11 @@ class Table:
         return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
 
 
-def table(frame: Any, name: str = "") -> Table:
-    """A pandas or polars frame, or a mapping of names to values, as a Table."""
+def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Table:
+    """Return a pandas or polars frame, or a mapping of names to values, as a Table.
+
+    only: the columns to take; the others are not looked at.
+    """
     if isinstance(frame, Table):
         return frame
     if not isinstance(frame, Mapping) and "columns" not in dir(frame):
@@ -72,7 +102,8 @@ def table(frame: Any, name: str = "") -> Table:
     twice = [name for name in map(str, names) if list(map(str, names)).count(name) > 1]
     if twice:
         raise InputError(f"{name or 'the table'} has two columns called {twice[0]!r}; names must differ")
-    found = {str(each): column(str(each), _values(frame[each]), name) for each in names}
+    taken = [each for each in names if only is None or str(each) in only]
+    found = {str(each): column(str(each), _values(frame[each]), name) for each in taken}
     sizes = {len(values) for values in found.values()}
     if len(sizes) > 1:
         raise InputError(f"{name or 'the table'} has columns of different lengths: {sorted(sizes)}")
@@ -134,10 +165,12 @@ def _is_date(value: Any) -> bool:
     return type(value).__module__ == "datetime" or type(value).__name__ == "Timestamp"
 
 
-def _date(name: str, at: str) -> InputError:
-    return InputError(
+def _date(name: str, at: str) -> SiteError:
+    return SiteError(
         f"column {name!r}{at} holds dates or times; turn it into a number, such as days since admission, or drop the "
-        "column"
+        "column",
+        "dates",
+        name,
     )
 
 

@@ -13,6 +13,8 @@ from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
+from fednmap.simulation.loop import mean
+from fednmap.simulation.participation import Uniform, take_part
 
 Make = Callable[[Regularizer, float, int], Algorithm]
 """make(phi, L, Q): the method with step sizes that suit smoothness L and Q local steps."""
@@ -60,6 +62,7 @@ def optimum(problem: LeastSquares, phi: Regularizer, steps: int = 20_000) -> Ten
 def check_algorithm(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10) -> Report:
     """Raise AssertionError where the method breaks the contract; otherwise say how far from the optimum it ends.
 
+    `simulate` must give what a plain loop over single clients gives: in chunks, in threads, sampled, with lost replies.
     Methods whose traits promise an exact fixed point must reach it, also with half of the clients sampled and with
     30 % of the replies lost unless they need everybody. For a biased one the distance is only reported.
     """
@@ -77,6 +80,7 @@ def _check(make: Make, rounds: int, tolerance: float) -> Report:
     assert isinstance(kind, FixedPoint), f"{name}: traits.fixed_point is {kind!r}; say a member of FixedPoint"
     _check_messages(algorithm, problem, name)
     _check_following(algorithm, problem, name)
+    _check_one_by_one(algorithm, Pooled(problem) if algorithm.traits.central else problem, name)
     if algorithm.traits.central:
         return Report(_reached(algorithm, Pooled(problem), problem, phi, rounds, tolerance, name), None, None)
     _check_stacking(algorithm, problem, name)
@@ -168,6 +172,43 @@ def _check_stacking(algorithm: Algorithm, problem: LeastSquares, name: str) -> N
         row = [v.expand(problem.n, *v.shape[-1:])[i] for v in up]
         assert _close(row, up_i), f"{name}: client {int(i)} sends something else in a stack than alone"
         assert _close([v[i] for v in new], new_i), f"{name}: client {int(i)} keeps something else in a stack than alone"
+
+
+def _check_one_by_one(algorithm: Algorithm, problem: LeastSquares | Pooled, name: str) -> None:
+    """`simulate` gives the server and the client states of the plain loop."""
+    everybody, start = torch.arange(problem.n), torch.ones(problem.dim, dtype=torch.float64)
+    how: list[dict[str, float]] = [{}, {"chunk": 1}, {"chunk": 2, "threads": 2}]
+    if not algorithm.traits.full_participation and not algorithm.traits.central:
+        how += [{"participation": 0.5}, {"drop": 0.3}]
+    for options in how:
+        *_, last = simulate(algorithm, problem, rounds=5, start=start, **options)  # type: ignore[arg-type]
+        server, clients = _plain_loop(
+            algorithm, problem, 5, options.get("participation", 1.0), options.get("drop", 0.0)
+        )
+        same = _close(last.server, server)
+        assert same, f"{name}: simulate({options or ''}) gives another server than a loop over single clients"
+        stacked = [torch.stack(values) for values in zip(*clients, strict=True)]
+        same = _close(last.clients[everybody], stacked)
+        assert same, f"{name}: simulate({options or ''}) gives other client states than a loop over single clients"
+
+
+def _plain_loop(
+    algorithm: Algorithm, problem: LeastSquares | Pooled, rounds: int, participation: float = 1.0, drop: float = 0.0
+) -> tuple[State, list[State]]:
+    """The server's state and the clients' after a run of single clients, one after another; states are values."""
+    server, client = algorithm.init(torch.ones(problem.dim, dtype=torch.float64))
+    clients = [client] * problem.n
+    for t in range(rounds):
+        down = algorithm.broadcast(server)
+        counted = take_part(problem.n, t, sampler=Uniform(participation), drop=drop, seed=0).counted.tolist()
+        replies = [
+            algorithm.local(down, clients[i], oracle_of(algorithm, problem, torch.tensor(i), t)) for i in counted
+        ]
+        if replies:
+            server = algorithm.aggregate(server, mean([up for up, _ in replies]), len(counted) / problem.n)
+        for i, (_, new) in zip(counted, replies, strict=True):
+            clients[i] = new
+    return server, clients
 
 
 def _check_state_after_sending(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fednmap.core import FixedPoint, Regularizer, State, nbytes
 from fednmap.decentralized import Complete, Decentralized, DecentralizedAlgorithm, Matchings, Ring, Topology, Weights
+from fednmap.decentralized.exchange import Mixing
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
@@ -31,10 +32,11 @@ class GraphReport(NamedTuple):
 def check_decentralized(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10) -> GraphReport:
     """Raise AssertionError where the method breaks the contract; otherwise say how far from the optimum it ends.
 
-    Asked for: a stack of nodes gives what they give one by one; calls are pure; a message is as large as declared;
-    nodes numbered otherwise on the same graph end up the same; nodes that are alike act as one that is alone. A method
-    whose traits promise an exact fixed point must rest there, and reach it on a ring, on the complete graph and, if it
-    promises that, on a graph that is another one in every round.
+    Asked for: a stack of nodes gives what they give one by one, and `simulate` what a plain loop over single nodes
+    gives; calls are pure; a message is as large as declared; nodes numbered otherwise on the same graph end up the
+    same; nodes that are alike act as one that is alone. A method whose traits promise an exact fixed point must rest
+    there, and reach it on a ring, on the complete graph and, if it promises that, on a graph that is another one in
+    every round.
     """
     with torch.device("cpu"):
         phi = L1(0.2) if make(Zero(), 1.0).traits.composite else Zero()
@@ -44,6 +46,7 @@ def check_decentralized(make: Make, *, rounds: int = 1500, tolerance: float = 1e
         assert isinstance(said.fixed_point, FixedPoint), f"{name}: traits.fixed_point is {said.fixed_point!r}"
         _check_message(method, problem, name)
         _check_stacking(method, problem, name)
+        _check_one_by_one(method, problem, name)
         _check_relabelled(method, problem, name)
         _check_alike(method, problem, name)
         best, exact = optimum(problem, phi, 4000), said.fixed_point is FixedPoint.EXACT
@@ -106,6 +109,20 @@ def _check_stacking(method: DecentralizedAlgorithm, problem: LeastSquares, name:
         assert _close([v[i] for v in message], alone[0]), f"{name}: node {i} sends something else in a stack than alone"
         after = method.update(alone[1], alone[0])
         assert _close([v[i] for v in new], after), f"{name}: node {i} keeps something else in a stack than alone"
+
+
+def _check_one_by_one(method: DecentralizedAlgorithm, problem: LeastSquares, name: str) -> None:
+    """`simulate` gives the states of a plain loop over single nodes, whose states are values."""
+    W, nodes = Mixing(Ring(problem.n), positive=method.traits.positive).weights(0), torch.arange(problem.n)
+    states = [method.init(torch.ones_like(problem.start))] * problem.n
+    for t in range(5):
+        sent = [method.message(states[i], problem.oracle(i, t)) for i in nodes]
+        mixed = [W.to(problem.start) @ torch.stack(field) for field in zip(*(m for m, _ in sent), strict=True)]
+        states = [method.update(sent[i][1], type(sent[i][0])(*(v[i] for v in mixed))) for i in nodes]
+    expected = [torch.stack(field) for field in zip(*states, strict=True)]
+    for options in ({}, {"chunk": 1}, {"chunk": 3, "threads": 2}):
+        same = _close(_after(method, problem, Ring(problem.n), 5, **options), expected)
+        assert same, f"{name}: simulate({options or ''}) gives other states than a loop over single nodes"
 
 
 def _check_relabelled(method: DecentralizedAlgorithm, problem: LeastSquares, name: str) -> None:

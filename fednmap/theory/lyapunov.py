@@ -48,8 +48,8 @@ def lyapunov(
         L_t = H_t + 25 eta_hat L^2 / ((1 - gamma rho)^2) * 1/(n Q) sum_i sum_l |z_{i,t}^l - z_t|^2
 
     The local iterates are not in the messages. They are rebuilt from the gradients that went through the oracle:
-    z_{i,t}^l = z_t - eta_a (g^0 + .. + g^(l-1) + l d_i), where d_i = (z_t - x_t)/gamma + h - h_i and h_i is the
-    mean of client i's gradients in the round before.
+    z_{i,t}^l = z_t - eta_a (g^0 + .. + g^(l-1) + l d_i), where d_i = (z_t - x_t)/gamma + (1 - forget)(h - h_i) and h_i
+    is the mean of client i's gradients in the round before.
 
     smoothness: the L of the assumptions; see `fednmap.theory.estimate_smoothness`.
     """
@@ -65,7 +65,7 @@ def lyapunov(
         psi.append(float(objective(problem, algorithm.phi, algorithm.model(server))))
         normal.append(float(normal_map(problem, algorithm.phi, z, gamma).square().sum()))
         g = torch.stack(recorder.gradients)
-        d = (z - algorithm.model(server)) / gamma + server.h - h_i
+        d = (z - algorithm.model(server)) / gamma + (1 - algorithm.forget) * (server.h - h_i)
         moves = algorithm.eta_a * (g + d).cumsum(0)[:-1]  # z_t - z_{i,t}^l for l = 1 .. Q-1; for l = 0 it is 0
         drift.append(float(moves.square().sum()) / (problem.n * Q))
         h_i, server = g.mean(0), round_.server
@@ -126,7 +126,7 @@ def descent(runs: Sequence[Lyapunov], *, m: int = 1, sigma2: float = 0.0) -> Des
                      + (625 + 1375 m) eta_hat eta_a^2 Q L^2 sigma^2 / (1 - gamma rho)^2,
 
     if eta_hat <= (1 - gamma rho) / (70 m sqrt(L^2 + 1/gamma^2)), gamma <= 1 / (5 (L + rho)) and
-    eta_a <= (1 - gamma rho) / (70 Q sqrt(m (L^2 + 1/gamma^2))).
+    eta_a <= (1 - gamma rho) / (70 Q sqrt(m (L^2 + 1/gamma^2))). It is about the paper's method: forget = 0.
     """
     first = runs[0]
     a, L, n = first.algorithm, first.smoothness, first.n
@@ -142,6 +142,7 @@ def descent(runs: Sequence[Lyapunov], *, m: int = 1, sigma2: float = 0.0) -> Des
         "gamma": (a.gamma, 1 / (5 * (L + a.phi.rho))),
         "eta_hat": (eta_hat, c / (70 * m * root)),
         "eta_a": (a.eta_a, c / (70 * a.Q * math.sqrt(m) * root)),
+        "forget": (a.forget, 0.0),
     }
     violations = tuple(
         f"{name} = {value:g} exceeds {limit:g}"
