@@ -138,7 +138,7 @@ class Federation:
         """The server's state as the simulator has it."""
         plan, config = self.plan(), self.config
         options = {"participation": config.participation, "seed": config.seed, "start": plan.start}
-        options["secagg"] = grid_of(config, len(self.names))
+        options["uplink"] = grid_of(config, len(self.names))
         *_, end = simulate(plan.algorithm, self.problem, rounds=rounds or config.rounds, **options)
         return end.server
 

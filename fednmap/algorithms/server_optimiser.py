@@ -57,7 +57,7 @@ class ServerOptimiser(Algorithm):
         if given:
             of = replace(self.of, **given)
         object.__setattr__(self, "of", of)
-        object.__setattr__(self, "traits", replace(of.traits, broadcast_follows=False, rate="-"))
+        object.__setattr__(self, "traits", replace(of.traits, broadcast_follows=False, server_variable=None, rate="-"))
         for name in own.intersection((*PASSED_ON, "gamma")):
             object.__setattr__(self, name, getattr(of, name))
 
