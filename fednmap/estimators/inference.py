@@ -115,15 +115,15 @@ def inference(
     if len(aliased):
         given = ", ".join(repr(estimator._names()[j]) for j in aliased[:3]) + (", ..." if len(aliased) > 3 else "")
         warnings.warn(
-            f"expected linearly independent columns, got {given} determined by the columns before (NaN below); leave "
-            f"{'it' if len(aliased) == 1 else 'them'} out",
+            f"expected linearly independent columns, got {given} determined by the columns before, with NaN for "
+            f"estimates and errors; leave {'it' if len(aliased) == 1 else 'them'} out",
             UserWarning,
             stacklevel=3,
         )
     x = torch.from_numpy(basis @ (basis.T @ x.numpy()))  # of classes, what is common to all says nothing
     found = _newton(prepared, basis, x, first, n)
     if found.step is not None:
-        infinite, marks = _infinite(prepared, found)
+        infinite, marks = _infinite(prepared, found.x, torch.from_numpy(found.step))
         warnings.warn(infinite_words(estimator._names(), infinite), ConvergenceWarning, stacklevel=3)
         unknown += marks
         basis = _basis(prepared, np.setdiff1d(kept, infinite))
@@ -248,10 +248,9 @@ def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n
     return last if likelihood else last._replace(step=None)
 
 
-def _infinite(prepared: Prepared, found: _Maximum) -> tuple[list[int], Floats]:
+def _infinite(prepared: Prepared, x: torch.Tensor, step: torch.Tensor) -> tuple[list[int], Floats]:
     """The columns with infinite estimates, and +-inf in their places among coefficients and intercepts (K, p + 1)."""
-    step = torch.from_numpy(found.step)
-    complete = prepared.family.name != "poisson" and prepared.loss(found.x) < CERTAIN * prepared.loss(prepared.start)
+    complete = prepared.family.name != "poisson" and prepared.loss(x) < CERTAIN * prepared.loss(prepared.start)
     columns = list(range(prepared.columns)) if complete else prepared.moving(step)
     change = prepared.parameters(step)
     level = np.where(np.abs(change.intercept) > MOVING, np.sign(change.intercept), 0.0)

@@ -117,7 +117,8 @@ class Prepared:
         for k, phi in enumerate(phis):
             x, rounds = torch.from_numpy(found.x[k]), int(found.rounds[k])
             sent, size = each * (rounds if k == 0 else rounds - 1), float(found.sizes[k])  # the first is common to all
-            earlier = None if np.isnan(found.earlier[k]).any() else tuple(torch.from_numpy(found.earlier[k]))
+            point, gradient = torch.from_numpy(found.earlier[k])
+            earlier = None if bool(point.isnan().any()) else (point, gradient)
             done = size <= tol * self.unit
             fit = Fit(x, rounds, sent, float(objectives[k]), size, done, float(losses[k]), None, earlier)
             if not fit.converged and rounds < max_rounds:
