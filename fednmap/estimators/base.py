@@ -185,11 +185,14 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
                 ConvergenceWarning,
                 stacklevel=3,
             )
+        infinite, found = prepared.infinite(found, self._regularizer(prepared), self.tol, self.max_rounds)
+        if infinite:
+            warnings.warn(infinite_words(self._names(), infinite), ConvergenceWarning, stacklevel=3)
         self.n_iter_ = max(1, found.rounds)
         self.bytes_sent_ = found.bytes + len(prepared.sites) * prepared.scaling.nbytes
         self.objective_ = found.objective
         self.residual_ = found.residual / prepared.unit
-        self.converged_ = found.converged
+        self.converged_ = found.converged and not infinite
         self.sites_ = np.array(prepared.sites.names)
         self.site_report_ = prepared.report(found.x)
         self._set(prepared.parameters(found.x))
@@ -227,3 +230,13 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
         tags.input_tags.sparse = True
         tags.target_tags.required = True
         return tags
+
+
+def infinite_words(names: Sequence[str], columns: Sequence[int]) -> str:
+    """What is said of columns whose estimates are infinite."""
+    some, more = ", ".join(repr(names[j]) for j in columns[:3]), len(columns) - 3
+    return (
+        f"expected finite estimates, got infinite ones for {some}{f' and {more} more' if more > 0 else ''}: the "
+        "likelihood has no maximum (separated classes, or a level without events); merge or drop levels, or add a "
+        "penalty such as ridge"
+    )

@@ -26,6 +26,8 @@ def coefficient_rows(model: FittedModel, path: Any, errors: Any) -> tuple[list[s
     for k, coefs in enumerate(model.coef):
         constant = [] if model.family == "cox" else [("(intercept)", float(model.intercept[k]))]
         for j, (name, value) in enumerate([*zip(model.columns, map(float, coefs), strict=True), *constant]):
+            if errors is not None:
+                value = float(errors.estimate[_place(k, j, *model.coef.shape)])  # NaN for an aliased column
             value += 0.0  # no minus before a zero
             row: list[Any] = [*([model.classes[k]] if len(model.coef) > 1 else []), name, value]
             row += [_exp(value)] if ratio else []

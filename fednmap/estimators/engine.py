@@ -17,6 +17,8 @@ MEMORY = 40
 """Rounds that the server remembers."""
 GROWTH = 1e3
 """The steps are halved where |F_nat| has grown by this factor over the best so far."""
+EARLIER = 30.0, 1e3
+"""Bounds of |F_nat| / tol at the earlier point that a fit remembers."""
 
 
 class Fit(NamedTuple):
@@ -33,6 +35,9 @@ class Fit(NamedTuple):
     """f(x)"""
     known: Known | None
     """Where FedNMap's memory has found x."""
+    earlier: tuple[Tensor, Tensor] | None = None
+    """The last point whose |F_nat| was within `EARLIER`, and the gradient of f there; x minus it is the direction in
+    which the coefficients moved last."""
 
 
 class Known(NamedTuple):
@@ -59,7 +64,7 @@ def minimise(
     """
     known = None if after is None else after.known
     L, halved = (smoothness(problem, start), 1.0) if known is None else (known.L, known.halved)
-    best, rounds, each = (math.inf, start, start), 0, 0
+    best, rounds, each, earlier = (math.inf, start, start), 0, 0, None
     while rounds < max_rounds:
         gamma = min(1 / L, 0.5 / phi.rho if phi.rho > 0 else math.inf)
         method = FedNMapMemory(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=min(MEMORY, start.numel()))
@@ -72,6 +77,8 @@ def minimise(
             rounds += 1
             size = float(residual(x, g, phi, gamma).norm())
             best = min(best, (size, x, g), key=lambda found: found[0])
+            if EARLIER[0] * tol <= size <= EARLIER[1] * tol:
+                earlier = x, g
             if size <= tol or not size <= GROWTH * best[0]:
                 break
             server = method.aggregate(server, method.Up(g + (server.z - x) / gamma), 1.0)
@@ -81,7 +88,8 @@ def minimise(
     size, x, g = best
     loss = float(problem.loss(x))
     known = Known(L, halved, server, g)
-    return Fit(x, rounds, rounds * problem.n * each, loss + float(phi.value(x)), size, size <= tol, loss, known)
+    sent, value = rounds * problem.n * each, loss + float(phi.value(x))
+    return Fit(x, rounds, sent, value, size, size <= tol, loss, known, earlier)
 
 
 def _carried(method: FedNMapMemory, after: Fit, known: Known) -> Any:

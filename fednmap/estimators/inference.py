@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy import linalg, stats
+from sklearn.exceptions import ConvergenceWarning
 
-from fednmap.estimators.base import Federated
-from fednmap.estimators.prepare import Prepared, dense
+from fednmap.estimators.base import Federated, infinite_words
+from fednmap.estimators.prepare import MOVING, Prepared, dense
 from fednmap.estimators.sites import Floats, are_cases
 from fednmap.names import InputError
 from fednmap.problems import Cox
 
-SINGULAR = 1e-10
-"""A Hessian with a ratio of eigenvalues below this says nothing of some coefficient."""
+ALIASED = 1e-11
+"""A column is aliased where the columns before it leave less than this share of its square, weighted as in the first
+Newton step; as in R's glm."""
+SINGULAR = 1e-13
+"""Least eigenvalue of a Hessian with ones on its diagonal."""
+STEPS = 25
+"""Newton steps at most,"""
+CLOSE = 1e-16
+"""and the decrement, times the number of rows, at which they end: within 1e-8 standard errors of the maximum."""
+VANISHED = 1e-10
+"""The curvature along a step over that at the model without columns, below which estimates are infinite."""
+ROUNDING = 1e-14
+"""Relative change of f that is rounding."""
+SHORTEST = 1e-9
+"""Least part of a Newton step."""
+LIKELIHOODS = ("logistic", "poisson", "cox")
+"""Families whose estimates may be infinite."""
+CERTAIN = 1e-6
+"""The loss over that of the model without columns, below which classes are completely separated."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inference:
     """Estimates with their standard errors, on the scale of the given columns; the intercept last, where there is one.
 
-    estimate: the coefficients of an unpenalised fit; of a penalised one those of one Newton step on the loss alone,
-              b - H^-1 grad f(b), which undoes the shrinkage (the debiased lasso, for fewer columns than rows).
+    estimate: the maximum-likelihood estimates of the unpenalised model with all columns, also after a penalised fit.
+              An aliased column, a linear combination of those before it, has NaN (NA in R), and the others are those of
+              the model without it. An infinite estimate is +-inf, with NaN for its error, interval and p-value.
               With three classes or more there is one coefficient for every column and class, those of a column sum to
               0 over classes, and names are "column [class]"; a contrast of two classes is a difference of two.
     """
@@ -49,16 +69,24 @@ def inference(
     *,
     level: float = 0.95,
 ) -> Inference:
-    """Wald intervals of a fitted estimator: every site sends its Hessian, p^2 numbers, once.
+    """Compute Wald intervals of the unpenalised model with all columns, by Newton steps from the fitted one.
+
+    Every site sends its gradient and its Hessian, p^2 numbers, at each step: two steps after an unpenalised fit, about
+    six after a penalised one. Estimates and intervals do not depend on the penalty, nor on the coefficients that it set
+    to 0, so they need no correction for selection. They are no narrower than without the penalty either. A refit of
+    the selected columns alone would be narrower, but its intervals ignore the selection; it is not what is computed.
+    Wald intervals rely on many rows per column: with p / n above about 0.1, logistic estimates are biased away from 0.
 
     Whole-number weights count equal rows (2 is two of them), so that larger ones make errors smaller. Others are
     relative, their unit means nothing, and so are those of weights="sites": errors are then the sandwich's,
     H^-1 J H^-1 with J the sum of squares of the rows' gradients, which every site sends too. So are those of Huber's
     regression, whose loss is no likelihood.
 
-    References: van de Geer et al., On asymptotically optimal confidence regions and tests for high-dimensional models,
-    Annals of Statistics 2014; for columns fewer than rows the inverse of H needs no approximation. Huber, The behavior
-    of maximum likelihood estimates under nonstandard conditions, 1967.
+    Warns of aliased columns and of infinite estimates. Raises InputError if there are no more rows than coefficients.
+
+    References: Huber, The behavior of maximum likelihood estimates under nonstandard conditions, 1967. Sur and Candes,
+    A modern maximum-likelihood theory for high-dimensional logistic regression, PNAS 2019. On selection: Berk et al.,
+    Valid post-selection inference, Annals of Statistics 2013.
     """
     if not 0 < level < 1:
         raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
@@ -66,34 +94,58 @@ def inference(
     rows = estimator._read(X, y, sites, sample_weight)
     _same(fitted, estimator)
     prepared = estimator._prepare(rows)
-    x, basis = _point(fitted, prepared), _free(prepared)
-    hessian = basis.T @ prepared.problem.hessian(x).numpy() @ basis
-    values = np.linalg.eigvalsh(hessian)
-    if values[0] <= SINGULAR * values[-1]:
-        raise InputError(
-            f"the Hessian is singular: {len(hessian)} coefficients, {len(rows.y)} rows; columns depend on each other, "
-            "or there are too many of them"
-        )
-    inverse = np.linalg.inv(hessian)
-    step = inverse @ (basis.T @ prepared.problem.gradient(x).numpy())
-    estimate = basis @ (basis.T @ x.numpy() - step)
-    distribution: Any = stats.norm
     counted = are_cases(rows.weight) and (estimator.weights == "samples" or len(rows.sites) == 1)
+    if not counted and isinstance(prepared.problem, Cox):
+        raise InputError(
+            "a Cox model has standard errors for weights='samples' and weights that count equal rows (whole numbers) "
+            "only"
+        )
+    n = float(rows.weight.sum()) if counted else float(len(rows.y))
+    first = prepared.problem.hessian(prepared.start).numpy()
+    kept, x = _identified(prepared, first, _point(fitted, prepared))
+    basis = _basis(prepared, kept)
+    if len(rows.y) <= basis.shape[1]:
+        raise InputError(
+            f"expected more rows than coefficients, got {len(rows.y)} rows and {basis.shape[1]} coefficients; leave "
+            "columns out"
+        )
+    unknown = np.zeros((prepared.outputs, prepared.columns + 1))  # added to the estimates, the intercepts last
+    aliased = np.setdiff1d(np.arange(prepared.columns), kept)
+    unknown[:, aliased] = np.nan
+    if len(aliased):
+        given = ", ".join(repr(estimator._names()[j]) for j in aliased[:3]) + (", ..." if len(aliased) > 3 else "")
+        warnings.warn(
+            f"expected linearly independent columns, got {given} determined by the columns before, with NaN for "
+            f"estimates and errors; leave {'it' if len(aliased) == 1 else 'them'} out",
+            UserWarning,
+            stacklevel=3,
+        )
+    x = torch.from_numpy(basis @ (basis.T @ x.numpy()))  # of classes, what is common to all says nothing
+    found = _newton(prepared, basis, x, first, n)
+    if found.step is not None:
+        infinite, marks = _infinite(prepared, found.x, torch.from_numpy(found.step))
+        warnings.warn(infinite_words(estimator._names(), infinite), ConvergenceWarning, stacklevel=3)
+        unknown += marks
+        basis = _basis(prepared, np.setdiff1d(kept, infinite))
+    inverse = _inverse(basis.T @ prepared.problem.hessian(found.x).numpy() @ basis)
+    if inverse is None:
+        raise InputError(
+            f"expected a Hessian that can be inverted, got a singular one: {basis.shape[1]} coefficients, "
+            f"{len(rows.y)} rows; leave columns out"
+        )
+    distribution: Any = stats.norm
     if not counted or prepared.constants:
-        if isinstance(prepared.problem, Cox):
-            raise InputError(
-                "a Cox model has standard errors for weights='samples' and weights that count equal rows (whole "
-                "numbers) only"
-            )
-        small = inverse @ (basis.T @ prepared.problem.outer(x).numpy() @ basis) @ inverse
+        assert not isinstance(prepared.problem, Cox)  # refused above
+        small = inverse @ (basis.T @ prepared.problem.outer(found.x).numpy() @ basis) @ inverse
     else:
-        n, noise = float(rows.weight.sum()), 1.0
+        noise = 1.0
         if prepared.family.name == "gaussian":
-            left = max(n - len(hessian), 1)
-            noise = 2 * n * prepared.loss(torch.from_numpy(estimate)) / left
+            left = max(n - len(inverse), 1)
+            noise = 2 * n * prepared.loss(torch.from_numpy(found.estimate)) / left
             distribution = stats.t(left)
         small = noise * inverse / n
-    return _original(estimator, prepared, estimate, basis @ small @ basis.T, distribution, level)
+    covariance = basis @ small @ basis.T
+    return _original(estimator, prepared, found.estimate, covariance, unknown, distribution, level)
 
 
 def _same(fitted: Federated, read: Federated) -> None:
@@ -112,12 +164,11 @@ def _point(fitted: Federated, prepared: Prepared) -> torch.Tensor:
     return dense(np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale]))
 
 
-def _free(prepared: Prepared) -> Floats:
-    """An orthonormal basis of what data can tell: columns that vary, and with several outputs a sum of 0 of each."""
+def _basis(prepared: Prepared, kept: Any) -> Floats:
+    """An orthonormal basis of what is estimated: these columns, and with several outputs a sum of 0 of each."""
     outputs = prepared.outputs
     across = linalg.null_space(np.ones((1, outputs))) if outputs > 1 else np.ones((1, 1))
-    varies = np.eye(prepared.columns)[:, prepared.scaling.factor != 0]
-    parts = [np.kron(across, varies)]
+    parts = [np.kron(across, np.eye(prepared.columns)[:, kept])]
     if prepared.intercept:
         parts.append(across)
     if prepared.constants:
@@ -126,8 +177,109 @@ def _free(prepared: Prepared) -> Floats:
     return found
 
 
+def _identified(prepared: Prepared, first: Floats, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """The columns that do not depend on the intercept and those before them, and the same model in these alone.
+
+    By a Cholesky factorisation of `first`, the Hessian of the model without columns: there all rows have the same
+    curvature, and one output tells of all.
+    """
+    p, outputs = prepared.columns, prepared.outputs
+    places = np.array([outputs * p, *range(p)] if prepared.intercept else range(p))
+    gram = first[np.ix_(places, places)]
+    scale = np.sqrt(np.where(gram.diagonal() > 0, gram.diagonal(), 1.0))
+    left = gram / np.outer(scale, scale)
+    found, whole = [], left.copy()
+    for j in range(len(left)):
+        if left[j, j] > ALIASED:
+            left[j + 1 :, j + 1 :] -= np.outer(left[j + 1 :, j], left[j, j + 1 :]) / left[j, j]
+            found.append(j)
+    kept, others = np.array(found, np.intp), np.setdiff1d(np.arange(len(left)), found)
+    move = np.zeros_like(left)
+    move[np.ix_(kept, kept)] = np.eye(len(kept))
+    move[np.ix_(kept, others)] = np.linalg.solve(whole[np.ix_(kept, kept)], whole[np.ix_(kept, others)])
+    move = move * scale / scale[:, None]
+    model = x.numpy().copy()
+    for k in range(outputs):
+        mine = np.array(
+            [outputs * p + k, *range(k * p, (k + 1) * p)] if prepared.intercept else range(k * p, (k + 1) * p)
+        )
+        model[mine] = move @ model[mine]
+    return places[kept][places[kept] < p], torch.from_numpy(model)
+
+
+class _Maximum(NamedTuple):
+    x: torch.Tensor
+    """Where the Hessian is taken, within `CLOSE` of the estimate."""
+    estimate: Floats
+    step: Floats | None = None
+    """The last Newton step, where there is no end because some estimates are infinite."""
+
+
+def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n: float) -> _Maximum:
+    """Newton steps, halved while f rises, from x to the minimiser of f; if the Hessian is singular at x, from the model
+    without columns, where it is `first`.
+
+    Where estimates are infinite, every step adds about 1 to some linear predictors, and the curvature vanishes.
+    """
+    problem, likelihood = prepared.problem, prepared.family.name in LIKELIHOODS
+    unit = 1.0 if likelihood else abs(prepared.loss(prepared.start))
+    loss, last = prepared.loss(x), _Maximum(x, x.numpy())
+    for k in range(STEPS):
+        inverse = _inverse(basis.T @ problem.hessian(x).numpy() @ basis)
+        if inverse is None and k == 0:
+            x, loss = prepared.start, prepared.loss(prepared.start)
+            inverse = _inverse(basis.T @ first @ basis)
+        if inverse is None:
+            break
+        g = basis.T @ problem.gradient(x).numpy()
+        step = -basis @ (inverse @ g)
+        last = _Maximum(x, x.numpy() + step, step)
+        decrement = float(g @ inverse @ g)
+        if likelihood and decrement <= VANISHED * float(step @ first @ step):
+            break
+        if n * decrement <= CLOSE * unit:
+            return last._replace(step=None)
+        part = 1.0
+        while not (new := prepared.loss(x + part * torch.from_numpy(step))) <= loss + ROUNDING * abs(loss):
+            part /= 2
+            if part < SHORTEST:
+                return last._replace(step=None)  # f cannot tell the points apart
+        x, loss = x + part * torch.from_numpy(step), new
+    return last if likelihood else last._replace(step=None)
+
+
+def _infinite(prepared: Prepared, x: torch.Tensor, step: torch.Tensor) -> tuple[list[int], Floats]:
+    """The columns with infinite estimates, and +-inf in their places among coefficients and intercepts (K, p + 1)."""
+    complete = prepared.family.name != "poisson" and prepared.loss(x) < CERTAIN * prepared.loss(prepared.start)
+    columns = list(range(prepared.columns)) if complete else prepared.moving(step)
+    change = prepared.parameters(step)
+    level = np.where(np.abs(change.intercept) > MOVING, np.sign(change.intercept), 0.0)
+    signs = np.column_stack([np.zeros_like(change.coef), level])
+    signs[:, columns] = np.sign(change.coef[:, columns])
+    return columns, np.where(signs == 0, 0.0, np.copysign(np.inf, signs))
+
+
+def _inverse(hessian: Floats) -> Floats | None:
+    """The inverse, by a matrix with ones on its diagonal: units do not matter; None where that is singular."""
+    diagonal = hessian.diagonal()
+    if not bool(np.isfinite(hessian).all()) or not bool((diagonal > 0).all()):
+        return None
+    scale = np.sqrt(np.outer(diagonal, diagonal))
+    values, vectors = np.linalg.eigh(hessian / scale)
+    if len(values) and values[0] <= SINGULAR:
+        return None
+    found: Floats = (vectors / values) @ vectors.T / scale
+    return found
+
+
 def _original(
-    estimator: Federated, prepared: Prepared, estimate: Floats, covariance: Floats, distribution: Any, level: float
+    estimator: Federated,
+    prepared: Prepared,
+    estimate: Floats,
+    covariance: Floats,
+    unknown: Floats,
+    distribution: Any,
+    level: float,
 ) -> Inference:
     """On the scale of the given columns: a linear map of the estimates. Constants are left out."""
     p, outputs = prepared.columns, prepared.outputs
@@ -137,7 +289,9 @@ def _original(
     if prepared.intercept:
         back[outputs * p :, : outputs * p] = np.kron(np.eye(outputs), -factor * shift)
         back[outputs * p :, outputs * p : outputs * (p + 1)] = np.eye(outputs)
-    estimate, covariance = back @ estimate, back @ covariance @ back.T
+    marks = np.concatenate([unknown[:, :-1].flatten(), unknown[:, -1] if prepared.intercept else []])
+    estimate, covariance = back @ estimate + marks, back @ covariance @ back.T
+    covariance[marks != 0], covariance[:, marks != 0] = np.nan, np.nan
     error = np.sqrt(np.clip(np.diag(covariance), 0, None))
     reach = distribution.ppf((1 + level) / 2)
     ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)

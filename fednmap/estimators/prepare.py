@@ -28,6 +28,17 @@ PATIENCE = 200
 """Rounds with a dense model, at most."""
 LEAST = 1e-3
 """The least scale that a family may estimate, relative to the one it begins with."""
+FLAT = 1e-2
+"""Infinite estimates are suspected where the curvature of f along the last steps is below this, relative to that at the
+model without columns,"""
+HELD = 1e-3
+"""and phi grows less along them, relative to the decrease of f."""
+SHIFT = 10.0
+"""How much further a coefficient is then fixed, of a column of deviation 1, besides twice its value,"""
+NEGLIGIBLE = 0.1
+"""and the likelihood ratio statistic below which that is as good a fit."""
+MOVING = 0.05
+"""Least change of a coefficient with an infinite estimate, relative to the largest, of standardised columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +117,10 @@ class Prepared:
         for k, phi in enumerate(phis):
             x, rounds = torch.from_numpy(found.x[k]), int(found.rounds[k])
             sent, size = each * (rounds if k == 0 else rounds - 1), float(found.sizes[k])  # the first is common to all
-            fit = Fit(x, rounds, sent, float(objectives[k]), size, size <= tol * self.unit, float(losses[k]), None)
+            point, gradient = torch.from_numpy(found.earlier[k])
+            earlier = None if bool(point.isnan().any()) else (point, gradient)
+            done = size <= tol * self.unit
+            fit = Fit(x, rounds, sent, float(objectives[k]), size, done, float(losses[k]), None, earlier)
             if not fit.converged and rounds < max_rounds:
                 fit = self._finished(fit, phi, tol, max_rounds)
                 total += fit.rounds - rounds
@@ -118,6 +132,42 @@ class Prepared:
         whole, left = self._on_coefficients(phi), max_rounds - fit.rounds
         more = minimise(self.problem, whole, fit.x, tol=tol * self.unit, max_rounds=left)
         return more._replace(rounds=fit.rounds + more.rounds, bytes=fit.bytes + more.bytes)
+
+    def infinite(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> tuple[list[int], Fit]:
+        """The columns whose estimates are infinite because f + phi has no minimiser, the largest first; and the fit,
+        with the rounds of this test added.
+
+        They are suspected where f has become flat along the last steps and phi does not grow along them. Then the
+        coefficient that moved most is fixed `SHIFT` further on, and the others are fitted again. If the likelihood
+        ratio against x is negligible, no value of that coefficient is too large. Sites send gradients only.
+        """
+        if fit.earlier is None or self.constants or not fit.converged:
+            return [], fit
+        before, g = fit.earlier
+        s = fit.x - before
+        fall, whole = -float(g @ s), self._on_coefficients(phi)
+        flat = 0 < fall <= FLAT * float(np.square(s.numpy()) @ self.diagonal)
+        if not flat or not float(whole.value(fit.x + s) - whole.value(fit.x)) <= HELD * fall:
+            return [], fit
+        k = int((s[: self.outputs * self.columns].abs() * dense(np.tile(self._deviation, self.outputs))).argmax())
+        start = fit.x + s * (fit.x[k].abs() + SHIFT / self._deviation[k % self.columns]) / s[k].abs()
+        fixed = Separable([(slice(k, k + 1), Box(float(start[k]), float(start[k])))])
+        rounds = min(max_rounds, PATIENCE)
+        other = minimise(self.problem, fixed, start, tol=0.01 * tol * self.unit, max_rounds=rounds)
+        spent = fit._replace(rounds=fit.rounds + other.rounds, bytes=fit.bytes + other.bytes)
+        ratio = 2 * len(self.sites.of_row) * (other.loss - fit.loss)
+        return (self.moving(s) if ratio <= NEGLIGIBLE else []), spent
+
+    def moving(self, s: Tensor) -> list[int]:
+        """The columns that a step s along which the likelihood is monotone changes; the largest change first."""
+        size = np.abs(self.coefficients(s)).max(0) * self._deviation
+        order = np.argsort(-size, kind="stable")
+        return [int(j) for j in order if size[j] > MOVING * size[order[0]]]
+
+    @property
+    def _deviation(self) -> Floats:
+        """Of the scaled columns; 1 for those that do not vary."""
+        return np.sqrt(np.where(self.scaling.square > 0, self.scaling.square, 1.0))
 
     @property
     def starts_without_columns(self) -> bool:

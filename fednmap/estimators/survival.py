@@ -138,7 +138,8 @@ def cumulative_hazard(scores: Floats, y: Floats, weight: Floats) -> tuple[Floats
     order = np.argsort(times)
     risk = np.logaddexp.accumulate((scores + np.log(weight))[order][::-1])[::-1]
     at_risk = risk[np.searchsorted(times[order], moments, "left")]
-    return moments, np.cumsum(np.exp(np.log(deaths) - at_risk))
+    with np.errstate(over="ignore"):  # an infinite hazard, where scores are far apart
+        return moments, np.cumsum(np.exp(np.log(deaths) - at_risk))
 
 
 def concordant(scores: Floats, y: Floats) -> tuple[float, float]:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import linalg
 
+from fednmap.estimators.engine import EARLIER
 from fednmap.estimators.sites import Floats
 
 SIZE = 1000
@@ -117,6 +118,9 @@ class Found(NamedTuple):
     rounds: Numbers
     total: int
     gamma: float
+    earlier: Floats
+    """Of each the last point whose |F_nat| was within `engine.EARLIER`, and the gradient of f there, (k, 2, d); NaN if
+    there was none."""
 
 
 class Dense:
@@ -257,6 +261,7 @@ def minimised(
     sizes, values = _norms(phi.residuals(x, g, gamma)), phi.value(x)
     models, groups = [Dense(np.diag(diagonal), constant)], [np.arange(k)]
     refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
+    earlier = np.full((k, 2, len(start)), np.nan)
     inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
     inside[[-1, *(rows[0] for rows in phi.neighbours())]] = True
     for done in range(1, max_rounds):
@@ -296,7 +301,9 @@ def minimised(
         kept = usable[better]
         x[kept], g[kept], values[kept] = trial[kept], new[kept], after[better]
         sizes[kept] = _norms(phi.some(kept).residuals(x[kept], g[kept], gamma))
-    return Found(x, g, sizes, rounds, total, gamma)
+        near = kept[(sizes[kept] >= EARLIER[0] * tol) & (sizes[kept] <= EARLIER[1] * tol)]
+        earlier[near, 0], earlier[near, 1] = x[near], g[near]
+    return Found(x, g, sizes, rounds, total, gamma, earlier)
 
 
 def _differences(old: Floats, new: Floats) -> Floats:

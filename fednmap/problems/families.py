@@ -262,7 +262,7 @@ class ScaledHuber(Family):
         rows = torch.stack([c, -c * u], -1), torch.stack([-c * u, c * u.square()], -1)
         return torch.stack(rows, -2)
 
-    def predict(self, eta: Tensor) -> Tensor:
+    def mean(self, eta: Tensor) -> Tensor:
         return eta[..., 0]
 
     def start(self, like: Tensor) -> Tensor:
