@@ -313,3 +313,59 @@ def test_mobilenet_trains_on_cifar10_and_its_exported_copy_predicts_the_same(tmp
     rows = problem.data.x, problem.data.y
     with torch.no_grad():
         assert float(cross_entropy(trained(rows[0]), rows[1])) == pytest.approx(losses[-1], abs=0.2)
+
+
+def trained_a_while():
+    """The same with running statistics and an affine map that are far from those of the clients."""
+    module = normalised()
+    with torch.no_grad():
+        module[1].running_mean.normal_()
+        module[1].running_var.uniform_(0.5, 3)
+        module[1].weight.uniform_(0.5, 2)
+    return module
+
+
+def plain_gradient(module, data):
+    """By autograd alone, client by client, with the module as it is."""
+    losses = [cross_entropy(module(x), y) for x, y in data]
+    slopes = torch.autograd.grad(sum(losses) / len(data), [p for p in module.parameters() if p.requires_grad])
+    return torch.cat([g.flatten() for g in slopes])
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_batch_norm_in_eval_mode_keeps_its_running_statistics(batch_size):
+    module, data = trained_a_while().eval(), clients(9, 6)
+    problem = Network(module, cross_entropy, data, batch_size=batch_size)
+    torch.testing.assert_close(problem.gradient(problem.start), plain_gradient(module, data))
+    everybody = problem.exact().oracle(torch.arange(2), 0)(problem.start, 0)
+    torch.testing.assert_close(everybody.mean(0), plain_gradient(module, data))
+    mean = sum(cross_entropy(module(x), y) for x, y in data) / 2
+    torch.testing.assert_close(problem.loss(problem.start), mean.detach())
+    kept = problem.module(problem.start)
+    assert torch.equal(kept(data[0][0]), module(data[0][0]))
+    assert torch.equal(kept[1].running_mean, module[1].running_mean)
+
+
+def test_each_batch_norm_layer_has_its_own_mode():
+    def two():
+        return nn.Sequential(nn.BatchNorm2d(1), nn.Tanh(), trained_a_while()).double()
+
+    module, data = two(), clients(4, 4)
+    module[2][1].eval()
+    problem = Network(module, cross_entropy, data, batch_size=4)  # one chunk per client
+    plain = two()
+    plain[2][1].eval()
+    torch.testing.assert_close(problem.gradient(problem.start), plain_gradient(plain, data))
+    kept = problem.module(problem.start)
+    assert torch.equal(kept[2][1].running_var, module[2][1].running_var)
+    assert not torch.equal(kept[0].running_var, module[0].running_var)  # that one is calibrated
+
+
+def test_frozen_batch_norm_of_another_precision_than_x():
+    module, data = trained_a_while().eval(), clients(5)
+    problem = Network(module.float(), cross_entropy, [(x.float(), y) for x, y in data], batch_size=None)
+    wide = Network(module.double(), cross_entropy, data, batch_size=None)
+    for name in ("gradient", "loss"):
+        torch.testing.assert_close(
+            getattr(problem, name)(wide.start), getattr(wide, name)(wide.start), rtol=1e-5, atol=1e-6
+        )

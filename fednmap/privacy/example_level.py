@@ -16,7 +16,7 @@ from fednmap.names import InputError
 from fednmap.privacy import accounting
 from fednmap.privacy.client_level import without_phi
 from fednmap.privacy.noise import SITE, gaussian
-from fednmap.problems import FiniteSum, Network, batch_norm
+from fednmap.problems import FiniteSum, Network
 from fednmap.regularizers.parameters import nonnegative, plain, positive, wrong
 from fednmap.simulation.uplink import Federation, Uplink
 
@@ -67,9 +67,9 @@ class PrivateRows:
             raise InputError("PrivateRows: every row counts the same; leave sample_weights out")
         if is_sparse(problem.data.x):
             raise InputError("PrivateRows needs dense rows; use to_dense() on the features")
-        if isinstance(problem, Network) and batch_norm.layers(problem.architecture):
+        if isinstance(problem, Network) and problem.normalised:
             raise InputError(
-                "batch normalisation mixes rows, so none can be clipped by itself; use group normalisation"
+                "batch normalisation mixes rows, so none can be clipped by itself; use group normalisation, or eval() to freeze it"
             )
         self.n, self.dim, self.start = problem.n, problem.dim, problem.start
         self.weights, self.concurrent = problem.weights, problem.concurrent
