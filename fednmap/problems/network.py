@@ -22,8 +22,10 @@ from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
 from fednmap.problems.folded import MOST, ROWS, SIDE_BY_SIDE, alike, by_few, side_by_side
 from fednmap.problems.probe import Loss
-from fednmap.problems.views import HALF, Here, channels_last, fixed, places, sharing_copy, used_dtype
+from fednmap.problems.views import HALF, Here, channels_last, fixed, places, used_dtype
 
+ACTIVATION_BYTES = 64 << 20  # of the samples handled at once, when all data is gone through
+STACK_BYTES = 64 << 20  # of activations, of the clients that are computed in one stack
 ALIKE = 1e-8
 """Relative difference, at most, of what is the same but for rounding, in double precision."""
 
@@ -80,7 +82,7 @@ class Network(FiniteSum):
         self._original, self._loss = copy.deepcopy(module), loss
         for p in self._original.parameters():
             p.data = p.data if p.requires_grad else channels_last(p.data)
-        working = sharing_copy(self._original)
+        working = copy.deepcopy(self._original, {id(p): p for p in self._original.parameters()})  # with the same ones
         batch_norm.drop_running(working)
         probe.make_dense(working)
         self._here = here = Here(working)
@@ -106,6 +108,7 @@ class Network(FiniteSum):
         self._one_by_one = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         self._folds = self._one_by_one and here.folded is not None and (batch_size or ROWS + 1) <= ROWS
         self._folds = self._folds and self.n > 1 and self.data.x.is_floating_point() and not self._half
+        self._activations: probe.Activations | None = None
         self._try()
 
     def _try(self) -> None:
@@ -125,6 +128,8 @@ class Network(FiniteSum):
         tried = probe.with_every_label(out, b, self.data.y)
         probe.check_loss(self._loss, *tried)
         self._shape, self._class_axis = out.shape[1:], probe.class_axis(self._loss, *tried)
+        if not self.normalised:
+            self._activations = probe.activations(lambda rows: self._saved(a[:rows]), len(a))
         if self._folds:
             four = torch.arange(4, device=a.device) % len(a)  # of two alone batch norm would round coarsely
             self._folds = self._folds_right(a[four], b[four])
@@ -133,6 +138,14 @@ class Network(FiniteSum):
                 self._stacked(self.start.expand(2, -1), torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
             except RuntimeError:  # recurrent layers, among others, cannot be computed for a stack of clients
                 self._one_by_one = True
+
+    @torch.enable_grad()
+    def _saved(self, a: Tensor) -> int:
+        """Bytes that a backward pass from the outputs of these inputs would need, without parameters."""
+        here = self._here
+        here.become(self.start)
+        held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
+        return probe.saved_bytes(lambda: here.module(channels_last(self._entering(a))), held)
 
     @torch.no_grad()
     def _folds_right(self, a: Tensor, b: Tensor) -> bool:
@@ -166,7 +179,23 @@ class Network(FiniteSum):
     @property
     def chunk(self) -> int:
         """Clients computed side by side: few if they are folded, one if they are computed one by one."""
-        return SIDE_BY_SIDE if self._folds else 1 if self._one_by_one else super().chunk
+        if self._folds or self._one_by_one:
+            return SIDE_BY_SIDE if self._folds else 1
+        if self._dense is not None or self._activations is None:
+            return super().chunk
+        batch = self.batch_size or min(int(self._sizes.max()), self.rows_at_once())
+        return max(1, min(super().chunk, STACK_BYTES // self._activations(batch)))
+
+    def rows_at_once(self) -> int:
+        """As many as have their activations in bounded memory; batch norm needs large chunks, as statistics."""
+        rows = super().rows_at_once()
+        if self._activations is None:
+            return rows
+        return max(1, min(rows, ACTIVATION_BYTES // max(1, self._activations.row)))
+
+    def subsample(self) -> Self:
+        few = super().subsample()
+        return self if self.normalised and int(few._sizes.min()) < (self.batch_size or 1) else few
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"module": self._original, "loss": self._loss}
@@ -254,8 +283,10 @@ class Network(FiniteSum):
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
-        out = torch.cat([self.outputs(x, like(part, x)) for part in inputs.split(self._rows_at_once())])
-        return out.squeeze(-1) if self.data.y.is_floating_point() else out.argmax(self._class_axis)
+        outs = (self.outputs(x, like(part, x)) for part in inputs.split(self.rows_at_once()))
+        if self.data.y.is_floating_point():
+            return torch.cat(list(outs)).squeeze(-1)
+        return torch.cat([out.argmax(self._class_axis) for out in outs])
 
     @torch.no_grad()
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:

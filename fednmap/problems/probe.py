@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -208,6 +209,41 @@ def make_dense(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = False
+
+
+class Activations(NamedTuple):
+    """Bytes that a backward pass needs: some for every batch, some for every row."""
+
+    batch: int
+    row: int
+
+    def __call__(self, rows: int) -> int:
+        return max(1, self.batch + rows * self.row)
+
+
+def activations(saved: Callable[[int], int], most: int) -> Activations:
+    """From saved(rows), the bytes that so many rows need; `row` is rounded up to a power of two.
+
+    So small differences between machines do not change how sums are cut.
+    """
+    one = saved(1)
+    more = max(0, (saved(most) - one) // (most - 1)) if most > 1 else one
+    return Activations(max(0, one - more), 1 << max(0, more - 1).bit_length())
+
+
+def saved_bytes(forward: Callable[[], Tensor], held: set[int]) -> int:
+    """Bytes of what autograd saves in `forward`, but for storages in `held`, and of three copies of the outputs."""
+    found: dict[int, int] = {}
+
+    def pack(v: Tensor) -> Tensor:
+        storage = v.untyped_storage()
+        if storage.data_ptr() not in held:
+            found[storage.data_ptr()] = storage.nbytes()
+        return v
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+        out = forward()
+    return sum(found.values()) + 3 * out.numel() * out.element_size()
 
 
 def by_sample(loss: Loss, out: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fednmap.problems.folded import Folded
 
-
 HALF = (torch.float16, torch.bfloat16)
 """Precisions in which a module may compute, but which are too coarse for x and for sums."""
 
@@ -23,7 +22,8 @@ class Here(threading.local):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._given, self.module = module, sharing_copy(module)
+        shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
+        self._given, self.module = module, copy.deepcopy(module, shared)  # with the same numbers
         self.leaves = [p for p in self.module.parameters() if p.requires_grad]
         self.folded = Folded.of(module)
         ends = list(accumulate((p.numel() for p in self.leaves), initial=0))
@@ -52,12 +52,6 @@ class Here(threading.local):
 
     def __reduce__(self) -> tuple[type[Here], tuple[nn.Module]]:
         return Here, (self._given,)  # parameters that are views of x would each be written with all of x
-
-
-def sharing_copy(module: nn.Module) -> nn.Module:
-    """A copy of the module with parameters of its own, whose numbers are those of the module, not copied."""
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
-    return copy.deepcopy(module, shared)
 
 
 def fixed(module: nn.Module) -> dict[str, Tensor]:
