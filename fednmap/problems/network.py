@@ -80,9 +80,13 @@ class Network(FiniteSum):
         if self.normalised and batch_size is None:
             raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original, self._loss = copy.deepcopy(module), loss
-        for p in self._original.parameters():
-            p.data = p.data if p.requires_grad else channels_last(p.data)
-        working = copy.deepcopy(self._original, {id(p): p for p in self._original.parameters()})  # with the same ones
+        shared = {id(p): p for p in self._original.parameters()}
+        shared |= {
+            id(p): nn.Parameter(channels_last(p.detach()), requires_grad=False)
+            for p in self._original.parameters()
+            if p.ndim == 4 and not p.requires_grad
+        }
+        working = copy.deepcopy(self._original, shared)  # parameters are not copied, but for frozen kernels
         batch_norm.drop_running(working)
         probe.make_dense(working)
         self._here = here = Here(working)

@@ -76,7 +76,7 @@ def outputs(module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
     ):
         raise InputError(
             "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; "
-            "call eval() on that layer before (on the whole module it also freezes batch norm), or take it out"
+            "call module.eval() before, which also freezes batch norm, or eval() of that layer alone, or take it out"
         )
     if inputs._version != version:
         raise InputError("the module overwrites its inputs (a first layer with inplace=True?); use inplace=False")
