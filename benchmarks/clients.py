@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fednmap import algorithms as A
 from fednmap import simulate
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.regularizers import L1
 
 SAMPLED, SLOWER, GIGABYTES = 100, 1.3, 4.0
@@ -39,6 +39,9 @@ class Many:
         self.problem, self.n = network(few, samples=100), n
         self.dim, self.start, self.chunk = self.problem.dim, self.problem.start, self.problem.chunk
         self.loss, self.gradient = self.problem.loss, self.problem.gradient
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         return self.problem.oracle(clients % self.problem.n, t)

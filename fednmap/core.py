@@ -260,7 +260,8 @@ def with_fields(algorithm: A, **values: Any) -> A:
 class Problem(Protocol):
     """n clients, each a gradient oracle on one flat vector of length dim.
 
-    More that a problem may declare, and what stands in for it otherwise, is in `Declared`.
+    More that a problem may declare, and what stands in for it otherwise, is in `ProblemInfo`: a problem that has a
+    method `info` declares what that returns. Without it only `start` and `weights` are read, if it has them.
     """
 
     @property
@@ -283,48 +284,71 @@ class Problem(Protocol):
         ...
 
 
-class Declared(NamedTuple):
-    """What a problem says of itself beyond the protocol; each is None where it says nothing."""
+class ProblemInfo(NamedTuple):
+    """What a problem declares beyond the protocol, as the result of its method `info`; None where it says nothing.
 
-    start: Tensor | None
+    >>> class Mine:
+    ...     n, dim, start = 2, 3, torch.zeros(3)
+    ...
+    ...     def info(self):
+    ...         return ProblemInfo(start=self.start, concurrent=True)
+    """
+
+    start: Tensor | None = None
     """The first model; decides dtype and device. Else zeros."""
-    weights: Tensor | None
+    weights: Tensor | None = None
     """n numbers, at least 0, brought to the sum 1. Else clients weigh equally."""
-    chunk: int | None
+    chunk: int | None = None
     """Clients that are best computed side by side. Else what fits into the cache."""
-    part: Callable[[int, int], Problem] | None
+    part: Callable[[int, int], Problem] | None = None
     """part(k, of): the terms of f that fall to process k of several; they sum to f. Else every process takes all."""
-    pieces: int | None
+    pieces: int | None = None
     """Into how many such parts the sums over all data are cut, for threads and processes to share. Else they stay
     whole, with one part for each of several processes: their number then shows in the last bits that are measured."""
-    concurrent: bool | None
+    concurrent: bool | None = None
     """Oracles of different clients, and parts, may be called in several threads at once. Else one after another."""
-    exact: Callable[[], Problem] | None
+    exact: Callable[[], Problem] | None = None
     """The same problem with exact client gradients. Else its gradients are taken as they are."""
-    exact_gradients: bool | None
+    exact_gradients: bool | None = None
     """Whether the clients' gradients are exact already. Else they may be noisy."""
-    steps_per_round: int | None
+    steps_per_round: int | None = None
     """The local steps of a round for which its minibatches are cut into epochs. Else any number will do."""
-    module: Callable[[Tensor], torch.nn.Module] | None
+    module: Callable[[Tensor], torch.nn.Module] | None = None
     """The torch module that a model x stands for. Else there is none."""
-    digest: Callable[[], str] | None
+    digest: Callable[[], str] | None = None
     """Tells the problem's data from others. Else all that the problem holds does."""
-    made_of: Callable[[], Mapping[str, Any]] | None
+    made_of: Callable[[], Mapping[str, Any]] | None = None
     """What else decides f and the clients' gradients, by name: the minibatches' size and seed, the loss, ..."""
-    smoothness: Callable[[], float] | None
+    smoothness: Callable[[], float] | None = None
     """L of f: its gradient changes by at most L times the distance; where there is no such L, that at the start. Else
     it is estimated from gradients."""
-    hessian: Callable[[Tensor], Tensor] | None
+    hessian: Callable[[Tensor], Tensor] | None = None
     """The Hessian of f at x, (p, p). Else there is none."""
-    hessians: Callable[[Tensor], Callable[[Tensor], Tensor]] | None
+    hessians: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None
     """hessians(clients)(x): the Hessians of these clients' f_i at x, as in `SecondOrder`. Else there are none."""
-    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """f and its gradient at x in one pass over the data. Else they are asked for one after the other."""
+    subsample: Callable[[], Problem] | None = None
+    """A problem with about the same f, of fewer data, for estimates. Else all data is used."""
+
+    @classmethod
+    def of(cls, problem: Any) -> Self:
+        """The attributes of `problem` that have the names of fields here."""
+        return cls(**{name: getattr(problem, name, None) for name in cls._fields})
 
 
-def declared(problem: Problem) -> Declared:
-    """What `problem` says of itself: the one place that asks."""
-    found = Declared(*(getattr(problem, name, None) for name in Declared._fields))
+def declared(problem: Problem) -> ProblemInfo:
+    """What `problem` declares: the one place that asks."""
+    tell = getattr(problem, "info", None)
+    if tell is None:
+        found = ProblemInfo(start=getattr(problem, "start", None), weights=getattr(problem, "weights", None))
+    else:
+        found = tell() if callable(tell) else tell
+        if not isinstance(found, ProblemInfo):
+            raise InputError(
+                f"expected {type(problem).__name__}.info() to return a ProblemInfo, got {type(found).__name__}; "
+                "return fednmap.core.ProblemInfo(...), or give the attribute another name"
+            )
     return found if found.weights is None else found._replace(weights=_weights(problem, found.weights))
 
 

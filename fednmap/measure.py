@@ -182,8 +182,11 @@ def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int
     """The gamma with which a problem is measured by default: 1 / L, at most 0.5 / rho; 1 where f is linear at x.
 
     L is the smoothness of f at x, the problem's first point, by a few power iterations, in two digits: a yardstick
-    that belongs to the problem, the same for every method and step size, and for every way of adding up f.
+    that belongs to the problem, the same for every method and step size, and for every way of adding up f. Very large
+    data are sampled, by a fixed rule: see `FiniteSum.subsample`.
     """
+    smaller = declared(problem).subsample
+    problem = problem if smaller is None else smaller()
     first = torch.randn(
         1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
     )

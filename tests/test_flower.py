@@ -25,6 +25,7 @@ from fednmap.flower.launch import Launcher
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
+from fednmap.problems import Network
 from fednmap.regularizers import L1
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
@@ -978,3 +979,16 @@ def test_where_the_system_does_not_say_whose_a_connection_is_nothing_is_started(
     monkeypatch.setattr(loopback, "CONNECTIONS", tmp_path / "none")
     with pytest.raises(InputError, match="run it on Linux"), Launcher(tmp_path):
         pass
+
+
+def test_a_module_in_bfloat16_goes_over_the_wire_as_float32(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, 3, generator=rng), torch.randint(0, 2, (8,), generator=rng)) for _ in NAMES]
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).bfloat16()
+    problem = Network(module, torch.nn.functional.cross_entropy, data, batch_size=4)
+    federation = Federation(tmp_path, problem, batch_size=4, model="mlp:4:tanh", dtype="float32", reg="l1:0.001")
+    federation.start()
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert ours.dtype == simulated.dtype == torch.float32
+        torch.testing.assert_close(ours, simulated, rtol=0.02, atol=1e-4)  # gradients have two digits

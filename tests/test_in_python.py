@@ -8,6 +8,7 @@ import pytest
 import torch
 from lasso import PHI, L
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fednmap import Callback, Diverged, InputError, Tolerance, run
 from fednmap import algorithms as A
@@ -295,3 +296,21 @@ def test_a_folder_tells_the_round_after_which_a_run_diverged(tmp_path):
     alone = after()
     assert alone[0] % 100
     assert [after(folder=tmp_path / "run") for _ in range(2)] == [alone, alone]
+
+
+def test_a_module_in_bfloat16_has_a_folder_too(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, 3, generator=rng).bfloat16(), torch.randint(0, 2, (8,), generator=rng)) for _ in range(3)]
+
+    def problem():
+        torch.manual_seed(0)
+        return Network(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16(), cross_entropy, data)
+
+    plain = run(method(), problem(), rounds=20, **HOW)
+    run(method(), problem(), rounds=9, folder=tmp_path / "a", checkpoint_every=4, **HOW)
+    found = run(method(), problem(), rounds=20, folder=tmp_path / "a", checkpoint_every=4, **HOW)
+    assert found.x.dtype == torch.float32
+    assert torch.equal(found.x, plain.x)
+    again = run(method(), problem(), rounds=20, folder=tmp_path / "a", checkpoint_every=4, **HOW)
+    assert torch.equal(again.x, plain.x)
+    assert next(found.module().parameters()).dtype == torch.bfloat16

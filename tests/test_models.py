@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 import torch
@@ -313,3 +314,149 @@ def test_mobilenet_trains_on_cifar10_and_its_exported_copy_predicts_the_same(tmp
     rows = problem.data.x, problem.data.y
     with torch.no_grad():
         assert float(cross_entropy(trained(rows[0]), rows[1])) == pytest.approx(losses[-1], abs=0.2)
+
+
+def trained_a_while():
+    """The same with running statistics and an affine map that are far from those of the clients."""
+    module = normalised()
+    with torch.no_grad():
+        module[1].running_mean.normal_()
+        module[1].running_var.uniform_(0.5, 3)
+        module[1].weight.uniform_(0.5, 2)
+    return module
+
+
+def plain_gradient(module, data):
+    """By autograd alone, client by client, with the module as it is."""
+    losses = [cross_entropy(module(x), y) for x, y in data]
+    slopes = torch.autograd.grad(sum(losses) / len(data), [p for p in module.parameters() if p.requires_grad])
+    return torch.cat([g.flatten() for g in slopes])
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_batch_norm_in_eval_mode_keeps_its_running_statistics(batch_size):
+    module, data = trained_a_while().eval(), clients(9, 6)
+    problem = Network(module, cross_entropy, data, batch_size=batch_size)
+    torch.testing.assert_close(problem.gradient(problem.start), plain_gradient(module, data))
+    everybody = problem.exact().oracle(torch.arange(2), 0)(problem.start, 0)
+    torch.testing.assert_close(everybody.mean(0), plain_gradient(module, data))
+    mean = sum(cross_entropy(module(x), y) for x, y in data) / 2
+    torch.testing.assert_close(problem.loss(problem.start), mean.detach())
+    kept = problem.module(problem.start)
+    assert torch.equal(kept(data[0][0]), module(data[0][0]))
+    assert torch.equal(kept[1].running_mean, module[1].running_mean)
+
+
+def test_each_batch_norm_layer_has_its_own_mode():
+    def two():
+        return nn.Sequential(nn.BatchNorm2d(1), nn.Tanh(), trained_a_while()).double()
+
+    module, data = two(), clients(4, 4)
+    module[2][1].eval()
+    problem = Network(module, cross_entropy, data, batch_size=4)  # one chunk per client
+    plain = two()
+    plain[2][1].eval()
+    torch.testing.assert_close(problem.gradient(problem.start), plain_gradient(plain, data))
+    kept = problem.module(problem.start)
+    assert torch.equal(kept[2][1].running_var, module[2][1].running_var)
+    assert not torch.equal(kept[0].running_var, module[0].running_var)  # that one is calibrated
+
+
+def test_frozen_batch_norm_of_another_precision_than_x():
+    module, data = trained_a_while().eval(), clients(5)
+    problem = Network(module.float(), cross_entropy, [(x.float(), y) for x, y in data], batch_size=None)
+    wide = Network(module.double(), cross_entropy, data, batch_size=None)
+    for name in ("gradient", "loss"):
+        torch.testing.assert_close(
+            getattr(problem, name)(wide.start), getattr(wide, name)(wide.start), rtol=1e-5, atol=1e-6
+        )
+
+
+class Watching(nn.Module):
+    """Tells how many rows it is given at once."""
+
+    rows: ClassVar[list[int]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 100), nn.Linear(100, 3)
+
+    def forward(self, x):
+        self.rows.append(len(x))
+        return self.head(self.inner(x).tanh())
+
+
+def small_clients(n=3, rows=40):
+    rng = torch.Generator().manual_seed(0)
+    return [(torch.randn(rows, 4, generator=rng), torch.randint(0, 3, (rows,), generator=rng)) for _ in range(n)]
+
+
+def test_all_data_is_gone_through_with_bounded_activations(monkeypatch):
+    module, data = Watching(), small_clients()
+    problem = Network(module, cross_entropy, data)
+    # of a row the backward pass needs tanh's outputs, 100 numbers, and has three times the outputs: 436 bytes
+    assert problem._activations.row == 512
+    monkeypatch.setattr("fednmap.problems.network.ACTIVATION_BYTES", 7 * 512)
+    expected = plain_gradient(module, data)
+    Watching.rows.clear()
+    torch.testing.assert_close(problem.gradient(problem.start), expected)
+    problem.loss(problem.start)
+    problem.predict(problem.start, problem.data.x)
+    assert max(Watching.rows) == 7
+    everybody = problem.exact().oracle(torch.arange(3), 0)(problem.start, 0)
+    torch.testing.assert_close(everybody.mean(0), expected)
+
+
+def test_a_stack_of_clients_counts_their_activations(monkeypatch):
+    problem = Network(Watching(), cross_entropy, small_clients(), batch_size=8)
+    assert problem.chunk >= 3
+    monkeypatch.setattr("fednmap.problems.network.STACK_BYTES", 2 * (8 * 512 + problem._activations.batch))
+    assert problem.chunk == 2
+
+
+def test_frozen_parameters_are_kept_once(monkeypatch):
+    import pickle
+    from threading import Thread
+
+    module = nn.Sequential(nn.Linear(4, 400), nn.Linear(400, 400), nn.LayerNorm(400), nn.Linear(400, 3))
+    module[1].requires_grad_(False)
+    problem = Network(module, cross_entropy, small_clients(), batch_size=8)
+    places = []
+
+    def place():
+        problem.exact().oracle(torch.tensor(0), 0)(problem.start, 0)
+        places.append(problem._here.module[1].weight.data_ptr())
+
+    for _ in range(3):
+        thread = Thread(target=place)
+        thread.start()
+        thread.join()
+    assert set(places) == {problem._original[1].weight.data_ptr()}
+    assert problem._original[1].weight.data_ptr() != module[1].weight.data_ptr()  # the module itself is copied
+    held = sum(p.nbytes for p in module.parameters())
+    assert len(pickle.dumps(problem)) < 1.2 * held
+    again = pickle.loads(pickle.dumps(problem))
+    assert torch.equal(again.gradient(problem.start), problem.gradient(problem.start))
+
+
+def test_the_measuring_gamma_of_large_data_is_that_of_a_sample_of_every_client(monkeypatch):
+    from fednmap.measure import problem_gamma
+    from fednmap.regularizers import Zero
+    from fednmap.simulation.sums import divided
+    from fednmap.simulation.threads import Crew
+
+    problem = Network(Watching(), cross_entropy, small_clients(rows=400))
+    assert problem.subsample() is problem  # small data are measured whole
+    whole = problem_gamma(problem, Zero(), problem.start)
+    monkeypatch.setattr("fednmap.problems.network.ACTIVATION_BYTES", 5 * 512)  # 240 chunks
+    few = problem.subsample()
+    assert few.data.sizes.tolist() == [27] * 3  # 16 chunks of 5 rows, shared by the clients
+    expected = plain_gradient(problem.module(problem.start), [few.data[i] for i in range(3)])
+    torch.testing.assert_close(few.gradient(problem.start), expected)
+    Watching.rows.clear()
+    gamma = problem_gamma(problem, Zero(), problem.start)
+    assert sum(Watching.rows) == 16 * 81  # 8 iterations of 2 gradients
+    assert gamma == pytest.approx(whole, rel=0.25)
+    for threads in (1, 2):
+        with Crew(threads) as crew:
+            assert problem_gamma(divided(problem, crew), Zero(), problem.start) == gamma

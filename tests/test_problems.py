@@ -7,7 +7,8 @@ from stochastic import KINDS, SIZES, binary, least_squares, network
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fednmap import problems
+from fednmap import problems, simulate
+from fednmap.algorithms import FedNMap
 from fednmap.core import declared
 from fednmap.measure import evaluate
 from fednmap.models import mlp
@@ -298,3 +299,81 @@ def test_small_minibatches_are_as_precise_as_the_data(monkeypatch):
     small = problem.oracle(torch.arange(3), 0)(x, 0)
     monkeypatch.setattr(finite_sum, "AT_ONCE_BYTES", 0)
     torch.testing.assert_close(small, problem.oracle(torch.arange(3), 0)(x, 0), rtol=1e-12, atol=1e-14)
+
+
+def last_axis_loss(out, y):
+    return cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+@pytest.mark.parametrize(("loss", "first"), [(last_axis_loss, False), (cross_entropy, True)])
+@pytest.mark.parametrize("classes", [5, 7])
+def test_the_axis_of_the_classes_is_that_of_the_loss(loss, first, classes):
+    """Sequences of 5: with 5 classes the shapes say nothing."""
+    y = torch.randint(0, classes, (9, 5), generator=torch.Generator().manual_seed(0))
+    right = nn.functional.one_hot(y, classes).float()  # what a perfect model gives
+    inputs = right.transpose(1, 2).contiguous() if first else right
+    module = nn.Conv1d(classes, classes, 1, bias=False) if first else nn.Linear(classes, classes, bias=False)
+    problem = Network(module, loss, [(inputs, y)])
+    perfect = torch.eye(classes).flatten()
+    assert torch.equal(problem.predict(perfect, inputs), y)
+
+
+class Tokens(nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        self.embedding, self.bag = nn.Embedding(6, 3, sparse=sparse), nn.EmbeddingBag(6, 3, sparse=sparse)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens).tanh().mean(1) + self.bag(tokens))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch, of a stack of bags
+def test_embeddings_with_sparse_gradients_are_trained_as_any_other():
+    rng = torch.Generator().manual_seed(0)
+    data = [(torch.randint(0, 6, (8, 4), generator=rng), torch.randint(0, 2, (8,), generator=rng)) for _ in range(3)]
+    torch.manual_seed(0)
+    module, dense = Tokens(True), Tokens(False)
+    dense.load_state_dict(module.state_dict())
+    found, expected = Network(module, cross_entropy, data), Network(dense, cross_entropy, data)
+    x, clients = expected.start, torch.arange(3)
+    assert torch.equal(found.gradient(x), expected.gradient(x))
+    assert torch.equal(found.oracle(clients, 2)(x, 1), expected.oracle(clients, 2)(x, 1))
+    assert found.module(x).embedding.sparse  # what was given stays as it is
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layers", [lambda: [nn.Linear(6, 8), nn.Tanh()], lambda: [nn.Linear(6, 8), nn.LayerNorm(8)]])
+def test_a_module_in_half_precision_has_gradients_and_states_in_float32(dtype, layers):
+    rng = torch.Generator().manual_seed(0)
+    data = [(torch.randn(10, 6, generator=rng), torch.randint(0, 3, (10,), generator=rng)) for _ in range(4)]
+    torch.manual_seed(0)
+    module = nn.Sequential(*layers(), nn.Linear(8, 3)).to(dtype)
+    problem = Network(module, cross_entropy, data, batch_size=5)
+    assert problem.start.dtype == torch.float32
+    losses, slopes = [], []
+    for x, y in data:
+        loss = cross_entropy(module(x.to(dtype)).float(), y)
+        losses.append(loss.detach())
+        slopes.append(torch.cat([g.flatten().float() for g in torch.autograd.grad(loss, list(module.parameters()))]))
+    mean, gradient, eps = torch.stack(losses).mean(), torch.stack(slopes).mean(0), torch.finfo(dtype).eps
+    torch.testing.assert_close(problem.loss(problem.start), mean, rtol=1e-6, atol=0)  # summed in float32
+    assert (problem.gradient(problem.start) - gradient).norm() <= 4 * eps * gradient.norm()
+    everybody = problem.exact().oracle(torch.arange(4), 0)(problem.start, 0)
+    one = problem.exact().oracle(torch.tensor(2), 0)(problem.start, 0)
+    assert {v.dtype for v in (everybody, one, problem.gradient(problem.start))} == {torch.float32}
+    assert (everybody - torch.stack(slopes)).norm() <= 4 * eps * torch.stack(slopes).norm()
+    again = problem.module(problem.start)
+    assert torch.equal(again(data[0][0].to(dtype)), module(data[0][0].to(dtype)))
+    method = FedNMap(L1(1e-4), eta_a=0.05, Q=3)
+    *_, last = simulate(method, problem, rounds=40)
+    assert {v.dtype for v in (*last.server, *last.clients[torch.arange(4)])} == {torch.float32}
+    drift = last.server.h - last.clients[torch.arange(4)].h.mean(0)
+    assert drift.norm() <= 1e-5 * last.server.h.norm()  # the server's h is the mean of the clients'
+    assert problem.loss(method.model(last.server)) < 0.95 * mean
+
+
+def test_a_start_in_half_precision_is_refused():
+    problem = network()
+    with pytest.raises(InputError, match="expected float32 or float64"):
+        simulate(FedNMap(L1(1e-4), eta_a=0.05), problem, rounds=1, start=problem.start.bfloat16())

@@ -15,9 +15,9 @@ from lasso import PHI, gap, last, models
 from stochastic import KINDS, least_squares
 from torch import Tensor
 
-from fednmap import Diverged, run, simulate
+from fednmap import Diverged, InputError, run, simulate
 from fednmap import algorithms as A
-from fednmap.core import Algorithm, declared
+from fednmap.core import Algorithm, ProblemInfo, declared
 from fednmap.data.partition import iid
 from fednmap.decentralized import Complete, Decentralized, NormED
 from fednmap.measure import stationarity
@@ -217,6 +217,47 @@ def test_a_problem_with_nothing_but_the_protocol_works():
     x = algorithm.model(end.server)
     assert x.dtype == torch.float32
     assert float(stationarity(Quadratics(), algorithm.phi, x, 0.3)) < 1e-8
+
+
+class Named(Quadratics):
+    """The same, with attributes of its own that are called as what a problem may declare."""
+
+    chunk, pieces, concurrent, digest, exact_gradients = "a", "b", "c", "d", "e"
+
+    def __init__(self):
+        super().__init__()
+        self.module, self.exact, self.made_of, self.smoothness, self.steps_per_round = 1.5, None, [], 3.0, "often"
+
+    def part(self, name):
+        raise AssertionError
+
+    value_and_gradient = hessian = hessians = subsample = part
+
+
+def test_only_what_a_problem_says_by_info_is_a_declaration(tmp_path):
+    algorithm = A.FedNMap(L1(0.5), eta_a=0.02, Q=5, gamma=0.3)
+    plain, found = (run(algorithm, kind(), rounds=5) for kind in (Quadratics, Named))
+    assert torch.equal(found.x, plain.x)
+    assert found.final["objective"] == plain.final["objective"]
+    run(algorithm, Named(), rounds=2, folder=tmp_path / "run")
+    with pytest.raises(InputError, match="not made from a torch module"):
+        found.module()
+
+
+def test_what_info_returns_is_declared_and_nothing_else():
+    class Telling(Named):
+        def info(self):
+            return ProblemInfo(start=ONES, chunk=2)
+
+    assert declared(Telling()) == ProblemInfo(start=ONES, chunk=2)
+    assert torch.equal(run(fednmap(), Telling(), rounds=0).x, PHI.prox(ONES, GAMMA))
+    assert declared(Named()) == ProblemInfo()
+    Telling.info = "about this problem"
+    with pytest.raises(InputError, match=r"expected Telling.info\(\) to return a ProblemInfo, got str"):
+        run(fednmap(), Telling(), rounds=1)
+
+
+ONES = torch.ones(4)
 
 
 class Double(Quadratics):

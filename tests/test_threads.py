@@ -15,6 +15,7 @@ from torch import nn
 
 from fednmap import algorithms as A
 from fednmap import run, simulate
+from fednmap.core import ProblemInfo
 from fednmap.data.clients import ClientData
 from fednmap.models import cnn, mlp
 from fednmap.names import InputError
@@ -114,6 +115,9 @@ class Watched:
         self.n, self.dim, self.start = inner.n, inner.dim, inner.start
         self.loss, self.gradient = inner.loss, inner.gradient
         self.inner, self.told = inner, told
+
+    def info(self):
+        return ProblemInfo.of(self)
 
     def oracle(self, clients, t):
         self.told(clients.tolist())

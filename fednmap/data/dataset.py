@@ -48,7 +48,7 @@ class Dataset:
             if values is not None:
                 found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
                 for part in stored(values.detach()):
-                    found.update(part.cpu().contiguous().numpy().data)
+                    found.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
         return found.hexdigest()
 
     @property

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.problems import GLM
 
 
@@ -23,6 +23,9 @@ class Centred:
         self.n, self.dim, self.weights, self.chunk = problem.n, problem.dim, problem.weights, problem.chunk
         self.start = problem.start
         self._ends = outputs * len(shift), outputs * len(shift) + outputs
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         g = self.problem.oracle(clients, t)

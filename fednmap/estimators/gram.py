@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.problems import GLM
 from fednmap.problems.spectrum import largest_eigenvalue
 
@@ -23,6 +23,9 @@ class Gram:
         self.start = problem.start
         self._H = problem.hessian(problem.start)
         self._b = -problem.gradient(torch.zeros_like(problem.start))
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         return self.problem.oracle(clients, t)

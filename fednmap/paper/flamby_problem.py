@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader, TensorDataset
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.data import ClientData, Dataset, load
 from fednmap.data.flamby import validation
 from fednmap.problems import GLM, Cox
@@ -124,6 +124,9 @@ class Loaded:
         if task.intercept:
             self._x = pad(self._x, (0, 1), value=1.0)
         self._weight = (there / there.sum(-1, keepdim=True)).to(data.x.dtype)
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         def g(x: Tensor, q: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fednmap.algorithms import SCAFFOLD, FedAvg, FedNMap, Zhang
-from fednmap.core import Algorithm, Oracle
+from fednmap.core import Algorithm, Oracle, ProblemInfo
 from fednmap.data import ClientData, Dataset, load, partition
 from fednmap.measure import accuracy
 from fednmap.models import build
@@ -165,6 +165,9 @@ class Ridged:
         self.f, self.nu, self.n, self.dim = f, nu, f.n, f.dim
         assert f.weights is not None
         self.start, self.weights, self.chunk = f.start, f.weights, f.chunk
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         g = self.f.oracle(clients, t)

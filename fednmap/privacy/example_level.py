@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Oracle, declared
+from fednmap.core import Algorithm, Oracle, ProblemInfo, declared
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.privacy import accounting
 from fednmap.privacy.client_level import without_phi
 from fednmap.privacy.noise import SITE, gaussian
-from fednmap.problems import FiniteSum, Network, batch_norm
+from fednmap.problems import FiniteSum, Network
 from fednmap.regularizers.parameters import nonnegative, plain, positive, wrong
 from fednmap.simulation.uplink import Federation, Stage
 
@@ -67,21 +67,26 @@ class PrivateRows:
             raise InputError("PrivateRows: every row counts the same; leave sample_weights out")
         if is_sparse(problem.data.x):
             raise InputError("PrivateRows needs dense rows; use to_dense() on the features")
-        if isinstance(problem, Network) and batch_norm.layers(problem.architecture):
+        if isinstance(problem, Network) and problem.normalised:
             raise InputError(
-                "batch normalisation mixes rows, so none can be clipped by itself; use group normalisation"
+                "batch normalisation mixes rows, so none can be clipped by itself; use group normalisation, or "
+                "freeze it by eval()"
             )
         self.n, self.dim, self.start = problem.n, problem.dim, problem.start
         self.weights, self.concurrent = problem.weights, problem.concurrent
         self.loss, self.gradient, self.predict = problem.loss, problem.gradient, problem.predict
         self.digest = problem.digest
         self.part, self.pieces, self.value_and_gradient = problem.part, problem.pieces, problem.value_and_gradient
+        self.subsample = problem.subsample
         self.smoothness = declared(problem).smoothness
 
     @property
     def chunk(self) -> int:
         """Sites come one after another: each has its own number of rows."""
         return self.problem.chunk
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def made_of(self) -> Mapping[str, Any]:
         own = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "rate": self.rate, "noise_seed": self.seed}
@@ -114,7 +119,7 @@ class PrivateRows:
             drawn = torch.from_numpy(np.flatnonzero(coins < self.rate)).to(b.device)
             a, b = a[drawn], b[drawn]
         total = torch.zeros_like(x)
-        step = max(1, AT_ONCE_BYTES // (x.element_size() * self.dim))
+        step = max(1, min(AT_ONCE_BYTES // (x.element_size() * self.dim), self.problem.rows_at_once()))
         for first in range(0, len(b), step):
             total += self._clipped_sum(x, a[first : first + step], b[first : first + step])
         if self.noise_multiplier:

@@ -14,19 +14,23 @@ Statistics = list[tuple[Tensor, Tensor]]
 
 
 def layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    """The batch norm layers that use batch statistics; one in eval mode uses its running statistics, as in torch."""
+    found = (layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+    return [layer for layer in found if layer.training or layer.running_mean is None]
 
 
-def without_running(module: nn.Module) -> nn.Module:
-    """A copy that normalises by the statistics of each batch and remembers none."""
-    return replace_all_batch_norm_modules_(copy.deepcopy(module))
+def drop_running(module: nn.Module) -> None:
+    """Make the layers that use batch statistics keep no running statistics."""
+    for layer in layers(module):
+        replace_all_batch_norm_modules_(layer)
 
 
 @torch.no_grad()
 def statistics(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
     """Each layer's mean and variance in a batch, averaged over `batches`."""
-    module = copy.deepcopy(module).eval()
+    module = copy.deepcopy(module)
     found = layers(module)
+    module.eval()
     for layer in found:
         layer.train()
         layer.reset_running_stats()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, numbers, take
 from fednmap.names import InputError
@@ -75,6 +75,9 @@ class Cox:
         self._strata = [_Stratum.of(y, ties, w) for (_, y), w in zip(self.data, each, strict=True)]
         self._part = (0, 1)
         self._designs: dict[int, Design] = {}
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def digest(self) -> str:
         """SHA-256 of the data."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, stored, take
 from fednmap.names import InputError, choose
@@ -29,6 +29,7 @@ SIDE_BY_SIDE_BYTES = 4 << 20  # one vector and one minibatch of every client tha
 AT_ONCE_BYTES = 1 << 18  # minibatches of several steps are gathered together while they are as small as this
 REPLACEMENT, RESHUFFLE = "replacement", "reshuffle"
 MOST_PIECES = 64  # of the sums over all data: more threads than that find nothing to do
+MANY, FEW = 128, 16  # chunks of data: an estimate goes through FEW of them where there are more than MANY
 
 
 class FiniteSum(ABC):
@@ -99,6 +100,9 @@ class FiniteSum(ABC):
         """Whether a client's gradient is that of f_i, without noise."""
         return self.batch_size is None
 
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
+
     def digest(self) -> str:
         """SHA-256 of the data."""
         return self.data.digest
@@ -125,6 +129,16 @@ class FiniteSum(ABC):
         part = copy.copy(self)
         part._part = (rank, ranks)
         return part
+
+    def subsample(self) -> Self:
+        """The same problem on fewer rows where there are very many, evenly spaced ones of every client; else itself."""
+        step = self.rows_at_once()
+        if len(self.data.x) <= MANY * step or self._counts is not None:
+            return self
+        few = copy.copy(self)
+        few.data = self.data.thinned(FEW * step)
+        few._sizes, few._offsets, few._shares = few.data.sizes, few.data.offsets, row_shares(few.data.sizes, None)
+        return few
 
     def alone(self, i: int) -> Self:
         """Client i by itself: its data, and the minibatches that it has here."""
@@ -209,7 +223,7 @@ class FiniteSum(ABC):
         clients = clients.cpu()
         sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
         longest = int(sizes.max())
-        step = max(1, self._rows_at_once() // max(1, clients.numel()))
+        step = max(1, self.rows_at_once() // max(1, clients.numel()))
 
         def batch(c: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             j = torch.arange(c, min(c + step, longest), device="cpu")
@@ -238,7 +252,7 @@ class FiniteSum(ABC):
 
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
-        step = self._rows_at_once()
+        step = self.rows_at_once()
         return (slice(c, c + step) for c in range(0, len(self.data.x), step))
 
     def _gather(self, rows: Tensor, x: Tensor, space: Space | None = None) -> tuple[Tensor, Tensor]:
@@ -260,7 +274,8 @@ class FiniteSum(ABC):
         a, b = self._gather(rows, max(real, key=lambda v: v.element_size()))
         return list(zip(a.unbind(), b.unbind(), strict=True))
 
-    def _rows_at_once(self) -> int:
+    def rows_at_once(self) -> int:
+        """Rows that are handled at once when all data is gone through."""
         return max(1, CHUNK_BYTES // self._row_bytes)
 
 

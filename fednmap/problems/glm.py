@@ -100,6 +100,12 @@ class GLM(FiniteSum):
         one._cut = {}
         return one
 
+    def subsample(self) -> Self:
+        few = super().subsample()
+        if few is not self:
+            few._cut, few._small = {}, {}
+        return few
+
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """eta of each input, and the family's constants beside it where it has any."""
         return self._outputs(x, Design.of(inputs, inputs.shape[:1], x.dtype))

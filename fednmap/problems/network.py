@@ -22,8 +22,10 @@ from fednmap.problems.dense import Dense
 from fednmap.problems.finite_sum import FiniteSum, Weight, like
 from fednmap.problems.folded import MOST, ROWS, SIDE_BY_SIDE, alike, by_few, side_by_side
 from fednmap.problems.probe import Loss
-from fednmap.problems.views import Here, channels_last, places
+from fednmap.problems.views import HALF, Here, channels_last, fixed, places, used_dtype
 
+ACTIVATION_BYTES = 64 << 20  # of the samples handled at once, when all data is gone through
+STACK_BYTES = 64 << 20  # of activations, of the clients that are computed in one stack
 ALIKE = 1e-8
 """Relative difference, at most, of what is the same but for rounding, in double precision."""
 
@@ -32,14 +34,16 @@ class Network(FiniteSum):
     """f_i(x) = mean_j loss(module_x(a_j), b_j): x holds the module's parameters, in the order of `named_parameters()`.
 
     module: any torch.nn.Module without randomness in its forward pass; it is copied, its parameters are the start.
-            Parameters with requires_grad=False stay as they are and are not part of x.
+            Parameters with requires_grad=False stay as they are and are not part of x. A module in half precision
+            computes in it; x, gradients and losses are float32.
     loss:   loss(outputs, targets), the mean over the batch, such as torch.nn.functional.cross_entropy.
     data:   one pair (inputs, targets) per client.
     minibatches, local_steps: how samples are drawn, see `FiniteSum`.
 
-    Batch norm normalises by the statistics of the minibatch in gradients, and of fixed chunks of a client's rows,
-    `batch_size` each, in `loss` and `gradient`; these are then exact for that choice of chunks. Running statistics
-    are not part of x: `calibrate` estimates them once, after training.
+    Batch norm in training mode normalises by the statistics of the minibatch in gradients, and of fixed chunks of a
+    client's rows, `batch_size` each, in `loss` and `gradient`; these are then exact for that choice of chunks. Running
+    statistics are not part of x: `calibrate` estimates them once, after training. A batch norm layer in eval mode is
+    frozen: it normalises by the running statistics that it has, which do not change.
 
     >>> module = nn.Linear(2, 1, bias=False)
     >>> data = [(torch.eye(2), torch.zeros(2, 1)), (torch.ones(3, 2), torch.ones(3, 1))]
@@ -76,23 +80,39 @@ class Network(FiniteSum):
         if self.normalised and batch_size is None:
             raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original, self._loss = copy.deepcopy(module), loss
-        self._here = here = Here(batch_norm.without_running(module))
+        shared = {id(p): p for p in self._original.parameters()}
+        shared |= {
+            id(p): nn.Parameter(channels_last(p.detach()), requires_grad=False)
+            for p in self._original.parameters()
+            if p.ndim == 4 and not p.requires_grad
+        }
+        working = copy.deepcopy(self._original, shared)  # parameters are not copied, but for frozen kernels
+        batch_norm.drop_running(working)
+        probe.make_dense(working)
+        self._here = here = Here(working)
         self._places = places(here.module)
-        self._names = [name for name, p in here.parameters.items() if p.requires_grad]
+        named = dict(here.module.named_parameters())
+        self._names = [name for name, p in named.items() if p.requires_grad]
         if not self._names:
             raise InputError(f"{type(module).__name__} has no parameters to train; give a module with some")
         self._shapes = [p.shape for p in here.leaves]
         self._numels = [p.numel() for p in here.leaves]
-        self._frozen = {name: p.detach() for name, p in here.parameters.items() if not p.requires_grad}
-        self.start = parameters_to_vector(here.leaves).detach().clone()
+        self._fixed = fixed(working)
+        self._half = {name: p.dtype for name, p in named.items() if p.dtype in HALF}
+        first = next(p.dtype for p in named.values() if p.is_floating_point())
+        self._enters = first if first in HALF else None
+        start = parameters_to_vector(here.leaves).detach()
+        self.start = start.float() if start.dtype in HALF else start.clone()
         self.dim = self.start.numel()
-        self._dense = None if self._frozen else Dense.of(module, self.data.x[0])
+        all_trained = len(self._names) == len(named)
+        self._dense = Dense.of(module, self.data.x[0]) if all_trained and not self._half else None
         self._classifies = loss is nn.functional.cross_entropy and not self.data.y.is_floating_point()
         self._grouped = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
         # convolutions that are not folded are fastest one client at a time
         self._one_by_one = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         self._folds = self._one_by_one and here.folded is not None and (batch_size or ROWS + 1) <= ROWS
-        self._folds = self._folds and self.n > 1 and self.data.x.is_floating_point()
+        self._folds = self._folds and self.n > 1 and self.data.x.is_floating_point() and not self._half
+        self._activations: probe.Activations | None = None
         self._try()
 
     def _try(self) -> None:
@@ -107,10 +127,13 @@ class Network(FiniteSum):
         if self.normalised:
             probe.check_single(module, self.data, self.batch_size)
         else:
-            probe.check_alone(module, a, out)
+            probe.check_alone(module, a, out, coarse=bool(self._half))
         probe.check_labels(self._loss, out, self.data.y)
-        probe.check_loss(self._loss, *probe.with_every_label(out, b, self.data.y))
-        self._shape = out.shape[1:]
+        tried = probe.with_every_label(out, b, self.data.y)
+        probe.check_loss(self._loss, *tried)
+        self._shape, self._class_axis = out.shape[1:], probe.class_axis(self._loss, *tried)
+        if not self.normalised:
+            self._activations = probe.activations(lambda rows: self._saved(a[:rows]), len(a))
         if self._folds:
             four = torch.arange(4, device=a.device) % len(a)  # of two alone batch norm would round coarsely
             self._folds = self._folds_right(a[four], b[four])
@@ -119,6 +142,14 @@ class Network(FiniteSum):
                 self._stacked(self.start.expand(2, -1), torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
             except RuntimeError:  # recurrent layers, among others, cannot be computed for a stack of clients
                 self._one_by_one = True
+
+    @torch.enable_grad()
+    def _saved(self, a: Tensor) -> int:
+        """Bytes that a backward pass from the outputs of these inputs would need, without parameters."""
+        here = self._here
+        here.become(self.start)
+        held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
+        return probe.saved_bytes(lambda: here.module(channels_last(self._entering(a))), held)
 
     @torch.no_grad()
     def _folds_right(self, a: Tensor, b: Tensor) -> bool:
@@ -147,12 +178,28 @@ class Network(FiniteSum):
             except Exception:  # a forward pass of the user's own may fail in any way
                 return False
             finally:
-                self._here.become(self.start, self._frozen)
+                self._here.become(self.start)
 
     @property
     def chunk(self) -> int:
         """Clients computed side by side: few if they are folded, one if they are computed one by one."""
-        return SIDE_BY_SIDE if self._folds else 1 if self._one_by_one else super().chunk
+        if self._folds or self._one_by_one:
+            return SIDE_BY_SIDE if self._folds else 1
+        if self._dense is not None or self._activations is None:
+            return super().chunk
+        batch = self.batch_size or min(int(self._sizes.max()), self.rows_at_once())
+        return max(1, min(super().chunk, STACK_BYTES // self._activations(batch)))
+
+    def rows_at_once(self) -> int:
+        """As many as have their activations in bounded memory; batch norm needs large chunks, as statistics."""
+        rows = super().rows_at_once()
+        if self._activations is None:
+            return rows
+        return max(1, min(rows, ACTIVATION_BYTES // max(1, self._activations.row)))
+
+    def subsample(self) -> Self:
+        few = super().subsample()
+        return self if self.normalised and int(few._sizes.min()) < (self.batch_size or 1) else few
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"module": self._original, "loss": self._loss}
@@ -184,14 +231,15 @@ class Network(FiniteSum):
         trained = self._copy(x)
         weights = [1 / self.n] * self.n if self.weights is None else self.weights.tolist()
         clients = [
-            batch_norm.statistics(trained, (like(self.data.x[rows], x) for rows in self._chunks_of(i)))
+            batch_norm.statistics(trained, (self._entering(like(self.data.x[rows], x)) for rows in self._chunks_of(i)))
             for i in range(self.n)
         ]
         batch_norm.install(trained, clients, weights)
         return trained.eval()
 
     def _copy(self, x: Tensor) -> nn.Module:
-        trained = copy.deepcopy(self._original).to(x.dtype)
+        trained = copy.deepcopy(self._original)
+        trained = trained if self._half else trained.to(x.dtype)
         trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
         return trained
 
@@ -212,8 +260,10 @@ class Network(FiniteSum):
         return {name: v.view(shape) for name, v, shape in zip(self._names, pieces, self._shapes, strict=True)}
 
     def _values(self, x: Tensor) -> dict[str, Tensor]:
-        """The parameters x and those that stay as they are."""
-        return self.parameters(x) | {name: v.to(x.dtype) for name, v in self._frozen.items()}
+        """The parameters x, and what is fixed, in the precisions in which the module computes."""
+        trained = self.parameters(x)
+        trained |= {name: trained[name].to(dtype) for name, dtype in self._half.items() if name in trained}
+        return trained | {name: v.to(used_dtype(v, x)) for name, v in self._fixed.items()}
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The way back: named tensors as one vector."""
@@ -221,16 +271,26 @@ class Network(FiniteSum):
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         values = self._values(x)
-        named = {place: values[name] for place, name in self._places.items()}
-        return functional_call(self._here.module, named, (inputs,), tie_weights=False)  # type: ignore[no-any-return]
+        named = {place: values[name] for place, name in self._places.items() if name in values}
+        named |= {name: v for name, v in values.items() if name not in named}  # buffers
+        out: Tensor = functional_call(self._here.module, named, (self._entering(inputs),), tie_weights=False)
+        return self._leaving(out, x)
+
+    def _entering(self, inputs: Tensor) -> Tensor:
+        """Real inputs in the precision of the module's first parameter, if that is half."""
+        return inputs if self._enters is None or not inputs.is_floating_point() else inputs.to(self._enters)
+
+    def _leaving(self, out: Tensor, x: Tensor) -> Tensor:
+        """Outputs in the precision of x: a loss, and a sum of losses, is too coarse in half."""
+        return out.to(x.dtype) if self._half and isinstance(out, Tensor) else out
 
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
-        out = torch.cat([self.outputs(x, like(part, x)) for part in inputs.split(self._rows_at_once())])
+        outs = (self.outputs(x, like(part, x)) for part in inputs.split(self.rows_at_once()))
         if self.data.y.is_floating_point():
-            return out.squeeze(-1)
-        return out.argmax(1 if out.shape[2:] == self.data.y.shape[1:] else -1)  # torch has labels first, points after
+            return torch.cat(list(outs)).squeeze(-1)
+        return torch.cat([out.argmax(self._class_axis) for out in outs])
 
     @torch.no_grad()
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -304,14 +364,14 @@ class Network(FiniteSum):
     def _value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One client: the loss, and its gradient with respect to each of the module's parameters."""
         here = self._here
-        here.become(x, self._frozen)
-        a, asked = channels_last(a), list[Tensor](here.leaves)
+        here.become(x)
+        a, asked = channels_last(self._entering(a)), list[Tensor](here.leaves)
         if self._grouped and a.is_floating_point():
             a = a.detach().requires_grad_()
             asked.append(a)  # torch 2.13 crashes in group norm, channels-last, whose input has no gradient
-        total = self._weighted(here.module(a), b, weight)
-        slopes = torch.autograd.grad(total, asked, materialize_grads=True)
-        return total.detach(), slopes[: len(here.leaves)]
+        total = self._weighted(self._leaving(here.module(a), x), b, weight)
+        slopes = torch.autograd.grad(total, asked, materialize_grads=True)[: len(here.leaves)]
+        return total.detach(), tuple(v.to(x.dtype) for v in slopes) if self._half else slopes
 
     def _folded_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> list[Tensor]:
         """Several clients in one pass: gradients with respect to each of the module's parameters, (k, its size)."""

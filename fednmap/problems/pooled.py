@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle, Problem, declared
+from fednmap.core import Oracle, Problem, ProblemInfo, declared
 
 
 class Pooled:
@@ -23,8 +23,12 @@ class Pooled:
         self.part, self.pieces, self.concurrent = said.part, said.pieces, said.concurrent
         self.steps_per_round = said.steps_per_round
         self.smoothness, self.hessian, self.value_and_gradient = said.smoothness, said.hessian, said.value_and_gradient
+        self.subsample = said.subsample
         equal = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64, device="cpu")
         self._weights = equal if said.weights is None else said.weights
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo.of(self)
 
     def exact(self) -> Pooled:
         """The same with the exact gradient, where the clients' can be had."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def outputs(module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
     ):
         raise InputError(
             "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; "
-            "call module.eval() before, or take the layer out"
+            "call module.eval() before, which also freezes batch norm, or eval() of that layer alone, or take it out"
         )
     if inputs._version != version:
         raise InputError("the module overwrites its inputs (a first layer with inplace=True?); use inplace=False")
@@ -92,7 +93,7 @@ def outputs(module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def check_alone(module: Callable[[Tensor], object], inputs: Tensor, out: Tensor) -> None:
+def check_alone(module: Callable[[Tensor], object], inputs: Tensor, out: Tensor, *, coarse: bool = False) -> None:
     """Outputs of a sample must not depend on the others of its batch, unless by a batch norm that torch knows."""
     whole = out[-1:]
     with warnings.catch_warnings():
@@ -102,7 +103,8 @@ def check_alone(module: Callable[[Tensor], object], inputs: Tensor, out: Tensor)
         except Exception as error:
             raise InputError(f"the module cannot take a sample alone: {_line(error)}") from error
     assert isinstance(alone, Tensor)
-    same = alone.shape == whole.shape and bool((alone - whole).norm() <= 1e-3 * whole.norm() + 1e-6)
+    tolerance = 0.05 if coarse else 1e-3  # half precision has two digits
+    same = alone.shape == whole.shape and bool((alone - whole).norm() <= tolerance * whole.norm() + 1e-6)
     if not same and bool(torch.isfinite(whole).all()):
         raise InputError(
             "a sample's output depends on the others of its batch; use torch's batch norm for that, and "
@@ -183,6 +185,65 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
         f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
         "they must agree: use reduction='mean', without class weights or labels that are ignored"
     )
+
+
+@torch.enable_grad()
+def class_axis(loss: Loss, out: Tensor, y: Tensor) -> int:
+    """The axis of the outputs that holds the classes: 1 for torch's losses; for your own loss 1 or the last.
+
+    Where the shapes leave both open, by the slopes: a loss falls as the output of the right class grows.
+    """
+    if y.is_floating_point() or _for_labels(loss) or out.ndim < 3:
+        return 1 if out.ndim > 1 else -1
+    fits = [axis for axis in (1, -1) if out.select(axis, 0).shape == y.shape]
+    if len(fits) < 2:
+        return fits[0] if fits else -1
+    out = out.detach().requires_grad_()
+    slope = torch.autograd.grad(loss(out, y), out)[0]
+    first, last = (float(slope.gather(axis, y.unsqueeze(axis)).sum()) for axis in (1, -1))
+    return 1 if first < last else -1
+
+
+def make_dense(module: nn.Module) -> None:
+    """Make embeddings with sparse=True give dense gradients: the same numbers, as parts of one flat vector."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False
+
+
+class Activations(NamedTuple):
+    """Bytes that a backward pass needs: some for every batch, some for every row."""
+
+    batch: int
+    row: int
+
+    def __call__(self, rows: int) -> int:
+        return max(1, self.batch + rows * self.row)
+
+
+def activations(saved: Callable[[int], int], most: int) -> Activations:
+    """From saved(rows), the bytes that so many rows need; `row` is rounded up to a power of two.
+
+    So small differences between machines do not change how sums are cut.
+    """
+    one = saved(1)
+    more = max(0, (saved(most) - one) // (most - 1)) if most > 1 else one
+    return Activations(max(0, one - more), 1 << max(0, more - 1).bit_length())
+
+
+def saved_bytes(forward: Callable[[], Tensor], held: set[int]) -> int:
+    """Bytes of what autograd saves in `forward`, but for storages in `held`, and of three copies of the outputs."""
+    found: dict[int, int] = {}
+
+    def pack(v: Tensor) -> Tensor:
+        storage = v.untyped_storage()
+        if storage.data_ptr() not in held:
+            found[storage.data_ptr()] = storage.nbytes()
+        return v
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+        out = forward()
+    return sum(found.values()) + 3 * out.numel() * out.element_size()
 
 
 def by_sample(loss: Loss, out: Tensor, y: Tensor) -> Tensor:

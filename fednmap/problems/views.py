@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
 from itertools import accumulate
 
 import torch
@@ -12,32 +11,58 @@ from torch import Tensor, nn
 
 from fednmap.problems.folded import Folded
 
+HALF = (torch.float16, torch.bfloat16)
+"""Precisions in which a module may compute, but which are too coarse for x and for sums."""
+
 
 class Here(threading.local):
-    """The module in this thread: others have copies of it, since its parameters are replaced while it is used."""
+    """The module in this thread: others have copies of it, since its parameters are replaced while it is used.
+
+    The numbers of frozen parameters are shared by all threads.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._given, self.module = module, copy.deepcopy(module)
-        self.parameters = dict(self.module.named_parameters())
-        self.leaves = [p for p in self.parameters.values() if p.requires_grad]
+        shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
+        self._given, self.module = module, copy.deepcopy(module, shared)  # with the same numbers
+        self.leaves = [p for p in self.module.parameters() if p.requires_grad]
         self.folded = Folded.of(module)
         ends = list(accumulate((p.numel() for p in self.leaves), initial=0))
-        self._views = [(p, p.shape, _strides(p.shape), end) for p, end in zip(self.leaves, ends, strict=False)]
+        self._views = [
+            (p, p.shape, _strides(p.shape), end, p.dtype if p.dtype in HALF else None)
+            for p, end in zip(self.leaves, ends, strict=False)
+        ]
+        self._fixed = [(v, v.detach()) for v in fixed(self.module).values()]
+        self._dtype: torch.dtype | None = None
 
-    def become(self, x: Tensor, frozen: Mapping[str, Tensor]) -> None:
+    def become(self, x: Tensor) -> None:
         """The module's own parameters become views of x, which costs nothing but for kernels that must be turned."""
         x = x if x.stride(-1) == 1 else x.contiguous()
         first = x.storage_offset()
-        for p, shape, strides, at in self._views:
-            if strides is None:
+        for p, shape, strides, at, half in self._views:
+            if half is not None:
+                p.data = channels_last(x[at : at + p.numel()].view(shape).to(half))
+            elif strides is None:
                 p.data = channels_last(x[at : at + p.numel()].view(shape))
             else:
                 p.data = x.as_strided(shape, strides, first + at)
-        for name, v in frozen.items():
-            self.parameters[name].data = channels_last(v.to(x.dtype))
+        if self._dtype != x.dtype:
+            for v, given in self._fixed:
+                v.data = channels_last(given.to(used_dtype(given, x)))
+            self._dtype = x.dtype
 
     def __reduce__(self) -> tuple[type[Here], tuple[nn.Module]]:
         return Here, (self._given,)  # parameters that are views of x would each be written with all of x
+
+
+def fixed(module: nn.Module) -> dict[str, Tensor]:
+    """The real numbers that a module has besides what is trained: frozen parameters, and buffers."""
+    frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+    return {name: v for name, v in (frozen | dict(module.named_buffers())).items() if v.is_floating_point()}
+
+
+def used_dtype(v: Tensor, x: Tensor) -> torch.dtype:
+    """The precision in which a module's tensor is used at x: half precision stays, another one becomes that of x."""
+    return v.dtype if v.dtype in HALF else x.dtype
 
 
 def places(module: nn.Module) -> dict[str, str]:

@@ -293,8 +293,8 @@ def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
         raise InputError(f"start is {_kind(start)}; a tensor of length {problem.dim} is due")
     if start.shape != (problem.dim,):
         raise InputError(f"start has shape {tuple(start.shape)}; this problem needs a vector of length {problem.dim}")
-    if not start.is_floating_point():
-        raise InputError(f"start holds {start.dtype}; use float32 or float64")
+    if start.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"start holds {start.dtype}, expected float32 or float64; use start.float()")
     return start.detach()
 
 

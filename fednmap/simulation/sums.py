@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
-from fednmap.core import Problem, declared
+from fednmap.core import Problem, ProblemInfo, declared
 from fednmap.simulation import distributed
 from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew, one_thread
@@ -33,7 +34,17 @@ class _Divided:
         self.n, self.dim, self.oracle = problem.n, problem.dim, problem.oracle
         self._crew, self._pieces, self._here = crew, pieces, here
         self._parts = [(k, part(k, pieces)) for k in (range(pieces) if here else distributed.share(pieces))]
-        self.value_and_gradient = self._both if declared(problem).value_and_gradient is not None else None
+        self._problem = problem
+
+    def info(self) -> ProblemInfo:
+        about = declared(self._problem)
+        return ProblemInfo(
+            value_and_gradient=None if about.value_and_gradient is None else self._both,
+            subsample=None if about.subsample is None else partial(self._divided, about.subsample),
+        )
+
+    def _divided(self, smaller: Callable[[], Problem]) -> Problem:
+        return divided(smaller(), self._crew, here=self._here)
 
     def loss(self, x: Tensor) -> Tensor:
         return self._sum([x.new_zeros(())], lambda part: [part.loss(x)])[0]
