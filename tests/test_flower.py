@@ -80,6 +80,16 @@ def test_measurements_are_those_of_the_simulator(tmp_path):
     assert {k: closing[k] for k in due} == pytest.approx(due, rel=1e-9)
 
 
+def test_a_federation_whose_psi_ends_above_its_start_says_so(tmp_path, caplog):
+    federation = Federation(tmp_path, eta_a=2.0, reg="none", rounds=3)
+    with caplog.at_level(logging.WARNING):
+        closing = federation.start()
+    first, *_, last = RunFolder.open(tmp_path / "run").records("fednmap", 0)
+    assert last["objective"] > first["objective"]
+    assert "above its start" in closing["warning"]
+    assert closing["warning"] in caplog.text
+
+
 @pytest.mark.parametrize(("given", "due"), [({}, 1.0), ({"measure_gamma": 0.25}, 0.25)])
 def test_gamma_of_the_residual_does_not_follow_the_step_size(tmp_path, given, due):
     from fednmap.measure import stationarity
@@ -184,6 +194,7 @@ def test_the_model_of_clients_that_keep_their_data_is_exported_as_it_was_saved(t
     from safetensors.torch import load_file
 
     Federation(tmp_path, problem, rounds=1).start()
+    assert "least-squares" not in command("show", tmp_path / "run")[1]  # a setting; the clients have their own model
     saved = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")
     for suffix, format, read_file in (("safetensors", "safetensors", load_file), ("pt", "torch", torch.load)):
         code, _, err = command("export", tmp_path / "run", "--format", format)

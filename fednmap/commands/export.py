@@ -72,8 +72,8 @@ def _without_computation(folder: RunFolder) -> str:
     """Why a folder with parameters alone gives no onnx file, and what to do."""
     if folder.made_in_python():
         return (
-            f"expected safetensors or torch, got onnx: {folder.path} was made in Python and holds the parameters alone; "
-            'use fednmap.models.export.write(result.module(), "model.onnx", "onnx", example=inputs) there'
+            f"expected safetensors or torch, got onnx: {folder.path} was made in Python and holds the parameters alone"
+            '; use fednmap.models.export.write(result.module(), "model.onnx", "onnx", example=inputs) there'
         )
     return "onnx holds the whole computation, which only the clients know; use safetensors or torch"
 
