@@ -326,11 +326,12 @@ def test_a_pilot_whose_psi_turns_upward_is_unstable_even_below_its_start():
     assert any(p.psi < p.first for p in found.pilots if p.rounds == 12)
 
 
-def test_short_pilots_are_judged_by_psi_and_long_ones_by_the_residual():
-    for budget, key in ((40, "psi"), (None, "score")):
-        found = tune(logistic(), L1(0.01), Q=3, rounds=12, budget=budget)
+def test_short_pilots_are_judged_by_psi_unless_by_the_residual_alone():
+    for residual_only, key, other in ((False, "psi", "score"), (True, "score", "psi")):
+        found = tune(logistic(), L1(0.01), Q=3, rounds=30, budget=80, residual_only=residual_only)
         full = [p for p in found.pilots if p.rounds == found.pilot.rounds and not p.unstable]
         assert getattr(found.pilot, key) == min(getattr(p, key) for p in full)
+        assert residual_only or getattr(found.pilot, other) > min(getattr(p, other) for p in full)  # they disagree
 
 
 def objectives(tmp_path, rounds, *options):
