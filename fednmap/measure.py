@@ -28,6 +28,7 @@ __all__ = [
     "quantities",
     "quantity",
     "residual",
+    "rise",
     "stationarity",
     "zeros",
 ]
@@ -157,6 +158,17 @@ def quantities(keys: Iterable[str]) -> list[Quantity]:
     places = {key: place for place, key in enumerate(QUANTITIES)}
     found = [q for q in map(quantity, asked) if q.shown]
     return sorted(found, key=lambda q: (q.cost, places.get(q.key, len(places) + asked.index(q.key))))
+
+
+def rise(first: float, last: float) -> str:
+    """What to say of a run whose psi ended above its start by more than rounding; nothing of any other.
+
+    >>> rise(2.5, 2.5), rise(2.5, 40.0)
+    ('', 'psi ended at 40, above its start of 2.5: the model got worse; use a smaller eta_a')
+    """
+    if not last > first + 1e-6 * abs(first):
+        return ""
+    return f"psi ended at {last:.4g}, above its start of {first:.4g}: the model got worse; use a smaller eta_a"
 
 
 def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:

@@ -242,3 +242,13 @@ def test_a_readme_away_from_the_repository_has_absolute_links():
     assert "![Six methods on handwritten digits](https://example.org/x/raw/v1/docs/images/first-run.png)" in text
     project = tomllib.loads(dist.with_addresses((ROOT / "pyproject.toml").read_text(), "https://example.org/x", "v1"))
     assert project["project"]["urls"]["Changelog"] == "https://example.org/x/blob/v1/CHANGELOG.md"
+
+
+@pytest.mark.parametrize(
+    "text", ["x = prox_{gamma phi}(z) + |v|_2 * a", "coef_ and intercept_, as scikit-learn's", r"a \ b, W_ij (x_j)"]
+)
+def test_docstrings_are_shown_as_they_are_written(text, monkeypatch):
+    core = pytest.importorskip("docutils.core")
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    escaped = importlib.import_module("docstrings").escaped
+    assert core.publish_doctree(escaped(text), settings_overrides={"report_level": 5}).astext() == text

@@ -225,7 +225,7 @@ def test_a_run_is_exported_and_pruned(tmp_path):
 
     from safetensors.torch import load_file
 
-    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "l1:0.003", "--eta-a", "0.2")
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "group-lasso:0.09", "--eta-a", "0.2")
     report = json.loads(command("export", run, "--json"))
     saved = load_file(run / "fednmap-0.safetensors")
     original = load_file(run / "models" / "fednmap-0.safetensors")
@@ -234,14 +234,14 @@ def test_a_run_is_exported_and_pruned(tmp_path):
     assert report["parameters"] == 64 * 16 + 16 + 170
     assert report["zeros"] > 0
     small = json.loads(command("export", run, "--prune", "--out", tmp_path / "small.safetensors", "--json"))
-    assert small["parameters"] <= small["parameters_before"] == report["parameters"]
+    assert small["parameters"] < small["parameters_before"] == report["parameters"]
     assert "pruned: 1,210 parameters before" in command("export", run, "--prune", "--format", "torch")
     assert (run / "fednmap-0-pruned.pt").exists()
     assert not (run / "fednmap-0.pt").exists()
 
 
 def test_a_pruned_file_stands_beside_the_whole_one(tmp_path):
-    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "l1:0.003", "--eta-a", "0.2")
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "group-lasso:0.09", "--eta-a", "0.2")
     command("export", run)
     whole = (run / "fednmap-0.safetensors").read_bytes()
     assert "fednmap-0-pruned.safetensors" in command("export", run, "--prune")
@@ -338,3 +338,43 @@ def test_export_of_what_is_not_there_is_explained(tmp_path):
         command("export", run, "--method", "zhang")
     with pytest.raises(ValueError, match="choose from onnx, safetensors, torch"):
         command("export", run, "--format", "zip")
+
+
+def test_a_model_without_unused_units_is_packed_and_not_called_pruned(tmp_path):
+    """l1 makes single weights zero; what they are worth is in the packed file."""
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "l1:0.003", "--eta-a", "0.2")
+    said = command("export", run, "--prune")
+    whole, packed = run / "fednmap-0.safetensors", run / "fednmap-0.safetensors.gz"
+    assert f"not pruned: no hidden unit is unused, and the zeros are single weights; {packed} is packed" in said
+    assert gzip.decompress(packed.read_bytes()) == whole.read_bytes()
+    assert packed.stat().st_size < whole.stat().st_size
+    assert not list(run.glob("*pruned*"))
+
+
+def test_a_linear_model_is_exported_with_the_scaling_of_its_run(tmp_path):
+    """The weights are those of the columns as they were given to the run, whatever has become of the file since."""
+    from safetensors.torch import load_file
+
+    from fednmap.runs.folder import Job, RunFolder
+
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(40, 2, generator=generator) * torch.tensor([1.0, 5.0]) + 3 for _ in range(3)]
+
+    def store(factor):
+        for k, table in enumerate(tables):
+            rows = [f"{a * factor:.6f},{b:.6f},{int(a + b > 6)}" for a, b in table.tolist()]
+            (folder / f"site{k}.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+
+    store(1)
+    run = training(tmp_path / "run", "--data", f"csv:{folder}", "--model", "logistic", "--batch-size", 8)
+    command("export", run)
+    before = load_file(run / "fednmap-0.safetensors")
+    saved = RunFolder.open(run).model(Job("fednmap", 0))
+    scale = torch.tensor(saved.scaling[1])
+    assert torch.allclose(before["1.weight"][0] * scale, saved.parameters["x"][:2], rtol=1e-5)
+    store(10)
+    command("export", run)
+    after = load_file(run / "fednmap-0.safetensors")
+    assert all(torch.equal(after[name], before[name]) for name in before)

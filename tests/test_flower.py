@@ -85,6 +85,16 @@ def test_measurements_are_those_of_the_simulator(tmp_path):
     assert {k: closing[k] for k in due} == pytest.approx(due, rel=1e-9)
 
 
+def test_a_federation_whose_psi_ends_above_its_start_says_so(tmp_path, caplog):
+    federation = Federation(tmp_path, eta_a=2.0, reg="none", rounds=3)
+    with caplog.at_level(logging.WARNING):
+        closing = federation.start()
+    first, *_, last = RunFolder.open(tmp_path / "run").records("fednmap", 0)
+    assert last["objective"] > first["objective"]
+    assert "above its start" in closing["warning"]
+    assert closing["warning"] in caplog.text
+
+
 @pytest.mark.parametrize(("given", "due"), [({}, 1.0), ({"measure_gamma": 0.25}, 0.25)])
 def test_gamma_of_the_residual_does_not_follow_the_step_size(tmp_path, given, due):
     from fednmap.measure import stationarity
@@ -182,15 +192,22 @@ def test_results_have_the_mean_of_the_accuracies_that_clients_report(tmp_path, s
     assert f"{100 * closing['test_accuracy']:.1f}" in command("show", tmp_path / "run")[1]
 
 
-def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch):
-    """Flower starts the server with a token, by which whoever has it may speak for the run."""
-    words = ["flwr-serverapp", "--token", "tok3n-a", "--app-password=tok3n-b", "-c", "db.secret='tok3n c' rounds=3"]
+@pytest.mark.parametrize("program", ["flwr-serverapp", "fednmap"])
+def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch, program):
+    """Flower starts the server with a token, by which whoever has it may speak for the run.
+
+    That command is nobody's; one that a person typed is shown without its secrets.
+    """
+    words = [program, "--token", "tok3n-a", "--app-password=tok3n-b", "-c", "db.secret='tok3n c' rounds=3"]
     monkeypatch.setattr("sys.argv", words)
     Federation(tmp_path).start()
     _, shown, _ = command("show", tmp_path / "run")
     assert command("report", tmp_path / "run")[0] == 0
-    assert "--token '***' '--app-password=***' -c 'db.secret=*** rounds=3'" in shown
-    assert b"rounds=3" in (tmp_path / "report.html").read_bytes()
+    page = (tmp_path / "report.html").read_bytes()
+    typed = program == "fednmap"
+    assert ("fednmap --token '***' '--app-password=***' -c 'db.secret=*** rounds=3'" in shown) is typed
+    assert (b"rounds=3" in page) is typed
+    assert ("made by" in shown) is (b"Made by" in page) is typed
     assert not [name for name, data in everything(tmp_path).items() if b"tok3n" in data]
 
 
@@ -219,6 +236,7 @@ def test_the_model_of_clients_that_keep_their_data_is_exported_as_it_was_saved(t
     from safetensors.torch import load_file
 
     Federation(tmp_path, problem, rounds=1).start()
+    assert "least-squares" not in command("show", tmp_path / "run")[1]  # a setting; the clients have their own model
     saved = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")
     for suffix, format, read_file in (("safetensors", "safetensors", load_file), ("pt", "torch", torch.load)):
         code, _, err = command("export", tmp_path / "run", "--format", format)

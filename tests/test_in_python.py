@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from lasso import PHI, L
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fednmap import Callback, Diverged, InputError, Tolerance, run
+from fednmap import Callback, Diverged, InputError, Tolerance, run, simulate
 from fednmap import algorithms as A
 from fednmap.core import Algorithm, FixedPoint, Traits
 from fednmap.problems import LeastSquares, Network
@@ -314,3 +315,56 @@ def test_a_module_in_bfloat16_has_a_folder_too(tmp_path):
     again = run(method(), problem(), rounds=20, folder=tmp_path / "a", checkpoint_every=4, **HOW)
     assert torch.equal(again.x, plain.x)
     assert next(found.module().parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("folder", [None, "run"])
+def test_a_run_whose_psi_ends_above_its_start_warns(tmp_path, folder, command):
+    """psi grows by a step beyond 2 over the smoothness of f, and in few rounds nothing overflows."""
+    where = folder and tmp_path / folder
+    with pytest.warns(UserWarning, match="psi ended at .*, above its start of .*; use a smaller eta_a"):
+        found = run(method(eta=20 / L, Q=1), SIX, rounds=6, folder=where)
+    assert found.final["objective"] > found.records[0]["objective"]
+    first, last = (f"{record['objective']:.4g}" for record in (found.records[0], found.final))
+    assert found.warning.startswith(f"psi ended at {last}, above its start of {first}")
+    if where:
+        (closing,) = RunFolder.open(where).results()
+        assert closing["warning"] == found.warning
+        assert "psi ended at" in command("show", where)[1]
+    assert run(method(), SIX, rounds=6).warning == ""
+
+
+def test_the_start_is_known_to_a_run_that_goes_on_and_to_one_measured_on_fewer_rows():
+    large = method(eta=20 / L, Q=1)
+    *_, fourth = simulate(large, SIX, rounds=4)
+    few = LeastSquares([(a[:1], b[:1]) for a, b in SIX.data])
+    said = set()
+    for options in ({}, {"after": fourth}, {"sample": few}):
+        with pytest.warns(UserWarning, match="psi ended at"):
+            said.add(run(large, SIX, rounds=6, **options).warning)
+    assert len(said) == 1
+
+
+def test_the_command_calls_no_run_learnt_whose_psi_rose(command, tmp_path):
+    words = ("train", "--data", "sparse-regression", "--eta-a", 3e-2, "--rounds", 3, "--quiet", "--out")
+    code, out, err = command(*words, tmp_path / "a")
+    assert code == 0
+    assert "fednmap (psi rose)" in out
+    assert "learnt:" not in out
+    assert "warning: fednmap: psi ended at" in err
+    code, out, _ = command(*words, tmp_path / "b", "--json")
+    assert "above its start" in json.loads(out)["warning"]
+
+
+def test_what_was_made_in_python_is_shown_as_such(tmp_path, command, monkeypatch):
+    """Neither a command that nobody typed, nor clients that there are not."""
+    programs = {"train.py": "python train.py --fast", "/usr/bin/pytest": None, "flwr-serverapp": None}
+    for program, made_by in programs.items():
+        where = tmp_path / program.rpartition("/")[2]
+        monkeypatch.setattr(sys, "argv", [program, "--fast"])
+        kept(where, rounds=3)
+        _, out, _ = command("show", where)
+        assert (f"made by: {made_by}" in out) if made_by else ("made by" not in out)
+    code, _, err = command("export", where, "--format", "onnx")
+    assert code == 2
+    assert "was made in Python and holds the parameters alone; use fednmap.models.export.write(" in err
+    assert "clients" not in err

@@ -413,3 +413,29 @@ def test_every_name_is_documented() -> None:
     page = (Path(__file__).parent.parent / "docs" / "regularizers.md").read_text()
     for name in R.REGULARIZERS:
         assert re.search(rf"`{name}[:`]", page), name
+
+
+@pytest.mark.parametrize("groups", [[[0], [1]], torch.tensor([0, 1]), [[0, 1]], [[0, 1], [2, 3]], [[1, 0], [2, 3]]])
+@pytest.mark.parametrize("make", [lambda g: R.GroupLasso(1.0, g), lambda g: R.SparseGroupLasso(0.0, 1.0, g)])
+def test_groups_refuse_a_vector_of_another_length(make: Callable[[Any], Regularizer], groups: Any) -> None:
+    """A coordinate beyond the groups, such as an intercept, must not end up in a group."""
+    phi, length = make(groups), len(groups) if isinstance(groups, Tensor) else sum(map(len, groups))
+    assert phi.prox(torch.ones(length), 1.0).shape == (length,)
+    for other in (length - 1, length + 1, 2 * length):
+        for call in (phi.value, lambda x: phi.prox(x, 1.0)):
+            with pytest.raises(InputError, match=f"the groups cover {length} coordinates, the vector has {other}"):
+                call(torch.ones(other))
+    labels = torch.tensor([0, 1, -1])
+    left = R.GroupLasso(1.0, labels).prox(torch.tensor([3.0, 0.5, 9.0]), 1.0)
+    assert left.tolist() == pytest.approx([2.0, 0.0, 9.0])
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_a_regularizer_of_a_network_refuses_the_vector_of_another(restricted: bool) -> None:
+    module = nn.Linear(2, 1)
+    phi: Regularizer = R.PerLayer({"weight": R.L1(1.0)}, module)
+    phi = R.restrict(phi, module, "weights") if restricted else phi
+    assert phi.prox(torch.tensor([3.0, 0.2, 0.5]), 1.0).tolist() == [2.0, 0.0, 0.5]
+    for length in (2, 4):
+        with pytest.raises(InputError, match=f"the vector has {length} coordinates, expected 3, as the network has"):
+            phi.prox(torch.ones(length), 1.0)

@@ -161,9 +161,10 @@ def test_the_best_is_marked_but_no_diverged_method_and_nobody_where_all_are_alik
     common = dict.fromkeys(("objective", "stationarity", "zeros", "hoyer", "bytes_up", "seconds"), 1.0)
     one, two = common | {"objective": 2.0}, common | {"objective": 3.0, "hoyer": None}
     bad = common | {"objective": 1.0, "error": "diverged"}
-    table = rows({"one": [one, two], "two": [two], "bad": [bad]})
-    assert [row.title for row in table] == ["one", "two", "bad (diverged)"]
-    assert [[cell.best for cell in row.cells].count(True) for row in table] == [1, 0, 0]
+    worse = common | {"objective": 0.5, "warning": "psi ended above its start"}
+    table = rows({"one": [one, two], "two": [two], "bad": [bad], "worse": [worse]})
+    assert [row.title for row in table] == ["one", "two", "bad (diverged)", "worse (psi rose)"]
+    assert [[cell.best for cell in row.cells].count(True) for row in table] == [1, 0, 0, 0]
     assert table[0].cells[0].text == "2.5000 ± 0.7071"
     assert table[1].cells[3].text == "-"
 

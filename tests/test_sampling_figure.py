@@ -123,6 +123,18 @@ def test_verdict_on_exactness(end: float, holds: bool | None) -> None:
     assert found["FedNMap sends half of what SCAFFOLD sends"] is True
 
 
+@pytest.mark.parametrize(("ratio", "holds"), [(0.499998, True), (0.5003, False)])
+def test_half_of_the_bytes_is_judged_to_the_digits_that_are_kept(ratio: float, holds: bool) -> None:
+    made = curves(1e-9, 0.84)
+    for curve in made:
+        if curve.setting["method"] == "FedNMap":
+            curve.columns["bytes_up"] *= 2 * ratio
+    (found,) = [c for c in sampling.judge(made).claims if c.claim == "FedNMap sends half of what SCAFFOLD sends"]
+    assert found.holds is holds
+    assert found.measured == f"ratio {ratio:.4f}"
+    assert "0.5 to within 0.0001" in sampling.RULE
+
+
 def test_a_setting_is_judged_when_all_methods_have_been_run() -> None:
     """A run that was stopped has FedNMap's trial of a setting and not yet Zhang's."""
     hardest = {"part": "exact", "method": "Zhang", "share": 0.02, "drop": 0.3}

@@ -18,6 +18,7 @@ from fednmap.regularizers import L1, MCP, TopK, Zero
 from fednmap.runs.beside import side_by_side
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
+from fednmap.runs.folder import RunFolder
 from fednmap.simulation.distributed import WorkerLost
 from fednmap.testing import heterogeneous
 from fednmap.theory.at_once import at_once
@@ -309,3 +310,46 @@ def test_a_pilot_that_fails_elsewhere_fails_here():
         ask([0, 2], 4)
     with side_by_side([lambda end: os._exit(3)] * 2, 2) as ask, pytest.raises(WorkerLost, match="exit code 3"):
         ask([0, 1], 1)
+
+
+def test_a_pilot_whose_psi_turns_upward_is_unstable_even_below_its_start():
+    class Returning(LeastSquares):
+        """Descends for eight rounds and then climbs back."""
+
+        def oracle(self, clients, t):
+            g = super().oracle(clients, t)
+            return g if t < 8 else lambda x, q: -g(x, q)
+
+    problem = Returning([(torch.eye(2), torch.ones(2))])
+    found = tune(problem, Zero(), Q=1, rounds=12, eta_a=0.1)
+    assert found.pilot is None
+    assert any(p.psi < p.first for p in found.pilots if p.rounds == 12)
+
+
+def test_short_pilots_are_judged_by_psi_unless_by_the_residual_alone():
+    for residual_only, key, other in ((False, "psi", "score"), (True, "score", "psi")):
+        found = tune(logistic(), L1(0.01), Q=3, rounds=30, budget=80, residual_only=residual_only)
+        full = [p for p in found.pilots if p.rounds == found.pilot.rounds and not p.unstable]
+        assert getattr(found.pilot, key) == min(getattr(p, key) for p in full)
+        assert residual_only or getattr(found.pilot, other) > min(getattr(p, other) for p in full)  # they disagree
+
+
+def objectives(tmp_path, rounds, *options):
+    """psi before the first round and after the last, on digits."""
+    app(["train", "--rounds", str(rounds), *options, "--quiet", "--out", str(tmp_path)], standalone_mode=False)
+    records = RunFolder(tmp_path).records("fednmap", 0)
+    return records[0]["objective"], records[-1]["objective"]
+
+
+def test_auto_trains_a_network_in_few_rounds(tmp_path):
+    first, last = objectives(tmp_path, 20, "--eta-a", "auto")
+    assert last < first / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [40, 100, 200])
+def test_auto_on_a_network_is_as_good_as_the_preset(tmp_path, rounds):
+    _, preset = objectives(tmp_path / "preset", rounds)
+    first, last = objectives(tmp_path / "auto", rounds, "--eta-a", "auto")
+    assert last < first / 2
+    assert last < 1.05 * preset

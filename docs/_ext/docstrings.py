@@ -12,7 +12,7 @@ CODE = re.compile(r"(``[^`]+``|`[^`]+`)")
 def escaped(text: str) -> str:
     """Outside of `code`, what reStructuredText would take for markup is shown as it stands."""
     parts = CODE.split(text)
-    return "".join(p if p.startswith("`") else re.sub(r"([|*\\])", r"\\\1", _names(p)) for p in parts)
+    return "".join(p if p.startswith("`") else _names(re.sub(r"([|*\\])", r"\\\1", p)) for p in parts)
 
 
 def _names(text: str) -> str:

@@ -1,6 +1,7 @@
 """`--eta-a auto` and `--gamma auto`: step sizes found before the run, and then ordinary numbers.
 
-At once where the smoothness of f is known and gradients are exact; else by pilots, within a tenth of the run's rounds.
+In one step where the smoothness of f is known and gradients are exact; else by pilots, which together take a tenth of
+the run's rounds, and at least 40.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fednmap.runs.experiment import prepare
 from fednmap.runs.trust import uplink_of
 from fednmap.simulation.participation import sampler_of
 from fednmap.theory.at_once import at_once
-from fednmap.theory.tune import FEWEST, Tuned, tune
+from fednmap.theory.tune import FEWEST, SHORTEST, Tuned, tune
 
 SHARE = 10  # one round of pilots for so many rounds of the run
 
@@ -38,7 +39,7 @@ def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -
     found = _at_once(config, auto, tell)
     if found is not None:
         return found
-    pilots = search(config, auto, budget=max(FEWEST, config.rounds // SHARE))
+    pilots = search(config, auto, budget=max(FEWEST * SHORTEST, config.rounds // SHARE))
     for line in pilots.lines():
         tell(line)
     return config.model_copy(update={name: getattr(pilots, name) for name in (*auto, "measure_gamma")})

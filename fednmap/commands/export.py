@@ -31,7 +31,9 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="File to write; default RUN/METHOD-TRIAL, or METHOD-TRIAL-pruned, and a suffix.")
     ] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove zero rows and filters of mlp and cnn.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove zero rows and filters of mlp and cnn; if there are none, compress.")
+    ] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Also write the file packed with gzip.")] = False,
     trust_code: TrustCode = False,
     json: Json = False,
@@ -51,22 +53,35 @@ def export(
         about = names(folder, Job(method, trial), folded=example is not None)
         stem = str(Job(method, trial))
     if example is None and format == "onnx":
-        raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
+        raise InputError(_without_computation(folder))
     before = sum(p.numel() for p in module.parameters())
-    smaller = prune and prunable(module)
-    if smaller:
+    if prune and prunable(module):
         module = pruned(module)
+    smaller = sum(p.numel() for p in module.parameters()) < before
     path = out or run / f"{stem}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
     with clear_errors(path):
-        report = write(module, path, format, example=example, compress=compress, about=about)
+        packed = compress or (prune and not smaller)
+        report = write(module, path, format, example=example, compress=packed, about=about)
     if json:
         print(json_text(asdict(report) | {"path": str(path), "parameters_before": before} | about))
         return
     print(report)
-    if prune and not smaller:
-        print("not pruned: the model is not a row of layers without normalisation")
-    elif prune:
+    if smaller:
         print(f"pruned: {before:,} parameters before, {report.parameters:,} after")
+    elif prune and prunable(module):
+        print(f"not pruned: no hidden unit is unused, and the zeros are single weights; {path}.gz is packed")
+    elif prune:
+        print(f"not pruned: the model is not a row of layers without normalisation; {path}.gz is packed")
+
+
+def _without_computation(folder: RunFolder) -> str:
+    """Why a folder with parameters alone gives no onnx file, and what to do."""
+    if folder.made_in_python():
+        return (
+            f"expected safetensors or torch, got onnx: {folder.path} was made in Python and holds the parameters alone"
+            '; use fednmap.models.export.write(result.module(), "model.onnx", "onnx", example=inputs) there'
+        )
+    return "onnx holds the whole computation, which only the clients know; use safetensors or torch"
 
 
 def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> tuple[nn.Module, Tensor | None]:
@@ -84,6 +99,10 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
     config = folder.config(trust=trust)
     experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
     problem, scaling = experiment.problem, experiment.dataset.scaling
+    if saved.scaling[0]:  # the run's own, whatever the data are now
+        scaling = torch.tensor(saved.scaling[0]), torch.tensor(saved.scaling[1])
+    elif scaling is not None:
+        folder.recognise(experiment.digest)
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
     if x.numel() != problem.dim:
         raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")

@@ -33,7 +33,7 @@ from fednmap.flower.roster import Exchange, Roster, end_pulls_with_the_deadline,
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import Federation, read, threshold
 from fednmap.flower.sites import Sites
-from fednmap.measure import numbers, residual
+from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
 from fednmap.privacy import Privacy
 from fednmap.runs import checkpoints
@@ -533,13 +533,18 @@ class Coordinator:
         write_atomically(self.folder.path / "status.json", to_json({"pid": os.getpid(), **facts}))
 
     def _finish(self, done: int, server: State, reason: str | None) -> dict[str, Any]:
-        last = self.folder.records(*self.job)[-1]
+        records = self.folder.records(*self.job)
+        first, last = records[0], records[-1]
         closing = summary(last) | {name: int(last[name]) for name in WIRE} | {"ended": reason or DONE}
         closing["took_part"] = dict(self.took_part)
         if left_out := self._left_out():
             closing["warnings"] = list(left_out.values())
         if "stationarity" in last:
             closing["measure_gamma"] = self.plan.measure_gamma
+        by_all = first["clients_measured"] == last["clients_measured"] == self.n
+        if by_all and (warning := rise(first["objective"], last["objective"])):
+            closing["warning"] = warning
+            log.warning(warning)
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=done, finished=True)
         return closing

@@ -73,7 +73,7 @@ def overview(folder: Path, figures: Iterable[Figure]) -> str:
         place = f"{folder.name}/{figure.name}"
         rows = [["claim", "paper", "measured", "verdict"]]
         rows += [[c["claim"], c["paper"], c["measured"], f"**{word(c['holds'])}**"] for c in facts["claims"]]
-        parts += [f"## {figure.name}", f"{figure.title}.", f"![{figure.title}]({place}/{figure.name}.png)"]
+        parts += [f"## {figure.name}", _sentence(figure.title), f"![{figure.title}]({place}/{figure.name}.png)"]
         parts += [
             markdown_table(rows),
             *([facts["reading"]] if "reading" in facts else []),
@@ -85,3 +85,7 @@ def overview(folder: Path, figures: Iterable[Figure]) -> str:
 
 def _command(facts: dict[str, Any]) -> str:
     return command(facts["name"], facts["scale"], facts.get("asked", facts["trials"]))
+
+
+def _sentence(title: str) -> str:
+    return title if title.endswith("?") else f"{title}."

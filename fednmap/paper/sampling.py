@@ -18,6 +18,7 @@ from fednmap.paper.verdict import DOUBT, Claim, Verdict
 NAMES = {"NIID-2021": "SCAFFOLD, NIID-Bench until 8/2022", "NIID-2023": "SCAFFOLD, NIID-Bench since 8/2022"}
 SETTLED = 1e-8
 STUCK = 1e-4
+HALF = 1e-4
 SMALLEST = 1.0
 """Per cent: a smaller difference of accuracies is none."""
 
@@ -34,6 +35,8 @@ finite counts as always saying the most frequent label. A is better than B if th
 differences, trial by trial, is above its standard deviation and at least {SMALLEST:g} point; worse if below as much;
 else they are level. A model that always says one label has that label's share, on a9a 76.4 or 23.6 %: a method that
 jumps between the two has so wide a spread that one which is ahead in every trial may be called level with it.
+
+Bytes are kept with six digits: a method sends half of another if each ratio is 0.5 to within {HALF:g}.
 
 {DOUBT}"""
 
@@ -194,9 +197,11 @@ def _bytes(curves: list[Curve]) -> list[Claim]:
     ]
     if not pairs:
         return []
-    ratios = sorted({float(a / b) for a, b in pairs})
-    said = ", ".join(f"{r:g}" for r in ratios)
-    return [Claim("FedNMap sends half of what SCAFFOLD sends", "one vector up", f"ratio {said}", ratios == [0.5])]
+    ratios = [float(a / b) for a, b in pairs]
+    half = all(abs(r - 0.5) <= HALF for r in ratios)
+    low, high = f"{min(ratios):.4f}", f"{max(ratios):.4f}"
+    said = low if low == high else f"{low} to {high}"
+    return [Claim("FedNMap sends half of what SCAFFOLD sends", "one vector up", f"ratio {said}", half)]
 
 
 def _number(values: dict[int, float]) -> str:

@@ -115,6 +115,8 @@ class Separable(Regularizer):
     """
 
     parts: Sequence[tuple[slice, Regularizer]]
+    length: int | None = None
+    """Of the vectors, where it is known; any other is refused."""
     rho: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -142,4 +144,6 @@ class Separable(Regularizer):
     def _slice(self, x: Tensor, where: slice) -> Tensor:
         if where.stop > x.shape[-1]:
             raise InputError(f"the vector has {x.shape[-1]} coordinates, a part of Separable ends at {where.stop}")
+        if self.length not in (None, x.shape[-1]):
+            raise InputError(f"the vector has {x.shape[-1]} coordinates, expected {self.length}, as the network has")
         return x[..., where]

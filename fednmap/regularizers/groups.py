@@ -108,6 +108,8 @@ class EqualGroups:
     """Consecutive groups of one size: a reshape."""
 
     size: int
+    length: int | None = None
+    """Of the vectors; None if any multiple of the size will do."""
 
     def norms(self, x: Tensor) -> Tensor:
         # A product with ones adds up short rows twice as fast as a reduction does.
@@ -117,6 +119,8 @@ class EqualGroups:
         return (self._split(x) * factor.unsqueeze(-1)).flatten(-2)
 
     def _split(self, x: Tensor) -> Tensor:
+        if self.length is not None:
+            check_length(x, self.length)
         if x.shape[-1] % self.size:
             raise InputError(f"groups of size {self.size} do not divide a vector of length {x.shape[-1]}")
         return x.reshape(*x.shape[:-1], -1, self.size)
@@ -140,12 +144,17 @@ class LabelledGroups:
         return factor.index_select(-1, self._on(x)).mul_(x)
 
     def _on(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != len(self.labels):
-            raise InputError(
-                f"the groups cover {len(self.labels)} coordinates, the vector has {x.shape[-1]}; give the group "
-                "number of every coordinate in a tensor, -1 for none"
-            )
+        check_length(x, len(self.labels))
         return self.labels.to(x.device)
+
+
+def check_length(x: Tensor, length: int) -> None:
+    """Refuse a vector that the groups were not given for: some of its coordinates would be in a wrong group."""
+    if x.shape[-1] != length:
+        raise InputError(
+            f"the groups cover {length} coordinates, the vector has {x.shape[-1]}; give the group number of every "
+            "coordinate in a tensor, -1 for none"
+        )
 
 
 def as_groups(groups: GroupSpec) -> Groups:
@@ -161,7 +170,7 @@ def as_groups(groups: GroupSpec) -> Groups:
     if count and len(labels) % count == 0:
         size = len(labels) // count
         if bool((labels == torch.arange(len(labels), device=labels.device) // size).all()):
-            return EqualGroups(size)
+            return EqualGroups(size, len(labels))
     return LabelledGroups(torch.where(labels < 0, count, labels), count)
 
 

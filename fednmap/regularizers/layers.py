@@ -52,7 +52,7 @@ class PerLayer(Regularizer):
             if rule is not None:
                 phi = rule if isinstance(rule, Regularizer) else rule(parameter.shape)
                 layers[name] = where[name], phi
-        parts = Separable(tuple(layers.values()))
+        parts = Separable(tuple(layers.values()), size(module))
         object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "rho", parts.rho)
         object.__setattr__(self, "_parts", parts)
@@ -101,10 +101,10 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
         parts = tuple(part for name, part in phi.layers.items() if name in names)
         if not parts:
             raise InputError(f"nothing is left to regularise: {only!r} meets none of {', '.join(phi.layers)}")
-        return Separable(parts)
+        return Separable(parts, size(module))
     if not names:
         raise InputError("this network has no parameter with two or more axes; give a name pattern instead")
-    mask = torch.zeros(sum(parameter.numel() for parameter in trained(module).values()), dtype=torch.bool, device="cpu")
+    mask = torch.zeros(size(module), dtype=torch.bool, device="cpu")
     for name in names:
         mask[where[name]] = True
     return Masked(phi, mask)
@@ -113,6 +113,11 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that the flat vector holds."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def size(module: nn.Module) -> int:
+    """The length of the flat vector."""
+    return sum(parameter.numel() for parameter in trained(module).values())
 
 
 def weights(module: nn.Module) -> list[str]:

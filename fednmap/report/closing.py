@@ -16,7 +16,7 @@ from fednmap.report.terminal import Grid
 Trials = Sequence[dict[str, Any]]
 """The closing numbers of one method's trials."""
 
-NAMES = ("method", "trial", "error", "ended", "ended_by", "jobs")
+NAMES = ("method", "trial", "error", "ended", "ended_by", "warning", "jobs")
 """What a closing record says besides numbers that were measured."""
 
 
@@ -46,13 +46,13 @@ def columns(results: Mapping[str, Trials]) -> list[Quantity]:
 def rows(results: Mapping[str, Trials]) -> list[Row]:
     """One row per method: label -> the closing numbers of its trials; mean, spread, and the best of each column.
 
-    A method that diverged is never the best, and where all are alike nobody is.
+    A method that diverged, or whose psi rose, is never the best, and where all are alike nobody is.
     """
     cells = [
         _marked([_cell(column, trials) for trials in results.values()], results, column.better)
         for column in columns(results)
     ]
-    titles = [f"{label} (diverged)" if _failed(trials) else label for label, trials in results.items()]
+    titles = [f"{label} ({flaw})" if (flaw := _flaw(trials)) else label for label, trials in results.items()]
     return [Row(title, [column[k] for column in cells]) for k, title in enumerate(titles)]
 
 
@@ -88,7 +88,7 @@ def _cell(column: Quantity, trials: Trials) -> Cell:
 
 def _marked(cells: list[Cell], results: Mapping[str, Trials], better: int) -> list[Cell]:
     """The cells of a column, the best marked."""
-    sound = [not _failed(trials) for trials in results.values()]
+    sound = [not _flaw(trials) for trials in results.values()]
     known = [c.value for c, ok in zip(cells, sound, strict=True) if ok and c.value is not None and isfinite(c.value)]
     if not better or len(set(known)) < 2:
         return cells
@@ -96,5 +96,7 @@ def _marked(cells: list[Cell], results: Mapping[str, Trials], better: int) -> li
     return [c._replace(best=ok and c.value == best) for c, ok in zip(cells, sound, strict=True)]
 
 
-def _failed(trials: Trials) -> bool:
-    return any("error" in r for r in trials)
+def _flaw(trials: Trials) -> str:
+    """What is wrong with a method in one of its trials, in a word or two."""
+    rose = any("warning" in r for r in trials)
+    return "diverged" if any("error" in r for r in trials) else "psi rose" if rose else ""

@@ -18,10 +18,10 @@ Trials = Sequence[dict[str, Any]]
 
 
 def ending(folder: RunFolder, results: Trials) -> list[str]:
-    """What was learnt, where the model is, what comes next; only the folder where every method has failed, be it in one
-    trial: such a method is not the best, as in the table."""
+    """What was learnt, where the model is, what comes next; only the folder if every method has diverged or ended above
+    its start, be it in one trial: such a method is not the best, as in the table."""
     lines = [f"run folder: {folder.path}", f"picture: {folder.path / 'plot.png'}"]
-    failed = {r["method"] for r in results if "error" in r}
+    failed = {r["method"] for r in results if "error" in r or "warning" in r}
     sound = [r for r in results if r["method"] not in failed and r.get("objective") is not None]
     methods = {m: [r for r in sound if r["method"] == m] for m in dict.fromkeys(r["method"] for r in sound)}
     if not methods:

@@ -26,9 +26,14 @@ def made_by(began: Mapping[str, Any]) -> list[str]:
 
 
 def ended_lines(results: Iterable[dict[str, Any]]) -> list[str]:
-    """How each method has ended, in words; nothing of those that have run all their rounds."""
-    early = [r for r in results if r.get("ended") not in (None, DONE)]
-    return [f"{_called(r)}: {r['rounds']} rounds, {r['ended']}" for r in early]
+    """How each method has ended, in words, with its warning; nothing of those that have run all their rounds well."""
+    lines = []
+    for r in results:
+        if r.get("ended") not in (None, DONE):
+            lines.append(f"{_called(r)}: {r['rounds']} rounds, {r['ended']}")
+        if r.get("warning"):
+            lines.append(f"{_called(r)}: {r['warning']}")
+    return lines
 
 
 def took_part_lines(results: Iterable[dict[str, Any]]) -> list[str]:

@@ -142,8 +142,9 @@ def _run(folder: RunFolder) -> str:
     versions = ", ".join(f"{name} {began[name]}" for name in ("fednmap", "torch", "numpy", "python") if name in began)
     command = shlex.join(str(word) for word in began.get("command", []))
     toml = (folder.path / "run.toml").read_text(encoding="utf-8")
+    made_by = f"<p>Made by</p><pre class=command>{escape(command)}</pre>" if command else ""
     return (
-        f"<h2>{escape(folder.path.resolve().name)}</h2><p>Made by</p><pre class=command>{escape(command)}</pre>"
+        f"<h2>{escape(folder.path.resolve().name)}</h2>{made_by}"
         f"<p>{escape(versions)}; began {escape(str(began.get('began', '?')))}</p>"
         f"<details><summary>configuration (run.toml)</summary><pre>{escape(toml)}</pre></details>"
     )

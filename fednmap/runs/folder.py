@@ -222,6 +222,8 @@ class RunFolder:
             if name in found and not (isinstance(found[name], kind) and not isinstance(found[name], bool)):
                 raise InputError(f"{self.path / 'run.toml'} was changed: {name} is {found[name]!r:.40}")
         known = {name: found[name] for name in About._fields if name in found}
+        if known.get("data") == "own" and "made_in" not in found:
+            known.pop("model", None)  # the clients have their own, whatever the settings say
         return About(**known | {"algorithms": tuple(map(str, known.get("algorithms", ())))})
 
     def environment(self) -> dict[str, Any]:
@@ -453,13 +455,22 @@ class RunFolder:
 def provenance(settings: dict[str, Any]) -> dict[str, Any]:
     """Where results come from: command, time, versions, settings."""
     return {
-        "command": redacted(["fednmap", *sys.argv[1:]]),
+        "command": redacted(_command()),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: version(name) for name in VERSIONS},
         "settings": settings,
     }
+
+
+def _command() -> list[str]:
+    """What a person typed; nothing in a process that another program started, such as Flower's."""
+    program, *arguments = sys.argv or [""]
+    path = Path(program)
+    if path.stem == "fednmap" or (path.name == "__main__.py" and path.parent.name == "fednmap"):
+        return ["fednmap", *arguments]
+    return ["python", program, *arguments] if path.suffix == ".py" and path.name != "__main__.py" else []
 
 
 def _row(line: bytes, checked: bool) -> Row | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def run(
     checkpoint_every: rounds between checkpoints.
     options:          of `fednmap.simulation.trajectory.run`: every, stop, callbacks, metrics, participation, ...
 
+    A run whose psi ends above its start warns, and says so in `Result.warning`.
+
     >>> from fednmap.algorithms import FedNMap
     >>> from fednmap.regularizers import L1
     >>> from fednmap.testing import heterogeneous
@@ -71,7 +74,7 @@ def run(
     True
     """
     if folder is None:
-        return trajectory.run(algorithm, problem, rounds=rounds, start=start, **options)
+        return _warned(trajectory.run(algorithm, problem, rounds=rounds, start=start, **options))
     check_kinds(algorithm, problem)
     for name in ("after", "before", "earlier", "history", "store"):
         if name in options:
@@ -100,7 +103,13 @@ def run(
                 found = keep(task, kept, callbacks, asked, measured=job in kept.measured())
             except Interrupted:
                 raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
-    return _result(task, kept, found)
+    return _warned(_result(task, kept, found))
+
+
+def _warned(result: Result) -> Result:
+    if result.warning:
+        warnings.warn(result.warning, stacklevel=3)
+    return result
 
 
 def _check(algorithm: Algorithm, problem: Problem, rounds: int, start: Tensor, options: dict[str, Any]) -> None:
@@ -216,6 +225,7 @@ def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
     records: list[Record] = folder.records(*task.job)
     result = Result(task.problem, task.start, task.options["measure_gamma"], records, ended=_early(closing))
     result.ended_by = str(closing.get("ended_by", ""))
+    result.warning = closing.get("warning", "")
     if records:
         result.totals |= {name: records[-1][name] for name in result.totals}
     if "error" in closing:

@@ -146,6 +146,8 @@ def keep(
         result, error = task.go(after, before, (_Keeper(task, folder, asked), *callbacks), earlier)
         if error:
             tell(f"{job.method}: {error}")
+        if result.warning:
+            tell(f"warning: {job.method}: {result.warning}")
         if result.ended and result.last is not None:  # a later call may go on
             folder.flush()
             _save(task, folder, result.last, result.totals)
@@ -155,6 +157,7 @@ def keep(
         facts |= {"measure_gamma": result.measure_gamma} | ({"jobs": task.beside} if task.beside > 1 else {})
         facts |= {"error": error} if error else {"ended": result.ended or DONE}
         facts |= {"ended_by": result.ended_by} if result.ended_by else {}
+        facts |= {"warning": result.warning} if result.warning else {}
         closing = folder.finish(job, facts, None if error else task.saved(result.x))
     finally:
         for reporter in reporters:

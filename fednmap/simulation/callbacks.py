@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednmap.measure import rise
 from fednmap.names import InputError
 from fednmap.simulation.loop import Round
 
@@ -90,7 +91,7 @@ class Tolerance(Callback):
             self._first, self._psi = residual, record.get("objective", math.inf)
         if not residual <= self._limit:
             return None
-        if record.get("objective", -math.inf) > self._psi + 1e-6 * abs(self._psi):
+        if rise(self._psi, record.get("objective", -math.inf)):
             return None  # far out the residual drowns in the rounding of x
         words = f"converged: |F_nat| {residual:.1e}"
         if self.absolute is not None and residual <= self.absolute:

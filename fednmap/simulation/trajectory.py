@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fednmap.core import Algorithm, Problem, Regularizer, State, declared
-from fednmap.measure import EVALUATED, evaluate, problem_gamma, residual
+from fednmap.measure import EVALUATED, evaluate, objective, problem_gamma, residual, rise
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.callbacks import Listener, Reason, Record, heard, listeners
@@ -33,7 +33,10 @@ from fednmap.simulation.uplink import Federation, Part, Pipeline, UplinkParts
 Metric = Callable[[Tensor], float]
 
 TOTALS = ("train_seconds", "eval_seconds", "bytes_up", "bytes_down")
-KEPT = ("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "ended_by", "check", "model_sha256")
+KEPT = (
+    *("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "ended_by", "warning", "check"),
+    "model_sha256",
+)
 """What else a run folder writes beside the measured numbers."""
 
 
@@ -54,6 +57,8 @@ class Result:
     """Why the run ended before its rounds were done; empty if they were."""
     ended_by: str = ""
     """The name of the callback that ended it."""
+    warning: str = ""
+    """That psi ended above its start; empty if it did not."""
 
     @property
     def final(self) -> Record:
@@ -161,8 +166,15 @@ def run(
 
     for callback in hearers:
         callback.on_begin()
-    for record in earlier:
+    known = list(earlier)
+    for record in known:
         heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
+
+    def psi_at_start() -> float:
+        """As it was recorded, if on all rows."""
+        if sample is None and known and not known[0]["round"]:
+            return known[0]["objective"]
+        return float(objective(whole, phi, algorithm.model(algorithm.init(start)[0])))
 
     def account(last: Round, seconds: float) -> None:
         clock["train_seconds"] += seconds
@@ -211,6 +223,7 @@ def run(
         server = algorithm.init(start)[0] if result.last is None else result.last.server
         reason = None if result.last or result.records else measure(0, server)
         reason = distributed.first(reason)
+        known = known or [*result.records]
         for _ in range(first, rounds):
             if reason:
                 break
@@ -219,6 +232,8 @@ def run(
             account(result.last, time.perf_counter() - began)
             reason, server = close(server, result.last), result.last.server
         result.ended, result.ended_by = (str(reason), reason.by) if reason else ("", "")
+        if result.records and result.final["round"]:
+            result.warning = rise(psi_at_start(), result.final["objective"])
         return result
     except Diverged as error:
         error.result = result

@@ -29,8 +29,9 @@ LONGEST = 100  # rounds of a pilot, however long the run that it is for
 SCALES = (0.25, 1.0, 4.0, 16.0)  # eta_hat of the first pilots, in units of 1 over the smoothness of f
 RATIOS = (1.0, 4.0, 16.0, 64.0)  # gamma / eta_hat of the first pilots; the paper uses 4
 FEWEST = 4  # pilots, where the budget is small: one for each scale, at the paper's ratio
+SHORTEST = 10  # rounds of a pilot that can be judged: before that, steps which diverge can still look good
 LAST = 3  # rounds over which a residual is averaged: a single one can be lucky
-RISE = 0.01  # psi above (1 + RISE) psi(x_0) counts as unstable: less can be minibatch noise
+RISE = 0.01  # psi that rises by RISE psi(x_0) counts as unstable: less can be minibatch noise
 
 Pair = tuple[float, float]
 """eta_a, gamma."""
@@ -95,7 +96,8 @@ class Tuned:
         if self.pilot is None:
             why = f"the guaranteed pair, because none of {cost} was stable"
         else:
-            why = f"best of {cost}: squared residual {self.pilot.score:.3g} after {self.pilot.rounds} rounds"
+            reached = f"psi {self.pilot.psi:.4g}, squared residual {self.pilot.score:.3g}"
+            why = f"best of {cost}: {reached} after {self.pilot.rounds} rounds"
         lines = [
             f"guaranteed  eta_a = {self.guaranteed_eta_a:<9.3g} gamma = {self.guaranteed_gamma:<9.3g} "
             f"Theorem 1 at the measured {measured}; safe, and far too careful in practice",
@@ -139,9 +141,10 @@ def tune(
     3. Around the best, pilots of full length with steps and gamma, or gamma alone, doubled and halved, then the
        same by sqrt 2, for as long as the budget lasts.
 
-    Better is a smaller squared natural residual, at one `measure_gamma` for all. A pilot is unstable where the
-    iterate stops being finite or psi rises above psi(x_0); such a pair is never chosen. If no pilot is stable,
-    the guaranteed pair is the answer.
+    Better is a smaller squared natural residual, at one `measure_gamma` for all. Few pilots are short, and better is
+    then a smaller psi: in the first rounds the residual of a network rises while it learns. A pilot is unstable if the
+    iterate is not finite, or psi is higher than it was at the last look; such a pair is never chosen. If no pilot is
+    stable, the guaranteed pair is the answer.
 
     The residual alone would be fooled by a network whose weights are all 0: a saddle, with a tiny residual and
     nothing learnt. A large gamma starts there, because x_0 = prox(start, gamma), and a large step can fall there. So
@@ -150,7 +153,7 @@ def tune(
 
     rounds:        of the run this is for; a pilot is as long, but at most 100 rounds.
     budget:        rounds that all pilots may take together, a pilot then being budget / 16 long, at most `rounds`.
-                   Default: 16 pilots. Below 256 rounds 4 pilots, at gamma = 4 eta_hat, of a quarter of it.
+                   Default: 16 pilots. Below 640 rounds 4 pilots, at gamma = 4 eta_hat, of a quarter of it.
     eta_a, gamma:  a value given is kept, and only the other is searched for.
     measure_gamma: default 1/L, of f.
     start, participation, drop, seed, sampler, uplink: as in `simulate`.
@@ -170,7 +173,7 @@ def tune(
         raise InputError(f"{type(phi).__name__} has rho = inf, which no theorem covers: give eta_a and gamma")
     if budget is not None and budget < FEWEST:
         raise InputError(f"the budget is {budget} rounds; {FEWEST} pilots need at least one round each")
-    many = budget is None or budget >= PILOTS * PILOTS
+    many = budget is None or budget >= PILOTS * 4 * SHORTEST  # they are first judged after a quarter of their length
     count, ratios = (PILOTS, RATIOS) if many else (FEWEST, (RATIOS[1],))
     length = min(rounds, LONGEST if budget is None else budget // count)
     budget = budget or count * length
@@ -204,7 +207,8 @@ def tune(
         return eta_a or min(step, pull / (eta_s * Q)), pull
 
     def rank(pilots: Sequence[Pilot]) -> list[Pilot]:
-        return _ranked(pilots, reference)
+        ranked = _ranked(pilots, reference)
+        return ranked if many or residual_only else sorted(ranked, key=lambda p: p.psi)
 
     def pilot(p: Pair) -> _Run:
         algorithm = FedNMap(phi, eta_a=p[0], eta_s=eta_s, Q=Q, gamma=p[1])
@@ -260,8 +264,9 @@ class _Run:
         models, phi, first = [self._algorithm.model(r.server) for r in closing], self._algorithm.phi, self.pilot.first
         psi = float(objective(self._problem, phi, models[-1]))
         score = fmean(float(stationarity(self._problem, phi, x, self._measure_gamma)) for x in models)
-        rose = not (math.isfinite(score) and psi <= first + RISE * abs(first))
-        why = f"psi is {psi:.4g} after {end} rounds and was {first:.4g}" if rose else ""
+        lowest = min(first, self.pilot.psi)
+        rose = not (math.isfinite(score) and psi <= lowest + RISE * abs(first))
+        why = f"psi is {psi:.4g} after {end} rounds and was {lowest:.4g}" if rose else ""
         self.pilot = replace(self.pilot, rounds=end, score=score, psi=psi, unstable=why)
 
 
