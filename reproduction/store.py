@@ -194,7 +194,7 @@ def _read_rows(path: Path) -> dict[str, Row]:
             given, said, final = line[1:first], line[first : first + len(known)], line[first + len(known) : -1]
             found[line[0]] = Row(
                 {k: v for k, v in zip(head[1:first], given, strict=True) if v},
-                Provenance(*said, line[-1]),
+                Provenance._make([*said, line[-1]]),
                 {k: v for k, v in zip(head[first + len(known) : -1], final, strict=True) if v},
             )
     return found
