@@ -26,7 +26,6 @@ extensions = [
 ]
 exclude_patterns = [
     "_build",
-    "reproduction/trials",
     "reproduction/runs",
     "gallery/**/*.py.md5",
     "sg_execution_times.rst",

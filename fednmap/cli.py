@@ -64,7 +64,7 @@ COMMANDS = {
     "reproduce": (
         "fednmap.commands.reproduce",
         "reproduce",
-        "Run a figure of the paper or a benchmark of others, and judge its claims. A second call goes on.",
+        "Run a figure of the paper or a benchmark of others, and judge its claims. A second call continues.",
     ),
     "audit": (
         "fednmap.commands.audit",
@@ -105,6 +105,9 @@ class Later(TyperCommand):
             torch.set_num_threads(1)  # threads of our own share the work
         return context
 
+    def invoke(self, context: click.Context) -> Any:
+        return context.command.invoke(context)
+
 
 def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
@@ -130,16 +133,16 @@ app = TyperGroup(
 )
 
 
-def main() -> NoReturn:
+def main(command: click.Command = app, name: str | None = None) -> NoReturn:
     """Run the command. What the user did wrong is one line and exit code 2; a run that ended badly, by diverging or for
     want of memory, disk or a connection, is one line and 1; a fault of ours keeps its traceback, and is 70. So does
-    one of code of the user's own, package.module:Name, which is 2."""
+    one of code of the user's own, package.module:Name, which is 2. `name` is the program's name in the help."""
     if "_FEDNMAP_COMPLETE" in os.environ:  # eval "$(_FEDNMAP_COMPLETE=source_bash fednmap)"
         import_module("typer.completion").completion_init()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            code = None if _follows_torchrun() else app(standalone_mode=False)
+            code = None if _follows_torchrun() else command(prog_name=name, standalone_mode=False)
         except click.ClickException as error:
             fail(f"{error.format_message()} See --help.", 2)
         except InputError as error:

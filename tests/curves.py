@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fednmap.paper import nn, table1, table1_trials
-from fednmap.paper.trials import Curve
+from reproduction import nn, table1, table1_trials
+from reproduction.trials import Curve
 
 ROUNDS = np.arange(0.0, 310.0, 10.0)
 

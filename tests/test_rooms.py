@@ -15,12 +15,14 @@ from packaging.utils import canonicalize_name
 import fednmap
 
 PACKAGE = Path(fednmap.__file__).parent
+REPRODUCTION = PACKAGE.parent / "reproduction"
 CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
 
 FLOORS = [  # the highest first; rooms of one floor may use each other, but not in a circle
+    ("reproduction",),  # outside the package
     ("__main__", "cli"),
     ("commands",),
-    ("paper", "flower", "estimators"),
+    ("flower", "estimators"),
     ("report",),
     ("runs",),
     ("theory", "privacy", "testing"),
@@ -69,6 +71,9 @@ def rooms():
         if name:
             room = name.split(".")[0]
             graph.setdefault(room, set()).update(target.split(".")[0] for target in imported(tree, known))
+    for path in REPRODUCTION.glob("*.py"):
+        found = imported(ast.parse(path.read_text()), known)
+        graph.setdefault("reproduction", set()).update(target.split(".")[0] for target in found)
     return {room: targets - {room} for room, targets in graph.items()}
 
 
@@ -94,6 +99,16 @@ def test_imports_point_downward():
         f"{room} imports {target}" for room, below in rooms().items() for target in below if FLOOR[target] > FLOOR[room]
     ]
     assert not upward
+
+
+def test_the_package_does_not_import_the_reproduction():
+    """Except where `fednmap reproduce` loads its command by name."""
+    naming = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"import reproduction|[\"' ]reproduction\.", path.read_text())
+    ]
+    assert [path.relative_to(PACKAGE).as_posix() for path in naming] == ["commands/reproduce.py"]
 
 
 def test_no_circle_of_rooms():

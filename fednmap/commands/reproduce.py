@@ -1,82 +1,28 @@
-"""`fednmap reproduce`: the paper's figures and benchmarks of others, with a verdict on each claim."""
+"""`fednmap reproduce`: the command of the package `reproduction`, which is in the repository and not in the wheel."""
 
 from __future__ import annotations
 
-import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-from rich.table import Table
-
-from fednmap.commands.options import Threads, take_threads
-from fednmap.commands.watch import watched
-from fednmap.names import InputError, choose
-from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, write_atomically
-from fednmap.simulation.threads import machine
-
-SCALES = ("quick", "middle", "paper")
-PAPER = ("nn", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
-NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "all")
+from fednmap.names import InputError
 
 
-def reproduce(
-    name: Annotated[str, typer.Argument(help=", ".join(NAMES))],
-    scale: Annotated[
-        str, typer.Option(help="quick: minutes; middle: hours (mobilenet); paper: the paper's sizes, hours.")
-    ] = "quick",
-    trials: Annotated[
-        int | None, typer.Option(help="Repetitions; default 1 to 10, by figure and scale; with --finished all.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder; each figure has its own inside. [default: runs/reproduce-SCALE]")
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            "--workers",
-            help="Trials at the same time, each in a process of its own; the same bits. (default one per core)",
-            show_default=False,
-        ),
-    ] = None,
-    threads: Threads = None,
-    finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge the trials there are.")] = False,
-) -> None:
-    """Run a figure of the paper or a benchmark of others, and judge its claims. A second call goes on."""
-    from fednmap.paper import FIGURES  # matplotlib is loaded only where it is needed
-    from fednmap.paper.overview import overview
-    from fednmap.paper.reproduce import reproduce as reproduce_figure
-    from fednmap.paper.verdict import word
-
-    take_threads(threads)
-    at_once = machine() if jobs is None else jobs
-    choose("scale", scale, dict.fromkeys(SCALES))
-    chosen = list(FIGURES.values()) if name == "all" else [choose("figure", name, FIGURES)]
-    for figure in chosen:
-        if name != "all" and scale not in figure.trials:
-            raise InputError(f"{name} has no scale {scale}; use {' or '.join(figure.trials)}")
-    chosen = [figure for figure in chosen if scale in figure.trials]
-    screen = console()
-    folder = out or Path("runs") / f"reproduce-{scale}"
-    page = folder.resolve().parent / f"{folder.resolve().name}.md"
-    with watched(shlex.join(["fednmap", *sys.argv[1:]]), quiet=True) as reporter:
-        for figure in chosen:
-            found = reproduce_figure(
-                figure,
-                scale,
-                trials=trials,
-                out=folder,
-                workers=at_once,
-                tell=reporter.tell,
-                only_finished=finished,
-            )
-            table = Table("claim", "paper", "measured", "verdict", title=figure.title)
-            for claim in found.claims:
-                table.add_row(claim.claim, claim.paper, claim.measured, word(claim.holds))
-            screen.print(table)
-            screen.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
-            with clear_errors(folder):
-                write_atomically(page, overview(folder, FIGURES.values()).encode())
+def __getattr__(name: str) -> Any:
+    """Load the command when it is called, from the current folder or from where Python finds it."""
+    if name != "reproduce":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    here = Path.cwd()
+    if (here / "reproduction" / "command.py").is_file() and str(here) not in sys.path:
+        sys.path.append(str(here))
+    try:
+        return import_module("reproduction.command").reproduce
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "reproduction":
+            raise
+        raise InputError(
+            f"expected the folder reproduction/ of fednmap's repository in {here}, got none; "
+            "do git clone the repository and run `fednmap reproduce` in its root"
+        ) from None

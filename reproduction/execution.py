@@ -1,0 +1,168 @@
+"""Run the trials that are missing, several at a time, each in its own process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import version
+
+import torch
+
+from fednmap.names import InputError
+from fednmap.runs.beside import end_with
+from fednmap.runs.files import clear_errors
+from fednmap.runs.folder import VERSIONS, RunFolder
+from fednmap.runs.keeping import Interrupted
+from fednmap.simulation import threads
+from reproduction.store import Provenance, Row, Store
+from reproduction.trials import Curve, Trial
+
+Report = Callable[[str], None]
+
+
+def finished(jobs: Sequence[Trial], store: Store, report: Report) -> list[Curve]:
+    """Return the curves of the trials that have been run with today's settings, without running any."""
+    why = _reasons(jobs, store, {})
+    _report_reasons(why, "left out", report)
+    return store.curves(job for job in jobs if why.get(job.name) == "")
+
+
+def run_trials(jobs: Sequence[Trial], store: Store, workers: int, report: Report) -> list[Curve]:
+    """Run the trials that are missing, `workers` at a time, each in its own process; return the curves of all.
+
+    A trial of other settings or other data is run again. While it runs, a trial's files are in OUT/runs.
+    """
+    if workers < 1:
+        raise InputError(f"expected --jobs of at least 1, got {workers}")
+    with clear_errors(store.folder):
+        store.folder.mkdir(parents=True, exist_ok=True)
+    why = _reasons(jobs, store, _data_digests(jobs, store, report))
+    _report_reasons(why, "run again", report)
+    missing = [job for job in jobs if why.get(job.name, "missing")]
+    report(f"{len(jobs)} trials, {len(jobs) - len(missing)} already there")
+    for k, (job, seconds) in enumerate(_running(missing, store, workers)):
+        report(f"{k + 1}/{len(missing)}  {job.name}  {seconds:.0f} s")
+    return store.curves(jobs)
+
+
+def _reasons(jobs: Sequence[Trial], store: Store, digests: Mapping[str, str]) -> dict[str, str]:
+    """Name of a finished trial -> why it is of no use; empty if it is of use.
+
+    A trial that another figure in OUT has finished with these settings is taken over.
+    """
+    rows = store.rows()
+    why = {job.name: _reason(job, rows[job.name], digests) for job in jobs if job.name in rows}
+    wanted = {job.name: job for job in jobs if why.get(job.name, "missing")}
+    for other in _other_stores(store) if wanted and store.histories else ():
+        theirs = other.rows()
+        found = [n for n, job in wanted.items() if n in theirs and not _reason(job, theirs[n], digests)]
+        if found:
+            store.copy(other, found)
+            why |= dict.fromkeys(found, "")
+            wanted = {name: job for name, job in wanted.items() if name not in found}
+    return why
+
+
+def _other_stores(store: Store) -> list[Store]:
+    """The tables of other figures that have histories."""
+    found = sorted(store.folder.parent.glob("*/histories.csv.gz"))
+    return [Store(path.parent) for path in found if path.parent != store.folder]
+
+
+def _reason(job: Trial, row: Row, digests: Mapping[str, str]) -> str:
+    was = row.provenance
+    now = digests.get(str(job.configuration.get("data")), was.data_digest)
+    return was.changed_settings(job.configuration) or ("" if now == was.data_digest else "their data were others")
+
+
+def _data_digests(jobs: Sequence[Trial], store: Store, report: Report) -> dict[str, str]:
+    """Data set -> its SHA-256 today, for the trials that are there; each is loaded once."""
+    found: dict[str, str] = {}
+    unknown: set[str] = set()
+    rows = store.rows()
+    for job in jobs:
+        name = str(job.configuration.get("data"))
+        if job.name in rows and job.data is not None and name not in found and name not in unknown:
+            try:
+                found[name] = job.data()
+            except (InputError, OSError) as error:
+                report(f"{name} cannot be compared with the data of finished trials: {error}")
+                unknown.add(name)
+    return found
+
+
+def _report_reasons(why: Mapping[str, str], what: str, report: Report) -> None:
+    for words, count in Counter(why.values()).items():
+        if words:
+            report(f"{count} of {len(why)} trials {what}: {words}")
+
+
+def _running(jobs: Sequence[Trial], store: Store, workers: int) -> Iterator[tuple[Trial, float]]:
+    workers = min(workers, len(jobs))
+    if workers < 2:
+        yield from ((job, _run(job, store)) for job in jobs)
+        return
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads may hang
+    others = multiprocessing.active_children()
+    pool = ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers), os.getpid()))
+    futures = {pool.submit(_run_unless_stopped, job, store): job for job in jobs}
+    left = 0
+    try:
+        for future in as_completed(futures):
+            if (seconds := future.result()) is not None:
+                yield futures[future], seconds
+            else:
+                left += 1
+        if left:  # the processes have received a signal that this one did not, as under nohup
+            raise Interrupted
+    except (KeyboardInterrupt, Interrupted):  # the processes have received the signal too
+        raise Interrupted from None
+    except BrokenProcessPool:
+        raise OSError("a process that ran a trial was killed; run the same command again to continue") from None
+    except Exception:
+        for process in multiprocessing.active_children():
+            if process not in others and process.pid:
+                os.kill(process.pid, signal.SIGINT)
+        raise
+    finally:  # wait for the trials that run: they save their state, or end in a few seconds
+        pool.shutdown(cancel_futures=True)
+
+
+_stopped = threading.Event()
+
+
+def _begin(each: int, parent: int) -> None:
+    """Set up a process for trials: it ends with its parent; Ctrl-C is for the running trial, which saves its state."""
+    end_with(parent)
+    torch.set_num_threads(1)
+    threads.limit(each)
+    signal.signal(signal.SIGINT, lambda number, frame: _stopped.set())
+
+
+def _run_unless_stopped(job: Trial, store: Store) -> float | None:
+    """Run in a process of the pool, which is given one trial too many; return None if the trial was not begun."""
+    if _stopped.is_set():
+        return None
+    try:
+        return _run(job, store)
+    except Exception:
+        _stopped.set()
+        raise
+
+
+def _run(job: Trial, store: Store) -> float:
+    """Run the trial, add it to the store, return the seconds it took."""
+    began, path = time.monotonic(), store.folder.parent / "runs" / job.name
+    records = job.measure(path)
+    environment = RunFolder(path).environment()  # empty for a trial that has no run folder
+    if not environment:
+        environment = {name: version(name) for name in VERSIONS} | {"data": job.data() if job.data else ""}
+    store.add(job, records, Provenance.of(job, environment))
+    return time.monotonic() - began

@@ -1,0 +1,17 @@
+"""The list of figures: the paper's, its table, and benchmarks of others."""
+
+from reproduction import flamby, local_stepsize, mobilenet, nn, sampling, sensitivity, speedup_n, speedup_q, table1
+from reproduction.figure import Figure
+
+FIGURES: dict[str, Figure] = {
+    "nn": nn.FIGURE,
+    "speedup-n": speedup_n.FIGURE,
+    "speedup-q": speedup_q.FIGURE,
+    "local-stepsize": local_stepsize.FIGURE,
+    "sensitivity": sensitivity.FIGURE,
+    "mobilenet": mobilenet.FIGURE,
+    "table": table1.FIGURE,
+    "flamby-heart": flamby.HEART,
+    "flamby-tcga": flamby.TCGA,
+    "sampling": sampling.FIGURE,
+}

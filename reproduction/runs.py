@@ -1,0 +1,72 @@
+"""How one trial is run: in an ordinary run folder where a configuration describes it, else as a plain computation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from fednmap.names import InputError
+from fednmap.report.progress import Warnings
+from fednmap.report.terminal import console
+from fednmap.runs.configuration import Config
+from fednmap.runs.execution import execute
+from fednmap.runs.experiment import Experiment, dataset_of, prepare
+from fednmap.runs.files import locked
+from fednmap.runs.folder import RunFolder
+from fednmap.simulation import Record
+from reproduction.trials import Setting, Trial
+
+
+def training(setting: Setting, config: Config, columns: tuple[str, ...]) -> Trial:
+    """A trial that is an ordinary run; `columns` of what it measures are kept."""
+    configuration = config.model_dump(mode="json", exclude={"checkpoint_every"}) | {"columns": list(columns)}
+    return Trial(setting, partial(trained, config, columns), configuration, partial(_digest, config))
+
+
+def _digest(config: Config) -> str:
+    return dataset_of(config).digest
+
+
+def trained(config: Config, columns: tuple[str, ...], path: Path) -> list[Record]:
+    """Train as `fednmap train --config PATH/run.toml` does; return what was measured of these columns.
+
+    A trial that was stopped continues from its checkpoint; one of other settings or data begins again. The checkpoints
+    of a finished trial are deleted.
+    """
+    reporter, experiment = Warnings(console(stderr=True)), prepare(config)
+    folder = RunFolder(path)
+    if not _is_begun(folder, experiment):
+        if (path / "run.toml").exists():
+            reporter.tell(f"{path} holds a run of other settings or data; it begins again")
+            _discard(path)
+        folder = RunFolder.create(path, config, "reproduce")
+    (result,) = execute(config, folder, reporter, experiment=experiment)
+    if "error" in result:
+        raise ArithmeticError(f"{path}: {result['error']}")
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    return [{name: record[name] for name in ("round", *columns)} for record in folder.records(result["method"], 0)]
+
+
+def _is_begun(folder: RunFolder, experiment: Experiment) -> bool:
+    """Whether the folder holds this very run."""
+    if not (folder.path / "run.toml").exists():
+        return False
+    try:
+        folder.check_settings(experiment.config)
+        folder.recognise(experiment.dataset.digest)
+    except InputError:
+        return False
+    return True
+
+
+def _discard(path: Path) -> None:
+    """Delete a run folder, unless another process uses it."""
+    with locked(path):
+        shutil.rmtree(path)
+
+
+def computed(measure: Callable[[], list[Record]], path: Path) -> list[Record]:
+    """Run a trial of a few seconds that keeps nothing on disk: if it is stopped, it begins again."""
+    return measure()

@@ -1,0 +1,102 @@
+"""How the final value falls as n or Q grows: what the two speedup figures share."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.figure import Figure as Picture
+
+from fednmap.theory.scaling import LINEAR, Speedup, fit_speedup
+from reproduction.figure import caption, lines, panels
+from reproduction.trials import Curve, select
+from reproduction.verdict import RULE, Claim, Verdict, compare, finals, number
+
+SPEEDUP_RULE = f"""{RULE}
+
+Throughout: the rounds are cut into ten equal parts and a trial's measurements averaged in each. From the second part
+on, the larger n or Q must be lower in most parts and higher in none, by the rule above, for every pair of neighbours.
+The slope is that of a least-squares line through log(final value) against log n or log Q, one for each trial; the mean
+of these has a 95 % interval by Student's t. It is at most {LINEAR} if the whole interval is, not if the whole interval
+is above, and else not judged."""
+
+
+def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> Verdict:
+    """paper: the slope that it has; shown: what it says of the curves."""
+    values = _values(curves, factor)
+    last = curves[0]["round"][-1]
+    pairs = [_parts(select(curves, **{factor: a}), select(curves, **{factor: b})) for a, b in pairwise(values)]
+    measured = "; ".join(
+        f"{a} to {b}: " + ", ".join(f"{p.count(w)} {w}" for w in ("lower", "level", "higher")) + f" of {len(p)} parts"
+        for (a, b), p in zip(pairwise(values), pairs, strict=True)
+    )
+    falls = all(p.count("lower") > len(p) / 2 and "higher" not in p for p in pairs)
+    found = exponent(curves, factor)
+    steep = True if found.high <= LINEAR else False if found.low > LINEAR else None
+    claims = [
+        Claim(f"larger {factor} gives a smaller |F_nat|^2 throughout", shown, measured, falls),
+        Claim(
+            f"slope of log(final |F_nat|^2) against log {factor} at most {LINEAR}",
+            paper,
+            f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]})",
+            steep,
+            f"slope {_with_interval(found)}",
+        ),
+    ]
+    table = [[factor, f"final |F_nat|^2 after {last:g} rounds"]]
+    table += [[str(v), number(finals(select(curves, **{factor: v})))] for v in values]
+    by_rounds = [["rounds", "slope"]]
+    by_rounds += [[f"{r:g}", _with_interval(exponent(curves, factor, r))] for r in (last / 3, 2 * last / 3, last)]
+    return Verdict(claims, {"Final values": table, "After fewer rounds": by_rounds}, SPEEDUP_RULE)
+
+
+def exponent(curves: list[Curve], factor: str, rounds: float | None = None) -> Speedup:
+    """From the trials that all values of n or Q have."""
+    each = {v: finals(select(curves, **{factor: v}), rounds=rounds) for v in _values(curves, factor)}
+    common = sorted(set.intersection(*(set(v) for v in each.values())))
+    return fit_speedup(lambda v, k: each[v][common[k]], "n" if factor == "n" else "q", list(each), len(common))
+
+
+def _with_interval(found: Speedup) -> str:
+    return f"{found.slope:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.reached.shape[1] > 1 else "")
+
+
+def draw_speedup(curves: list[Curve], factor: str) -> Picture:
+    """Left the curves, right the final values with the fitted line."""
+    values = _values(curves, factor)
+    picture, (left, right) = panels(1, 2)
+    lines(left, {f"${factor}={v}$": select(curves, **{factor: v}) for v in values}, "stationarity")
+    caption(left, 0, f"Stationarity with different ${factor}$.")
+    y = [list(finals(select(curves, **{factor: v})).values()) for v in values]
+    means, found = np.array([np.exp(np.log(v).mean()) for v in y]), exponent(curves, factor).slope
+    line = np.exp(np.log(means).mean()) * (np.array(values) / np.exp(np.mean(np.log(values)))) ** found
+    for value, each in zip(values, y, strict=True):
+        right.plot([value] * len(each), each, ".", color="C0", alpha=0.5)
+    right.plot(values, means, "o", color="C0", label="mean over the trials")
+    right.plot(values, line, "--", color="C1", label=f"slope {found:.3f}")
+    right.set_xscale("log")
+    right.set_yscale("log")
+    right.set_xticks(values, [str(v) for v in values])
+    right.minorticks_off()
+    right.grid(alpha=0.3)
+    right.legend(fontsize="small")
+    caption(right, 1, rf"Final stationarity against $\log {factor}$.", x=f"${factor}$")
+    return picture
+
+
+def _values(curves: list[Curve], factor: str) -> list[int]:
+    return sorted({int(c.setting[factor]) for c in curves})
+
+
+def _parts(small: list[Curve], large: list[Curve]) -> list[str]:
+    """In each tenth of the rounds but the first: is the larger value's curve lower?"""
+    last = small[0]["round"][-1]
+    edges = [(k / 10 * last, (k + 1) / 10 * last) for k in range(1, 10)]
+    return [compare(_means(large, *edge), _means(small, *edge)) for edge in edges]
+
+
+def _means(curves: list[Curve], after: float, until: float) -> dict[int, float]:
+    def mean(c: Curve) -> float:
+        return float(c["stationarity"][(c["round"] > after) & (c["round"] <= until)].mean())
+
+    return {int(c.setting["trial"]): mean(c) for c in curves}

@@ -1,0 +1,172 @@
+"""The paper's figures: verdicts that follow from the numbers alone."""
+
+import numpy as np
+import pytest
+from curves import ROUNDS, curve, mobilenet_curves, nn_curves
+
+from reproduction import local_stepsize, mobilenet, nn, sensitivity, slopes
+from reproduction.trials import Curve
+from reproduction.verdict import compare, number, ratio, slope
+
+
+def test_compare_pairs_the_trials() -> None:
+    a = {0: 1.0, 1: 10.0, 2: 100.0}
+    assert compare(a, {k: 1.1 * v for k, v in a.items()}) == "lower"
+    assert compare({k: 1.1 * v for k, v in a.items()}, a) == "higher"
+    assert compare(a, {0: 1.3, 1: 9.0, 2: 100.0}) == "level"
+    assert compare(a, {1: 9.0}) == "higher"
+    assert compare(a, {k: 1.01 * v for k, v in a.items()}) == "level"  # as sure as can be, and too small to matter
+    assert ratio(a, {k: 2 * v for k, v in a.items()}) == pytest.approx(0.5)
+
+
+def test_slope_of_a_power_law() -> None:
+    assert slope([5, 10, 80], [3 * v**-1.2 for v in (5, 10, 80)]) == pytest.approx(-1.2)
+
+
+def test_nn_holds_where_fednmap_is_lowest() -> None:
+    claims = nn.judge(nn_curves(2.0)).claims
+    assert len(claims) == 2 * (6 + 1) + (3 + 1) + (4 + 1)
+    assert all(c.holds is True for c in claims)
+    told = [c.effect for c in claims if c.effect]
+    assert len(told) == 4
+    assert told[0].startswith("0.50 of Zhang's; ")
+
+
+@pytest.mark.parametrize(("zhang", "wobble"), [(0.9, 0.0), (1.0, 0.0), (1.05, 0.5)])
+def test_nn_does_not_hold_where_zhang_is_lower_or_level(zhang: float, wobble: float) -> None:
+    claims = nn.judge(nn_curves(zhang, wobble=wobble)).claims
+    assert [c.holds for c in claims[:14]] == [False] * 14
+    assert all(c.holds for c in claims[14:])
+
+
+def test_nn_does_not_judge_all_panels_from_some() -> None:
+    some = [c for c in nn_curves(2.0) if c.setting["n"] != 100]
+    found = {c.claim: c.holds for c in nn.judge(some).claims}
+    assert found["FedNMap has the lowest |F_nat|^2 in all panels after 300 rounds"] is None
+
+
+def test_nn_shows_batch_size_and_rounds() -> None:
+    (rows,) = nn.judge(nn_curves(2.0)).tables.values()
+    assert {(row[1], row[2]) for row in rows[1:] if row[0] == "20, 10"} == {
+        *(("8", r) for r in ("100", "200", "300", "500", "1000")),
+        *(("32", r) for r in ("100", "200", "300")),
+    }
+
+
+@pytest.mark.parametrize(("power", "holds"), [(-1.3, True), (-0.6, True), (-0.3, False)])
+def test_speedup_is_judged_by_the_slope(power: float, holds: bool) -> None:
+    curves = [curve(n**power, k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
+    falls, steep = slopes.judge_speedup(curves, "n", "-1.436", "").claims
+    assert falls.holds is True
+    assert steep.holds is holds
+    assert slopes.exponent(curves, "n").slope == pytest.approx(power)
+
+
+def test_a_slope_whose_interval_holds_the_theorys_is_not_judged() -> None:
+    curves = [curve(n ** (-0.3 - 0.4 * k), k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
+    found = slopes.exponent(curves, "n")
+    assert found.slope == pytest.approx(-0.5)
+    assert found.low == pytest.approx(-0.5 - 12.7062 * 0.2, rel=1e-4)  # Student's t with one degree of freedom
+    steep = slopes.judge_speedup(curves, "n", "", "").claims[1]
+    assert steep.holds is None
+    assert "-0.500 [-3.041, 2.041]" in steep.measured
+
+
+def test_speedup_throughout_fails_where_curves_cross() -> None:
+    curves = [curve(1.0, k, start=0, n=5) for k in range(2)]
+    for k in range(2):
+        late = np.where(ROUNDS > 150, 0.1, 10.0)
+        curves.append(Curve({"n": 10, "trial": k}, {"round": ROUNDS, "stationarity": late}))
+    assert slopes.judge_speedup(curves, "n", "", "").claims[0].holds is False
+
+
+@pytest.mark.parametrize(
+    ("growth", "end", "comparable"), [(1.2, 1.0, True), (5.0, 1.0, False), (0.1, 1.0, False), (5.0, 0.5, None)]
+)
+def test_local_stepsize(growth: float, end: float, comparable: bool | None) -> None:
+    """Values 0.01 and `growth` times that; in the last third of the rounds `end` times as large."""
+    curves = []
+    for rule, step in local_stepsize.RULES.items():
+        for Q in (5, 10):
+            level = 1 / Q if rule == "1/Q" else 0.01 * (growth if Q == 10 else 1) * np.where(ROUNDS > 200, end, 1)
+            setting = {"Q": Q, "eta_a": round(step(Q), 6), "gamma": 4.0}
+            y = level + np.exp(-ROUNDS * Q / 100)
+            curves += [Curve({**setting, "trial": k}, {"round": ROUNDS, "stationarity": y}) for k in range(2)]
+    found = local_stepsize.judge(curves)
+    (_, first, second), holds = next(iter(found.tables.values())), [c.holds for c in found.claims]
+    assert (first[1], second[1], second[5]) == ("5", "10", "yes")
+    assert float(second[6]) == pytest.approx(growth, rel=0.05)  # both fall by `end`
+    assert holds == [True, True, comparable, True, comparable]
+
+
+def test_sensitivity_judges_one_thing_at_a_time() -> None:
+    curves = [
+        curve(level, k, start=0, method=method, **case._asdict())
+        for case in sensitivity.CASES["paper"]
+        for method, level in (("FedNMap", 1.0), ("Zhang", 0.5 if case.gamma == 16 else 2.0))
+        for k in range(2)
+    ]
+    found = sensitivity.judge(curves)
+    assert [(c.claim.split()[-1], c.holds, c.effect) for c in found.claims] == [
+        ("width", True, "0.50 of Zhang's"),
+        ("size", True, "0.50 of Zhang's"),
+        ("gamma", False, "0.50 to 2.00 of Zhang's"),
+    ]
+    assert len(found.tables["Every case"]) == 1 + 11
+    assert found.reading == ""  # whose words are of other numbers
+
+
+def test_sensitivity_is_read_where_the_numbers_say_so() -> None:
+    levels = {1.0: 1.0, 4.0: 2.0, 16.0: 0.5}
+    curves = [
+        curve(level, k, start=0, method=method, **case._asdict())
+        for case in sensitivity.CASES["paper"]
+        for method, level in (("FedNMap", 1.0), ("Zhang", levels[case.gamma]))
+        for k in range(2)
+    ]
+    assert "ends at 0.50, 0.50, 0.50 of Zhang's for widths 32, 64, 128" in sensitivity.judge(curves).reading
+    assert sensitivity.judge(curves[4:]).reading == ""
+
+
+def test_local_stepsize_says_where_the_root_does_what_the_paper_says() -> None:
+    curves = []
+    for gamma, growth in ((4.0, 5.0), (16.0, 1.2)):
+        for rule, step in local_stepsize.RULES.items():
+            for Q in (5, 10):
+                level = 0.01 * (growth if Q == 10 and rule == "1/sqrt(Q)" else 1)
+                setting = {"Q": Q, "eta_a": round(step(Q), 6), "gamma": gamma}
+                y = level + np.exp(-ROUNDS * Q / 100)
+                curves += [Curve({**setting, "trial": k}, {"round": ROUNDS, "stationarity": y}) for k in range(2)]
+    reading = " ".join(local_stepsize.judge(curves).reading.split())
+    assert "3 times as high from Q = 5 to 10 with gamma = 16; not so from Q = 5 to 10 with gamma = 4." in reading
+    assert local_stepsize.judge([c for c in curves if c.setting["gamma"] == 4]).reading == ""
+
+
+def test_mobilenet_is_judged_only_when_trained() -> None:
+    assert [c.holds for c in mobilenet.judge(mobilenet_curves(1.0)).claims] == [True, True]
+    assert [c.holds for c in mobilenet.judge(mobilenet_curves(2.0)).claims] == [None, None]
+    one_is_not = mobilenet_curves(1.0) + [again(c) for c in mobilenet_curves(2.0)]
+    assert [c.holds for c in mobilenet.judge(one_is_not).claims] == [None, None]
+
+
+def again(curve: Curve) -> Curve:
+    return Curve({**curve.setting, "trial": 1}, curve.columns)
+
+
+def test_mobilenet_compares_the_trials_that_all_methods_have() -> None:
+    more = mobilenet_curves(1.0) + [again(c) for c in mobilenet_curves(1.5)[:2]]
+    found = mobilenet.judge(more)
+    assert found == mobilenet.judge(mobilenet_curves(1.0))
+    assert [c.trials for c in found.claims] == [1, 1]
+    assert mobilenet.judge(more[3:] + more[2:3]).claims == []
+
+
+def test_a_trial_that_diverged_is_the_highest() -> None:
+    fine, lost = {0: 1.0, 1: 1.1}, {0: 1.0, 1: float("nan")}
+    assert compare(fine, lost) == compare(fine, {0: 1.0, 1: float("inf")}) == "lower"
+    assert compare(lost, fine) == "higher"
+    assert compare(lost, lost) == "level"
+    assert compare({0: float("nan"), 1: 1.0}, lost) == "level"  # each where the other has not
+    assert compare(fine, {2: 9.0}) == "level"  # nothing in common
+    assert (ratio(fine, lost), ratio(lost, fine), ratio(lost, lost)) == (0, float("inf"), 1)
+    assert number(lost).startswith("nan")
