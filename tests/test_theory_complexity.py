@@ -4,7 +4,8 @@ from math import isclose, sqrt
 
 import pytest
 
-from fednmap.theory import complexity_table, rounds_to
+from fednmap.theory import rounds_to
+from reproduction.complexity_table import complexity_table
 
 NONCONVEX = dict(L=3.0, rho=1.0, sigma2=2.0, delta_psi=0.5, shift2=0.1, gradients2=1.1)
 PL = dict(L=3.0, rho=1.0, sigma2=2.0, mu=0.5)

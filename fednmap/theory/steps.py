@@ -243,7 +243,7 @@ def pl(
         sigma2: bound on E|g_i - grad f_i|^2.
         n, Q, T: clients, local steps, rounds.
         eta_s: the server's step, free in the theorem.
-        lyapunov_gap: E L_0 - psi*, see `fednmap.theory.lyapunov`.
+        lyapunov_gap: E L_0 - psi*, see `reproduction/lyapunov.py` in the repository.
 
     >>> steps = pl(L=1.0, rho=0.0, mu=0.01, sigma2=1.0, n=10, Q=10, T=1000)
     >>> steps.m, round(steps.eta_a * 1e6, 3), steps.violations

@@ -9,7 +9,8 @@ from fednmap.algorithms import FedNMap
 from fednmap.core import Regularizer
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1
-from fednmap.theory import descent, estimate_smoothness, estimate_variance, lyapunov, nonconvex
+from fednmap.theory import estimate_smoothness, estimate_variance, nonconvex
+from reproduction.lyapunov import descent, lyapunov
 
 
 class MinusSquare(Regularizer):
