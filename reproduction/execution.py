@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from importlib.metadata import version
 
-import torch
-
 from fednmap.names import InputError
-from fednmap.runs.beside import end_with
 from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import VERSIONS, RunFolder
-from fednmap.runs.keeping import Interrupted
-from fednmap.simulation import threads
+from fednmap.runs.keeping import interrupts
+from fednmap.runs.process_pool import ProcessPool, Send
+from fednmap.simulation.distributed import WorkerLost
 from reproduction.store import Provenance, Row, Store
 from reproduction.trials import Curve, Trial
 
@@ -109,52 +102,16 @@ def _running(jobs: Sequence[Trial], store: Store, workers: int) -> Iterator[tupl
     if workers < 2:
         yield from ((job, _run(job, store)) for job in jobs)
         return
-    spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads may hang
-    others = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(workers, spawn, _begin, (threads.share(workers), os.getpid()))
-    futures = {pool.submit(_run_unless_stopped, job, store): job for job in jobs}
-    left = 0
+    # spawned, because a fork of a process that has used torch's threads may hang
     try:
-        for future in as_completed(futures):
-            if (seconds := future.result()) is not None:
-                yield futures[future], seconds
-            else:
-                left += 1
-        if left:  # the processes have received a signal that this one did not, as under nohup
-            raise Interrupted
-    except (KeyboardInterrupt, Interrupted):  # the processes have received the signal too
-        raise Interrupted from None
-    except BrokenProcessPool:
-        raise OSError("a process that ran a trial was killed; run the same command again to continue") from None
-    except Exception:
-        for process in multiprocessing.active_children():
-            if process not in others and process.pid:
-                os.kill(process.pid, signal.SIGINT)
-        raise
-    finally:  # wait for the trials that run: they save their state, or end in a few seconds
-        pool.shutdown(cancel_futures=True)
+        with ProcessPool(partial(_run_in_pool, store), workers, spawn=True) as pool, interrupts() as stop:
+            yield from ((jobs[k], seconds) for k, seconds in pool.run(jobs, stop=stop))
+    except WorkerLost as error:
+        raise WorkerLost(f"{error}; run the same command again to continue") from None
 
 
-_stopped = threading.Event()
-
-
-def _begin(each: int, parent: int) -> None:
-    """Set up a process for trials: it ends with its parent; Ctrl-C is for the running trial, which saves its state."""
-    end_with(parent)
-    torch.set_num_threads(1)
-    threads.limit(each)
-    signal.signal(signal.SIGINT, lambda number, frame: _stopped.set())
-
-
-def _run_unless_stopped(job: Trial, store: Store) -> float | None:
-    """Run in a process of the pool, which is given one trial too many; return None if the trial was not begun."""
-    if _stopped.is_set():
-        return None
-    try:
-        return _run(job, store)
-    except Exception:
-        _stopped.set()
-        raise
+def _run_in_pool(store: Store, job: Trial, _: Send) -> float:
+    return _run(job, store)
 
 
 def _run(job: Trial, store: Store) -> float:

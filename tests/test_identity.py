@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -141,12 +142,6 @@ def test_digests_of_what_repr_cuts_short():
 STEPS, WEIGHT = [0.1, 0.05], 2.0
 
 
-class Lazy:
-    @cached_property
-    def weight(self):
-        return 3.0
-
-
 def listed(t):
     return STEPS[t]
 
@@ -165,10 +160,44 @@ def test_what_a_function_has_from_its_module_counts(monkeypatch, value, name, ot
     assert identity(value) != before
 
 
-def test_the_code_of_what_is_computed_once_counts(monkeypatch):
-    before = identity(Lazy())
-    monkeypatch.setattr(Lazy, "weight", cached_property(lambda self: 4.0))
-    assert identity(Lazy()) != before
+LAZY = """
+from functools import cached_property
+
+class Lazy:
+    @cached_property
+    def weight(self):
+        return {}
+"""
+
+
+def imported(path, name, text):
+    (path / f"{name}.py").write_text(text)
+    return import_module(name)
+
+
+def test_the_code_of_a_class_counts_and_what_it_has_computed_does_not(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    three, four, same = (imported(tmp_path, f"lazy{k}", LAZY.format(v)).Lazy() for k, v in enumerate("343"))
+    before = identity(three)
+    assert three.weight == 3
+    assert identity(three) == before == identity(same) != identity(four)
+    assert identity(three, "v1") == identity(four, "v1") != identity(three, "v2")
+
+
+def test_two_functions_on_one_line_are_told_apart():
+    one, other = (lambda x: x.norm(1)), (lambda x: x.norm(2))
+    assert identity(one) != identity(other)
+
+
+def test_code_without_a_source_needs_a_tag(tmp_path):
+    made = eval("lambda x: float(x[0])")
+    with pytest.raises(InputError, match="tag="):
+        kept(tmp_path / "run", metrics={"first": made})
+    first = kept(tmp_path / "run", metrics={"first": made}, tag="v1")
+    assert torch.equal(kept(tmp_path / "run", metrics={"first": made}, tag="v1").x, first.x)
+    for tag in ("v2", None):
+        with pytest.raises(InputError, match=r"holds another run|tag="):
+            kept(tmp_path / "run", metrics={"first": made}, tag=tag)
 
 
 def test_what_repr_says_in_full_stays_as_it_is():

@@ -16,11 +16,11 @@ from small import Heard, outcome, small
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.progress import Bar, Lines
-from fednmap.runs.beside import Order, hands, how_many
-from fednmap.runs.execution import Elsewhere, execute
+from fednmap.runs.execution import PoolJob, PoolWork, _run_in, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.keeping import Beginning, Interrupted
+from fednmap.runs.keeping import Beginning, Interrupted, interrupts
+from fednmap.runs.process_pool import how_many, process_pool
 from fednmap.runs.sweep import Sweep
 from fednmap.simulation import threads
 from fednmap.simulation.distributed import WorkerLost
@@ -48,7 +48,7 @@ def bits(folder):
 def compared(path, count, **settings):
     experiment = settled(prepare(small(**SETTINGS | settings)))
     folder, heard = RunFolder.create(path, experiment.config, "compare"), Twins()
-    with hands(Elsewhere(experiment), count) as processes:
+    with process_pool(PoolWork(experiment), count) as processes:
         execute(experiment.config, folder, heard, (), experiment, processes)
     return folder, heard
 
@@ -82,11 +82,11 @@ def test_stopped_runs_are_saved_and_go_on(alone, tmp_path):
     heard.twin = Stops
     jobs = [Job(method, trial) for trial in (0, 1) for method in SETTINGS["algorithms"]]
     seeded = [experiment.config.model_copy(update={"seed": job.trial}) for job in jobs]
-    given = [Order(job, config, folder.path, False, 2) for job, config in zip(jobs, seeded, strict=True)]
-    with hands(Elsewhere(experiment), 2) as processes, pytest.raises(Interrupted):
-        processes.run(given, heard, asked)
+    given = [PoolJob(job, config, folder.path, False, 2) for job, config in zip(jobs, seeded, strict=True)]
+    with process_pool(PoolWork(experiment), 2) as processes, pytest.raises(Interrupted):
+        _run_in(processes, given, heard, asked)
     assert len(folder.results()) < 6
-    with hands(Elsewhere(None), 2) as processes:
+    with process_pool(PoolWork(None), 2) as processes:
         execute(experiment.config, folder, Twins(), (), None, processes)
     assert bits(folder) == bits(alone)
 
@@ -94,38 +94,39 @@ def test_stopped_runs_are_saved_and_go_on(alone, tmp_path):
 def test_trials_of_a_sweep_side_by_side(tmp_path):
     given = small(rounds=12, trials=3, eval_last=3, clients=4, measure_gamma=1.0)
     one, other = (Sweep.create(tmp_path / name, given, "n", (2, 4)) for name in ("one", "other"))
-    with hands(Elsewhere(None), 2) as processes:
+    with process_pool(PoolWork(None), 2) as processes:
         assert other.run(Twins(), processes) == one.run(Heard())
     assert [bits(part) for part in other.parts()] == [bits(part) for part in one.parts()]
 
 
 class Fails:
-    def __call__(self, order, reporter, asked):
+    def __call__(self, order, send):
         if order.job.trial == 1:
             raise ValueError("a mistake of ours")
-        while not asked.is_set():
-            time.sleep(0.01)
+        with interrupts() as asked:
+            while not asked.is_set():
+                time.sleep(0.01)
         raise Interrupted
 
 
 class Dies(Fails):
-    def __call__(self, order, reporter, asked):
+    def __call__(self, order, send):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def orders(tmp_path):
-    return [Order(Job("fednmap", trial), small(), tmp_path, False, 2) for trial in range(4)]
+    return [PoolJob(Job("fednmap", trial), small(), tmp_path, False, 2) for trial in range(4)]
 
 
 def test_a_mistake_in_one_stops_the_others_and_keeps_its_traceback(tmp_path):
-    with hands(Fails(), 2) as processes, pytest.raises(ValueError, match="a mistake of ours") as caught:
-        processes.run(orders(tmp_path), Twins(), threading.Event())
+    with process_pool(Fails(), 2) as processes, pytest.raises(ValueError, match="a mistake of ours") as caught:
+        _run_in(processes, orders(tmp_path), Twins(), threading.Event())
     assert "in __call__" in str(caught.value.__cause__)
 
 
 def test_a_process_that_is_killed_is_named(tmp_path):
-    with hands(Dies(), 2) as processes, pytest.raises(WorkerLost, match="ended by SIGKILL"):
-        processes.run(orders(tmp_path), Twins(), threading.Event())
+    with process_pool(Dies(), 2) as processes, pytest.raises(WorkerLost, match="ended by SIGKILL"):
+        _run_in(processes, orders(tmp_path), Twins(), threading.Event())
 
 
 def test_processes_have_their_share_of_the_threads(tmp_path, monkeypatch):
@@ -133,15 +134,17 @@ def test_processes_have_their_share_of_the_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
 
     class Tells(Fails):
-        def __call__(self, order, reporter, asked):
+        def __call__(self, order, send):
             return {"threads": threads.default()}
 
-    with hands(Tells(), 2) as processes:
-        assert {found["threads"] for _, found in processes.run(orders(tmp_path), Twins(), threading.Event())} == {2}
+    with process_pool(Tells(), 2) as processes:
+        assert {
+            found["threads"] for found in _run_in(processes, orders(tmp_path), Twins(), threading.Event()).values()
+        } == {2}
     assert how_many(None, 3) == 3
     assert how_many(None, 9) == 4
     assert how_many(7, 9) == 7
-    with hands(Tells(), 1) as none:
+    with process_pool(Tells(), 1) as none:
         assert none is None
 
 

@@ -15,10 +15,10 @@ from fednmap.measure import stationarity
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, MCP, TopK, Zero
-from fednmap.runs.beside import side_by_side
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import RunFolder
+from fednmap.runs.process_pool import parallel_map
 from fednmap.simulation.distributed import WorkerLost
 from fednmap.testing import heterogeneous
 from fednmap.theory.at_once import at_once
@@ -296,7 +296,8 @@ def test_memory_with_minibatches_is_doubted():
 def test_pilots_side_by_side_find_the_same(count):
     options = {"Q": 3, "rounds": 16}
     one, several = (
-        tune(logistic(), L1(0.01), **options, **more) for more in ({}, {"beside": partial(side_by_side, count=count)})
+        tune(logistic(), L1(0.01), **options, **more)
+        for more in ({}, {"parallel_map": partial(parallel_map, count=count)})
     )
     assert several.pilots == one.pilots
     assert (several.eta_a, several.gamma) == (one.eta_a, one.gamma)
@@ -306,10 +307,10 @@ def test_a_pilot_that_fails_elsewhere_fails_here():
     def fails(end):
         raise InputError(f"no round {end}")
 
-    with side_by_side([fails, fails, fails], 2) as ask, pytest.raises(InputError, match="no round 4"):
-        ask([0, 2], 4)
-    with side_by_side([lambda end: os._exit(3)] * 2, 2) as ask, pytest.raises(WorkerLost, match="exit code 3"):
-        ask([0, 1], 1)
+    with parallel_map(fails, 2) as run_all, pytest.raises(InputError, match="no round 4"):
+        run_all([4, 4])
+    with parallel_map(os._exit, 2) as run_all, pytest.raises(WorkerLost, match="exit code 3"):
+        run_all([3, 3])
 
 
 def test_a_pilot_whose_psi_turns_upward_is_unstable_even_below_its_start():

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fednmap.commands.sources import Thing, catalogue, keys
+from fednmap.algorithms import ALGORITHMS
+from fednmap.data.datasets import DATASETS
+from fednmap.data.partition import PARTITIONS
+from fednmap.decentralized import DECENTRALIZED
+from fednmap.decentralized.topologies import TOPOLOGIES
+from fednmap.models.build import MODELS
 from fednmap.names import choose
+from fednmap.regularizers.parse import REGULARIZERS, signature
 from fednmap.runs.presets import presets
 
 
@@ -20,15 +27,15 @@ def _algorithms() -> Group:
         Column("name", no_wrap=True), "solves", "up", "down", "prox", "everybody", "ends with exact gradients at"
     )
     rates = Table(Column("name", no_wrap=True), "convergence rate as published, s2 = gradient variance")
-    for name, kind in catalogue("fednmap.algorithms", "ALGORITHMS").items():
-        t = kind.call("traits")
-        solves = ("f + phi" if t["composite"] else "f") + (", central" if t.get("central") else "")
-        down = f"{t['down']}, {t['up']}" if t.get("broadcast_follows") else str(t["down"])
-        everybody = "required" if t.get("full_participation") else "-"
-        up = f"{t['up']} + H" if t.get("hessians") else str(t["up"])
-        needs.add_row(name, solves, up, down, t["prox"], everybody, t["fixed_point"])
-        if t["rate"] != "-":
-            rates.add_row(name, t["rate"])
+    for name, kind in ALGORITHMS.items():
+        t = kind.traits
+        solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
+        down = f"{t.down}, {t.up}" if t.broadcast_follows else str(t.down)
+        everybody = "required" if t.full_participation else "-"
+        up = f"{t.up} + H" if t.hessians else str(t.up)
+        needs.add_row(name, solves, up, down, t.prox, everybody, t.fixed_point.value)
+        if t.rate != "-":
+            rates.add_row(name, t.rate)
     key = (
         "up, down: vectors a client sends and receives in a round, less down if it was counted in the round before; "
         "prox: evaluations on a client + on the server; H: p (p + 1) / 2 numbers more"
@@ -42,57 +49,45 @@ def _decentralized() -> tuple[RenderableType, ...]:
         "without a server", "vectors", "prox", "one-way links", "changing links", "ends with exact gradients at"
     )
     rates = Table("name", "convergence rate as published, 1 - lambda = spectral gap")
-    for name, kind in catalogue("fednmap.decentralized", "DECENTRALIZED").items():
-        t = kind.call("traits")
-        changing = (
-            "exact" if t["changing"] and t["fixed_point"] == "exact" else "runs" if t["changing"] else "may diverge"
-        )
-        directed = "yes" if t["directed"] else "refused"
-        needs.add_row(name, str(t["vectors"]), t["prox"], directed, changing, t["fixed_point"])
-        if t["rate"] != "-":
-            rates.add_row(name, t["rate"])
+    for name, kind in DECENTRALIZED.items():
+        t, fixed_point = kind.traits, kind.traits.fixed_point.value
+        changing = ("exact" if fixed_point == "exact" else "runs") if t.changing else "may diverge"
+        directed = "yes" if t.directed else "refused"
+        needs.add_row(name, str(t.vectors), t.prox, directed, changing, fixed_point)
+        if t.rate != "-":
+            rates.add_row(name, t.rate)
     key = "they run on a graph, --topology; vectors: along a link, each way, in a round; prox: evaluations on a node"
     return needs, key, rates
 
 
 def _topologies() -> Table:
-    known = catalogue("fednmap.decentralized.topologies", "TOPOLOGIES")
-    return _described({_topology(name, kind): kind.first_line for name, kind in known.items()})
+    return _described({_topology(name): _first_line(kind) for name, kind in TOPOLOGIES.items()})
 
 
-def _topology(name: str, kind: Thing) -> str:
+def _topology(name: str) -> str:
     """How a name is used, without the number of nodes, which is that of the clients."""
-    words = [f"[{argument}]" for argument in kind.fields() if argument not in ("n", "symmetric", "static")]
+    words = [f"[{argument}]" for argument in inspect.signature(TOPOLOGIES[name]).parameters if argument != "n"]
     if name == "file":
         words = ["PATH"]
     return f"{name}:{','.join(words)}" if words else name
 
 
 def _regularizers() -> Table:
-    known = catalogue("fednmap.regularizers.parse", "REGULARIZERS")
-    return _described({signature(name, kind): kind.first_line for name, kind in known.items()})
-
-
-def signature(name: str, kind: Thing) -> str:
-    """How a name is used, as `mcp:lam,theta`, with what may be left out in brackets."""
-    words = [f"[{argument}]" if free else argument for argument, free in kind.fields().items()]
-    if name in keys("fednmap.regularizers.parse", "FROM_SHAPE"):
-        words = words[:-1]
-    return f"{name}:{','.join(words)}" if words else name
+    return _described({signature(name): _first_line(kind) for name, kind in REGULARIZERS.items()})
 
 
 def _datasets() -> Table:
-    return _described(_first_lines("fednmap.data.datasets", "DATASETS"))
+    return _described(_first_lines(DATASETS))
 
 
 def _partitions() -> Table:
     natural = {"natural": "The clients that the data itself names."}
-    return _described(_first_lines("fednmap.data.partition", "PARTITIONS") | natural)
+    return _described(_first_lines(PARTITIONS) | natural)
 
 
 def _models() -> Table:
     linear = {"logistic": "Logistic regression, no intercept.", "least-squares": "Linear regression, no intercept."}
-    return _described(_first_lines("fednmap.models.build", "MODELS") | linear)
+    return _described(_first_lines(MODELS) | linear)
 
 
 def _presets() -> Table:
@@ -134,5 +129,9 @@ def _described(rows: dict[str, str]) -> Table:
     return table
 
 
-def _first_lines(module: str, name: str) -> dict[str, str]:
-    return {key: thing.first_line for key, thing in catalogue(module, name).items()}
+def _first_lines(known: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _first_line(kind) for name, kind in known.items()}
+
+
+def _first_line(kind: Any) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]

@@ -28,12 +28,12 @@ from fednmap.commands.options import (
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
-from fednmap.runs.beside import Hands, check_jobs, hands, how_many
 from fednmap.runs.configuration import STOPPING, Config
-from fednmap.runs.execution import Elsewhere
+from fednmap.runs.execution import PoolWork
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.keeping import Reporter
+from fednmap.runs.process_pool import ProcessPool, check_jobs, how_many, process_pool
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
 from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot
@@ -79,8 +79,8 @@ def speedup(
     stored = sweep.outcome()
     about = sweep.folder.config(look_up=False)
     at_once = 1 if stored or about.device != "cpu" else how_many(jobs, about.trials)
-    with hands(Elsewhere(None), at_once) as processes, watched(again, quiet) as reporter:
-        outcome = stored or _run(sweep, reporter, processes)
+    with process_pool(PoolWork(None), at_once) as pool, watched(again, quiet) as reporter:
+        outcome = stored or _run(sweep, reporter, pool)
     found = _fitted(sweep.over, outcome["values"], outcome["stationarity"])
     if json:
         print(json_text(outcome))
@@ -126,9 +126,9 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
     return Sweep.create(out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
 
 
-def _run(sweep: Sweep, reporter: Reporter, processes: Hands | None) -> dict[str, Any]:
+def _run(sweep: Sweep, reporter: Reporter, pool: ProcessPool | None) -> dict[str, Any]:
     """The runs that are still to do, the fit, the forecast."""
-    found = _fitted(sweep.over, sweep.values, sweep.run(reporter, processes))
+    found = _fitted(sweep.over, sweep.values, sweep.run(reporter, pool))
     return sweep.finish(_outcome(found, sweep))
 
 

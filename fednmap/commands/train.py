@@ -35,14 +35,14 @@ from fednmap.report.closing import closing_table
 from fednmap.report.ending import ending
 from fednmap.report.plots import comparison
 from fednmap.report.terminal import console
-from fednmap.runs.beside import check_jobs, hands, how_many
 from fednmap.runs.configuration import Config, parse_set
-from fednmap.runs.execution import Elsewhere, execute
+from fednmap.runs.execution import PoolWork, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.pace import measured_every
 from fednmap.runs.presets import preset as preset_file
+from fednmap.runs.process_pool import check_jobs, how_many, process_pool
 from fednmap.runs.sweep import is_sweep
 from fednmap.runs.tracking import check_trackers, trackers
 from fednmap.runs.workers import check_workers, group, under_torchrun
@@ -166,12 +166,12 @@ def _run(
     try:
         with (
             group(workers),
-            hands(Elsewhere(experiment), at_once) as processes,
+            process_pool(PoolWork(experiment), at_once) as pool,
             watched(again, quiet) as reporter,
         ):
-            if processes is not None:  # this one only waits for them
+            if pool is not None:  # this one only waits for them
                 threading.Thread(target=import_module, args=("matplotlib.pyplot",), daemon=True).start()
-            results = execute(config, folder, reporter, callbacks, experiment, processes)
+            results = execute(config, folder, reporter, callbacks, experiment, pool)
     except WorkerLost as error:
         again += f" --workers {workers}" if workers > 1 else ""
         raise WorkerLost(f"{error}; continue from the last checkpoint with\n  {again}") from None

@@ -11,9 +11,9 @@ import typer
 from fednmap.commands.auto import search, take_auto
 from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, TrustCode, take_threads, with_config
 from fednmap.names import InputError
-from fednmap.runs.beside import how_many, side_by_side
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import json_text
+from fednmap.runs.process_pool import how_many, parallel_map
 from fednmap.theory.tune import PILOTS
 
 HIDDEN = ("trials", "eval_every", "eval_last", "eval_samples", "checkpoint_every", "chunk", *STOPPING)
@@ -45,8 +45,8 @@ def tune(
     auto = tuple(name for name in AUTO if name not in given)
     if not auto:
         raise InputError("eta_a and gamma are both given, so that there is nothing to find; leave one of them out")
-    beside = partial(side_by_side, count=how_many(jobs, PILOTS))
-    found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only, beside=beside)
+    in_parallel = partial(parallel_map, count=how_many(jobs, PILOTS))
+    found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only, parallel_map=in_parallel)
     if json:
         report = {
             "eta_a": found.eta_a,

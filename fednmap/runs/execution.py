@@ -12,14 +12,14 @@ from fednmap.core import Algorithm
 from fednmap.decentralized.topologies import fingerprint
 from fednmap.names import InputError
 from fednmap.problems import Network
-from fednmap.runs.beside import Hands, Order
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
-from fednmap.runs.keeping import Asked, Companion, Interrupted, Reporter, Task, ended_by, interrupts, keep
+from fednmap.runs.keeping import Asked, Beginning, Companion, Interrupted, Reporter, Task, ended_by, interrupts, keep
+from fednmap.runs.process_pool import ProcessPool, Send
 from fednmap.runs.trust import uplink_of
-from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, distributed, schedules, threads
+from fednmap.simulation import Callback, Patience, Record, TimeLimit, Tolerance, distributed, schedules, threads
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
 
@@ -30,7 +30,7 @@ def execute(
     reporter: Reporter,
     callbacks: tuple[Callback, ...] = (),
     experiment: Experiment | None = None,
-    hands: Hands | None = None,
+    pool: ProcessPool | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is not yet in the folder; the closing numbers of every method and trial, in order.
 
@@ -38,7 +38,7 @@ def execute(
 
     callbacks:  hear what the reporter hears; those that are reporters also when a method begins and ends.
     experiment: the first trial, if it has been prepared already.
-    hands:      processes that run several methods or trials at a time; without callbacks.
+    pool:       processes that run several methods or trials at a time; without callbacks.
     """
     jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
     with locked(folder.path), interrupts() as asked:
@@ -51,11 +51,11 @@ def execute(
         folder.repair()
         measured = folder.measured()
         pending = [job for job in jobs if job not in finished]
-        if hands is not None and len(pending) > 1 and not callbacks:
+        if pool is not None and len(pending) > 1 and not callbacks:
             seeded = {job.trial: config.model_copy(update={"seed": config.seed + job.trial}) for job in pending}
-            beside = min(hands.count, len(pending))
-            orders = [Order(job, seeded[job.trial], folder.path, job in measured, beside) for job in pending]
-            finished |= hands.run(orders, reporter, asked)
+            parallel = min(pool.count, len(pending))
+            orders = [PoolJob(job, seeded[job.trial], folder.path, job in measured, parallel) for job in pending]
+            finished |= _run_in(pool, orders, reporter, asked)
             folder.arrange(jobs)
             return [finished[job] for job in jobs]
         for job in pending:
@@ -100,22 +100,65 @@ def _finished(result: dict[str, Any], config: Config, folder: RunFolder) -> dict
     return ended_by(stops_of(config), result, folder.records(result["method"], result["trial"]))
 
 
-class Elsewhere:
-    """Does a job in a process of its own."""
+class PoolJob(NamedTuple):
+    """One method in one trial, as a process of a pool receives it."""
+
+    job: Job
+    config: Config
+    folder: Path
+    measured: bool
+    parallel: int
+    """How many jobs share the machine."""
+
+
+def _run_in(pool: ProcessPool, orders: list[PoolJob], reporter: Reporter, asked: Asked) -> dict[Job, dict[str, Any]]:
+    """Run the jobs in the pool, with a reporter for each that has begun; their closing numbers."""
+    reporters: dict[int, Reporter] = {}
+
+    def report(k: int, message: tuple[str, Any]) -> None:
+        if k not in reporters:
+            reporters[k] = reporter.twin()
+        getattr(reporters[k], message[0])(message[1])
+
+    return {orders[k].job: closing for k, closing in pool.run(orders, report, asked)}
+
+
+class _Relay(Reporter):
+    """Sends what it is told to the owner of the pool."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def begin(self, what: Beginning) -> None:
+        self._send(("begin", what))
+
+    def on_record(self, record: Record) -> None:
+        self._send(("on_record", record))
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        self._send(("end", result))
+
+    def tell(self, line: str) -> None:
+        self._send(("tell", line))
+
+
+class PoolWork:
+    """Runs a job in a process of a pool."""
 
     def __init__(self, experiment: Experiment | None) -> None:
         self._experiment = experiment
 
-    def __call__(self, order: Order, reporter: Reporter, asked: Asked) -> dict[str, Any]:
+    def __call__(self, order: PoolJob, send: Send) -> dict[str, Any]:
         experiment, folder = self._experiment, RunFolder(order.folder, shared=True)
         if experiment is None or experiment.config != order.config:
             experiment = self._experiment = prepare(order.config)
         folder.recognise(experiment.digest)
-        task = replace(task_of(order.job, experiment), beside=order.beside)
-        return keep(task, folder, (reporter,), asked, measured=order.measured)
+        task = replace(task_of(order.job, experiment), beside=order.parallel)
+        with interrupts() as asked:
+            return keep(task, folder, (_Relay(send),), asked, measured=order.measured)
 
-    def __reduce__(self) -> tuple[type[Elsewhere], tuple[None]]:
-        return Elsewhere, (None,)  # what is prepared stays here
+    def __reduce__(self) -> tuple[type[PoolWork], tuple[None]]:
+        return PoolWork, (None,)  # where processes are spawned, each prepares its own
 
 
 def task_of(job: Job, experiment: Experiment) -> Task:

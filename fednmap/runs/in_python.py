@@ -49,6 +49,7 @@ def run(
     rounds: int,
     folder: str | Path | None = None,
     checkpoint_every: int = 50,
+    tag: str | None = None,
     start: Tensor | None = None,
     **options: Any,
 ) -> Result:
@@ -59,9 +60,11 @@ def run(
                       again goes on where an earlier one was stopped or killed, to the same bits; when all rounds are
                       done, or a callback of that name ended them, it gives what was stored, and with more rounds it
                       goes on. Another method, problem, sampler,
-                      schedule or metric is refused, also where only the code of a function or a number it uses is
-                      another one; a problem of one's own that changes as it runs tells itself by a `digest()`.
+                      schedule or metric is refused, even if only the source text of a function or a number it uses
+                      has changed; a problem of your own that changes as it runs identifies itself by a `digest()`.
     checkpoint_every: rounds between checkpoints.
+    tag:              a name for the version of your own functions and classes; the folder then compares the tag in
+                      place of their source text. Needed where that cannot be read.
     options:          of `fednmap.simulation.trajectory.run`: every, stop, callbacks, metrics, participation, ...
 
     A run whose psi ends above its start warns, and says so in `Result.warning`.
@@ -91,7 +94,7 @@ def run(
     options["stop"] = listeners(options.get("stop"))
     _check(algorithm, problem, rounds, start, options)
     job, callbacks = Job(algorithm.name.lower(), 0), listeners(options.pop("callbacks", ()))
-    facts = _settings(algorithm, problem, start, options)
+    facts = _settings(algorithm, problem, start, options, tag)
     task = Task(job, algorithm, problem, start, rounds, checkpoint_every, facts, options, _saved(problem), 1, facts)
     kept = _opened(Path(folder), task, phi)
     with locked(kept.path), interrupts() as asked:
@@ -119,33 +122,36 @@ def _check(algorithm: Algorithm, problem: Problem, rounds: int, start: Tensor, o
     simulate(algorithm, problem, rounds=rounds, start=start, **{k: v for k, v in options.items() if k not in MEASURED})
 
 
-def _settings(algorithm: Algorithm, problem: Problem, start: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+def _settings(
+    algorithm: Algorithm, problem: Problem, start: Tensor, options: dict[str, Any], tag: str | None
+) -> dict[str, Any]:
     """What the states and measurements depend on, in words; of functions and objects of one's own all they hold."""
     return {
-        "algorithm": described(algorithm),
-        "problem": _problem(problem),
+        "algorithm": described(algorithm, tag),
+        "problem": _problem(problem, tag),
         "start": hashlib.sha256(start.detach().cpu().contiguous().numpy().data).hexdigest(),
         "dtype": str(start.dtype).removeprefix("torch."),
-        **{name: described(value) for name, value in sorted((DEFAULTS | options).items()) if name not in UNTOLD},
-        **_sampled(options.get("sample")),
+        **{name: described(value, tag) for name, value in sorted((DEFAULTS | options).items()) if name not in UNTOLD},
+        **_sampled(options.get("sample"), tag),
+        **({} if tag is None else {"tag": tag}),
     }
 
 
-def _sampled(sample: Problem | None) -> dict[str, str]:
+def _sampled(sample: Problem | None, tag: str | None) -> dict[str, str]:
     if sample is None:
         return {}
     data = declared(sample).digest
-    return {"sample": _problem(sample) if data is None else f"{_problem(sample)}, {data()}"}
+    return {"sample": _problem(sample, tag) if data is None else f"{_problem(sample, tag)}, {data()}"}
 
 
-def _problem(problem: Problem) -> str:
+def _problem(problem: Problem, tag: str | None) -> str:
     """The problem in words, and a digest of what it is made of; its data have one of their own."""
     words, said = f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters", declared(problem)
     if said.made_of is None:
-        return words if said.digest is not None else f"{words}, {identity(problem)}"
+        return words if said.digest is not None else f"{words}, {identity(problem, tag)}"
     made_of = said.made_of()
     told = [f"{name} {value}" for name, value in made_of.items() if isinstance(value, bool | int | float | str)]
-    return ", ".join([words, *told, identity(made_of)])
+    return ", ".join([words, *told, identity(made_of, tag)])
 
 
 def _opened(path: Path, task: Task, phi: object) -> RunFolder:

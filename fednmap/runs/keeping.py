@@ -234,9 +234,21 @@ def _due(round: Round, task: Task, asked: bool) -> tuple[bool, bool]:
     return stop or done % task.checkpoint_every == 0, stop
 
 
+_pool_flag: Asked | None = None
+
+
+def in_pool(stop: Asked) -> None:
+    """Take `stop` for what the user asks: this process belongs to a pool, whose owner receives the signals."""
+    global _pool_flag
+    _pool_flag = stop
+
+
 @contextmanager
-def interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C and termination set an event, so that a round is never left half done; a second Ctrl-C stops at once."""
+def interrupts() -> Iterator[Asked]:
+    """Yield a flag that Ctrl-C and termination set, so that every round is completed; a second Ctrl-C ends at once."""
+    if _pool_flag is not None:
+        yield _pool_flag
+        return
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked

@@ -16,7 +16,6 @@ from typing import Any
 import tomli_w
 
 from fednmap.names import InputError
-from fednmap.runs.beside import Hands
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.files import (
@@ -31,6 +30,7 @@ from fednmap.runs.files import (
 )
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.runs.keeping import Reporter
+from fednmap.runs.process_pool import ProcessPool
 from fednmap.theory.scaling import Over, checked
 
 RECORD, OUTCOME, PICTURE = "speedup.toml", "speedup.json", "speedup.png"
@@ -80,17 +80,17 @@ class Sweep:
     def config(self, value: int) -> Config:
         return varied(self.folder.config(look_up=False), self.over, value)
 
-    def run(self, reporter: Reporter, hands: Hands | None = None) -> list[list[float]]:
+    def run(self, reporter: Reporter, pool: ProcessPool | None = None) -> list[list[float]]:
         """Run what is not finished yet; for each value and trial |F_nat|^2, averaged over the closing rounds.
 
-        hands: processes that run several trials at a time.
+        pool: processes that run several trials at a time.
         """
         with locked(self.folder.path):
             for line in self.folder.check_settings(self.folder.config(look_up=False)):
                 reporter.tell(line)
-            return [self._run(value, reporter, hands) for value in self.values]
+            return [self._run(value, reporter, pool) for value in self.values]
 
-    def _run(self, value: int, reporter: Reporter, hands: Hands | None) -> list[float]:
+    def _run(self, value: int, reporter: Reporter, pool: ProcessPool | None) -> list[float]:
         config, folder = self.config(value), self.part(value)
         if not (folder.path / "run.toml").exists():
             RunFolder.create(folder.path, config, "speedup")
@@ -98,7 +98,7 @@ class Sweep:
             with clear_errors(folder.path):
                 write_atomically(folder.path / "run.toml", config.toml().encode())
         reporter.label = f"{self.name(value)} "
-        for result in execute(config, folder, reporter, hands=hands):
+        for result in execute(config, folder, reporter, pool=pool):
             if "error" in result:
                 raise ArithmeticError(f"{folder.path}: {result['error']}")
         return [_reached(folder, config, trial) for trial in range(config.trials)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,9 +19,10 @@ from fednmap.algorithms import FedNMap
 from fednmap.core import Problem, Regularizer
 from fednmap.measure import objective, stationarity
 from fednmap.names import InputError
-from fednmap.simulation import Diverged, simulate
+from fednmap.simulation import Diverged, Round, simulate
 from fednmap.simulation.loop import first_point
 from fednmap.simulation.participation import Sampler
+from fednmap.simulation.states import Clients
 from fednmap.simulation.uplink import UplinkParts
 from fednmap.theory import Steps, estimate_gap, estimate_smoothness, estimate_variance, nonconvex
 
@@ -36,12 +38,10 @@ RISE = 0.01  # psi that rises by RISE psi(x_0) counts as unstable: less can be m
 Pair = tuple[float, float]
 """eta_a, gamma."""
 
-Work = Callable[[int], Any]
-"""A pilot that goes on to a round, and says where it is."""
-Ask = Callable[[Sequence[int], int], list[Any]]
-"""What these pieces of work, by number, say when they have gone on to a round."""
-Beside = Callable[[Sequence[Work]], AbstractContextManager[Ask]]
-"""How several pieces of work are done: in turn, or side by side."""
+Map = Callable[[Sequence[Any]], list[Any]]
+"""The results of a function for these arguments, in their order."""
+ParallelMap = Callable[[Callable[[Any], Any]], AbstractContextManager[Map]]
+"""Maps a function over arguments, in turn or in parallel."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def tune(
     seed: int = 0,
     sampler: Sampler | None = None,
     uplink: UplinkParts | None = None,
-    beside: Beside | None = None,
+    parallel_map: ParallelMap | None = None,
 ) -> Tuned:
     r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
 
@@ -157,7 +157,8 @@ def tune(
     eta_a, gamma:  a value given is kept, and only the other is searched for.
     measure_gamma: default 1/L, of f.
     start, participation, drop, seed, sampler, uplink: as in `simulate`.
-    beside:        how the pilots of step 2 go on; default: one after another. The pair found is the same.
+    parallel_map:  how the pilots of step 2 run, such as `fednmap.runs.process_pool.parallel_map` with a number of
+                   processes; default: one after another. The pair found is the same.
 
     >>> import torch
     >>> from fednmap.problems import LeastSquares
@@ -219,9 +220,9 @@ def tune(
         for scale in SCALES
         for ratio in ratios
     ]
-    pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length, beside or one_by_one)
+    pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length, parallel_map or one_by_one)
     moves = [(f, f) for f in (2.0, 0.5) if eta_a is None] + [(1.0, f) for f in (2.0, 0.5) if gamma is None]
-    pilots += _climb(pilots, lambda p: pilot(p).to(length), pair, rank, moves, budget, length)
+    pilots += _climb(pilots, lambda p: pilot(p).to(length)[0], pair, rank, moves, budget, length)
     best = next(iter(rank([p for p in pilots if p.rounds == length])), None)
     chosen = safe if best is None else (best.eta_a, best.gamma)
     limit = (largest, spared)
@@ -238,36 +239,51 @@ def _largest_gamma(phi: Regularizer, start: Tensor, gamma: float) -> float:
 
 
 class _Run:
-    """A pilot on its way."""
+    """The run of a pilot."""
 
     def __init__(
         self, algorithm: FedNMap, problem: Problem, measure_gamma: float, *, start: Tensor, **how: Any
     ) -> None:
         self._algorithm, self._problem, self._measure_gamma = algorithm, problem, measure_gamma
-        self._rounds = simulate(algorithm, problem, start=start, **how)
+        self._start, self._how = start, how
         first = float(objective(problem, algorithm.phi, algorithm.model(algorithm.init(start)[0])))
         self.pilot = Pilot(algorithm.eta_a, algorithm.gamma, first=first)
 
-    def to(self, end: int) -> Pilot:
-        """Go on until `end` rounds are done, and judge; also after the very first round, where explosions show."""
-        for stop in (1, end):
-            if stop > self.pilot.rounds and not self.pilot.unstable:
-                self._go(stop)
-        return self.pilot
+    def to(self, end: int, pilot: Pilot | None = None, state: bytes | None = None) -> tuple[Pilot, bytes | None]:
+        """Run until `end` rounds are done, and judge; also after the very first round, where explosions show.
 
-    def _go(self, end: int) -> None:
+        pilot, state: what an earlier call returned, to continue from.
+        """
+        pilot = pilot or self.pilot
+        if pilot.rounds >= end or pilot.unstable:
+            return pilot, state
+        last = None if state is None else self._round(state)
+        rounds = simulate(self._algorithm, self._problem, start=self._start, after=last, **self._how)
+        for stop in (1, end):
+            if stop > pilot.rounds and not pilot.unstable:
+                pilot, last = self._go(rounds, stop, pilot)
+        return pilot, None if last is None else pickle.dumps((last.t, tuple(last.server), last.clients.tensors()))
+
+    def _round(self, state: bytes) -> Round:
+        """The round in which the pilot was left."""
+        t, values, tensors = pickle.loads(state)
+        server, client = self._algorithm.init(self._start)
+        clients, nobody = Clients(self._problem.n, client), torch.arange(0)
+        clients.restore(tensors)
+        return Round(t, type(server)(*values), clients.snapshot(), nobody, nobody, 0, 0)
+
+    def _go(self, rounds: Iterator[Round], end: int, pilot: Pilot) -> tuple[Pilot, Round | None]:
         try:
-            closing = deque(islice(self._rounds, end - self.pilot.rounds), maxlen=LAST)
+            closing = deque(islice(rounds, end - pilot.rounds), maxlen=LAST)
         except Diverged as error:
-            self.pilot = replace(self.pilot, rounds=error.t + 1, score=math.inf, unstable=str(error))
-            return
-        models, phi, first = [self._algorithm.model(r.server) for r in closing], self._algorithm.phi, self.pilot.first
+            return replace(pilot, rounds=error.t + 1, score=math.inf, unstable=str(error)), None
+        models, phi, first = [self._algorithm.model(r.server) for r in closing], self._algorithm.phi, pilot.first
         psi = float(objective(self._problem, phi, models[-1]))
         score = fmean(float(stationarity(self._problem, phi, x, self._measure_gamma)) for x in models)
-        lowest = min(first, self.pilot.psi)
+        lowest = min(first, pilot.psi)
         rose = not (math.isfinite(score) and psi <= lowest + RISE * abs(first))
         why = f"psi is {psi:.4g} after {end} rounds and was {lowest:.4g}" if rose else ""
-        self.pilot = replace(self.pilot, rounds=end, score=score, psi=psi, unstable=why)
+        return replace(pilot, rounds=end, score=score, psi=psi, unstable=why), closing[-1]
 
 
 Rank = Callable[[Sequence[Pilot]], list[Pilot]]
@@ -283,18 +299,25 @@ def _ranked(pilots: Sequence[Pilot], reference: float) -> list[Pilot]:
 
 
 @contextmanager
-def one_by_one(works: Sequence[Work]) -> Iterator[Ask]:
-    """Every piece of work here, in turn."""
-    yield lambda which, end: [works[k](end) for k in which]
+def one_by_one(function: Callable[[Any], Any]) -> Iterator[Map]:
+    """Map the function over arguments in this process, in turn."""
+    yield lambda arguments: [function(argument) for argument in arguments]
 
 
-def _halve(runs: Sequence[_Run], rank: Rank, length: int, beside: Beside) -> list[Pilot]:
+def _halve(runs: Sequence[_Run], rank: Rank, length: int, parallel_map: ParallelMap) -> list[Pilot]:
     """All to a quarter of the length, the better half of them to a half, the better half of those to the end."""
     found, alive = [run.pilot for run in runs], list(range(len(runs)))
-    with beside([run.to for run in runs]) as ask:
+    states: dict[int, bytes | None] = {}
+
+    def advance(job: tuple[int, int, Pilot, bytes | None]) -> tuple[Pilot, bytes | None]:
+        k, end, pilot, state = job
+        return runs[k].to(end, pilot, state)
+
+    with parallel_map(advance) as run_all:
         for end, keep in ((length / 4, len(runs) / 2), (length / 2, len(runs) / 4), (length, 0)):
-            for k, pilot in zip(alive, ask(alive, math.ceil(end)), strict=True):
-                found[k] = pilot
+            jobs = [(k, math.ceil(end), found[k], states.pop(k, None)) for k in alive]
+            for k, (pilot, state) in zip(alive, run_all(jobs), strict=True):
+                found[k], states[k] = pilot, state
             kept = rank([found[k] for k in alive])[: math.ceil(keep)]
             alive = [k for k in alive if found[k] in kept]
     return found

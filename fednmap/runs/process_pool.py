@@ -1,0 +1,193 @@
+"""One pool of processes: for `--jobs`, for the pilots of `tune` and for the trials of a reproduction.
+
+The number of processes does not change the bits of a run. Only the process that owns the pool prints.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from fednmap.names import InputError
+from fednmap.runs.keeping import Asked, Interrupted, in_pool
+from fednmap.simulation import threads
+from fednmap.simulation.distributed import WorkerLost
+
+POLL = 0.1  # seconds between looks at messages and at whether the user wants to stop
+PARENT = 0.3  # seconds between looks at whether the parent is there
+
+Send = Callable[[Any], None]
+Work = Callable[[Any, Send], Any]
+"""work(job, send): the result of a job; `send` passes a message to the owner of the pool."""
+Map = Callable[[Sequence[Any]], list[Any]]
+
+
+def check_jobs(jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise InputError(f"jobs is {jobs}; --jobs must be at least 1")
+
+
+def how_many(asked: int | None, runs: int) -> int:
+    """Return as many processes as asked for, else one per core; never more than there are runs."""
+    check_jobs(asked)
+    return max(1, min(runs, threads.machine() if asked is None else asked))
+
+
+class ProcessPool:
+    """`count` processes that do `work` on jobs, each with its share of the threads.
+
+    spawn: begin the processes as new interpreters, which `work` is pickled for. Default: forks, which have `work` as it
+           is now; make the pool before this process has threads. Where a system cannot fork, they are spawned.
+    """
+
+    def __init__(self, work: Work, count: int, *, spawn: bool = False) -> None:
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" and not spawn else "spawn")
+        self.count = count
+        self._stop, self._messages = _SharedFlag(context), context.SimpleQueue()
+        self._others = multiprocessing.active_children()
+        given = (work, self._messages, self._stop, threads.share(count), os.getpid())
+        self._executor = ProcessPoolExecutor(count, context, _begin, given)
+        self._executor.submit(int)  # forks begin with the first job
+        self._processes = self._begun()
+
+    def run(
+        self, jobs: Sequence[Any], on_message: Callable[[int, Any], None] | None = None, stop: Asked | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Run the jobs and yield the number and the result of each as it ends.
+
+        If a job fails or `stop` is set, no job begins any more and those that run save their state. Then the failure
+        is raised, or Interrupted; WorkerLost if a process was killed.
+        """
+        self._stop.clear()
+        pending: dict[Future[Any], int] = {self._executor.submit(_do, k, job): k for k, job in enumerate(jobs)}
+        self._processes = self._begun()
+        failure: BaseException | None = None
+        while pending:
+            done, _ = wait(pending, timeout=POLL, return_when=FIRST_COMPLETED)
+            while not self._messages.empty():
+                message = self._messages.get()
+                if on_message is not None:
+                    on_message(*message)
+            for future in done:
+                k, error = pending.pop(future), future.exception()
+                if error is None:
+                    yield k, future.result()
+                elif isinstance(error, BrokenProcessPool):
+                    raise WorkerLost(self._cause()) from None
+                elif failure is None or isinstance(failure, Interrupted):
+                    failure = error
+            if failure is not None or (stop is not None and stop.is_set()):
+                self._stop.set()
+        if failure is not None:
+            raise failure
+
+    def map(self, jobs: Sequence[Any]) -> list[Any]:
+        """Return the results of the jobs, in their order."""
+        found = dict(self.run(jobs))
+        return [found[k] for k in range(len(jobs))]
+
+    def _begun(self) -> list[BaseProcess]:
+        return [process for process in multiprocessing.active_children() if process not in self._others]
+
+    def _cause(self) -> str:
+        """Which process was killed, and how; the executor has ended the others."""
+        self._executor.shutdown()
+        lost = sorted(self._processes, key=lambda process: process.exitcode == -signal.SIGTERM)[0]
+        code = lost.exitcode or 0
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        return f"process {lost.pid} {how}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stop.set()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            for process in self._processes:
+                process.terminate()
+        self._executor.shutdown(cancel_futures=True)
+
+
+def process_pool(work: Work, count: int) -> AbstractContextManager[ProcessPool | None]:
+    """Return a pool of forks; None in its place if one job runs at a time."""
+    return ProcessPool(work, count) if count > 1 else nullcontext()
+
+
+@contextmanager
+def parallel_map(function: Callable[[Any], Any], count: int) -> Iterator[Map]:
+    """Yield a function that maps `function` over jobs in `count` forks; in this process where a system has none."""
+    if count < 2 or sys.platform != "linux":
+        yield lambda jobs: [function(job) for job in jobs]
+        return
+    with ProcessPool(partial(_without_messages, function), count) as pool:
+        yield pool.map
+
+
+def _without_messages(function: Callable[[Any], Any], job: Any, _: Send) -> Any:
+    return function(job)
+
+
+class _SharedFlag:
+    """An event between processes without a lock, which a process that is killed could keep."""
+
+    def __init__(self, context: Any) -> None:
+        self._value = context.RawValue("b", 0)
+
+    def is_set(self) -> bool:
+        return bool(self._value.value)
+
+    def set(self) -> None:
+        self._value.value = 1
+
+    def clear(self) -> None:
+        self._value.value = 0
+
+
+_work: Work
+_messages: Any
+_stop: Asked
+
+
+def _begin(work: Work, messages: Any, stop: Asked, each: int, parent: int) -> None:
+    """Set up a process of the pool."""
+    global _work, _messages, _stop
+    _work, _messages, _stop = work, messages, stop
+    end_with(parent)
+    in_pool(stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it, and says when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warnings.simplefilter("ignore", UserWarning)  # the parent tells the user
+    torch.set_num_threads(1)
+    threads.limit(each)
+
+
+def _do(k: int, job: Any) -> Any:
+    if _stop.is_set():
+        raise Interrupted
+    return _work(job, lambda message: _messages.put((k, message)))
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has ended, even if it was killed or this process waits."""
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
