@@ -15,16 +15,16 @@ from rich.table import Table as Shown
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet
 from fednmap.estimators import folder as kept
-from fednmap.estimators.choice import SELECT
-from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.coefficients import coefficient_rows
+from fednmap.estimators.cv_estimators import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.families import FAMILIES
+from fednmap.estimators.fit_config import check_goals, complete, counts, labels, listed, numbers, ordered_classes, times
 from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.model_selection import SELECT
 from fednmap.estimators.path import path as walk_path
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
-from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, ordered_classes, times
 from fednmap.names import InputError, choose
 from fednmap.report.coefficients import without_coefficient_intervals
 from fednmap.report.lines import made_by
@@ -264,7 +264,7 @@ def _modelled(target: str, classes: tuple[str, ...]) -> str:
 
 
 def _cost(estimator: Any) -> str:
-    """What the fit took: rounds of `estimators.together`, which the Flower app does not use."""
+    """What the fit took: rounds of `estimators.path_solver`, which the Flower app does not use."""
     spent = f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB"
     return f"simulated: {spent}; the Flower app uses another solver, with other counts"
 
