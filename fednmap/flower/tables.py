@@ -22,7 +22,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fednmap.estimators import folder as kept
-from fednmap.estimators.coefficients import coefficient_rows
 from fednmap.estimators.fit_config import FitConfig
 from fednmap.estimators.handshake import Agreement, Disagreement, answer, negotiate
 from fednmap.estimators.penalties import told_lam
@@ -245,8 +244,7 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
         "sites": [{"site": s, "rows": n, "weight": known.weight(s)} for s, n in known.rows.items()],
     }
     kept.save(path, about, model)
-    head, rows = coefficient_rows(model, None, None)
-    write_atomically(path / "coefficients.csv", kept.as_csv(head, rows).encode())
+    write_atomically(path / "coefficients.csv", model.coefficient_table().csv().encode())
 
 
 def _refusal(site: str, error: Exception) -> dict[str, Any]:
