@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import fednmap
 from fednmap.estimators import FederatedLasso, FederatedLogisticRegression
 from fednmap.estimators import folder as kept
+from fednmap.runs.folder import RunFolder
 from fednmap.tables import FederatedPreprocessor, read_sites
 
 
@@ -33,7 +34,8 @@ def test_a_fit_with_names_path_and_choice(command, hospitals):
     assert "outcome = sick" in out
     run = hospitals.parent / "run"
     assert {p.name for p in run.iterdir()} == {
-        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html")
+        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html"),
+        *("run.toml", "environment.json", "metrics.csv", "results.json", "models", ".lock"),
     }
     page = (run / "report.html").read_text()
     assert "pressure=missing" in page
@@ -406,7 +408,13 @@ def test_show_list_report_and_export_know_a_fit(command, hospitals, monkeypatch)
         assert f"began: {made['began']}" in out
         assert "sex=m" in out
     code, out, _ = command("show", "--list")
-    assert (code, "fit, logistic" in out, "finished" in out) == (0, True, True)
+    assert (code, "fit-logistic" in out, "finished" in out) == (0, True, True)
+    began = RunFolder.open(folder).environment()
+    assert began["settings"]["lam"] == 0.02
+    assert len(began["data"]) == 64
+    assert RunFolder.open(folder).results()[0]["ended"] == "converged"
+    code, _, err = command("train", "--resume", "runs/fit")
+    assert (code, "got a fit, runs/fit; repeat it with `fednmap fit`" in err) == (2, True)
     code, out, _ = command("report", "runs/fit", "-o", "page.html")
     page = (hospitals.parent / "page.html").read_text()
     assert (code, "made by: fednmap fit --data" in page, made["began"] in page) == (0, True, True)

@@ -20,8 +20,8 @@ from public_data import needs
 from fednmap import InputError
 from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
 from fednmap.estimators import folder as kept
-from fednmap.estimators.agreement import Agreement, answer
-from fednmap.estimators.task import Task
+from fednmap.estimators.fit_config import FitConfig
+from fednmap.estimators.handshake import Agreement, answer
 from fednmap.flower import roster, tables
 from fednmap.flower.audit import logs, rows
 from fednmap.flower.keys import make
@@ -253,7 +253,7 @@ def test_every_question_is_about_what_the_site_fits(hospitals, ask):
     """A target that becomes a feature would be told column by column."""
     _, run = fit(hospitals, target="outcome", drop_columns="time,event", max_rounds=1)
     said = json.loads((run / "agreement.json").read_text())
-    own, rows = Agreement.heard(said).task, replace(read(hospitals / "bern.csv"), name="bern")
+    own, rows = Agreement.from_dict(said).task, replace(read(hospitals / "bern.csv"), name="bern")
     question = {"ask": ask, "agreement": said, "mean": said["mean"], "y": [0.0]}
     assert answer(question, rows, own)
     for task in ({"target": "ecg"}, {"drop_columns": "time"}):
@@ -263,7 +263,7 @@ def test_every_question_is_about_what_the_site_fits(hospitals, ask):
 
 
 def test_columns_are_asked_for_with_the_sites_own_limits(hospitals):
-    own, rows = Task.make(target="outcome"), read(hospitals / "bern.csv")
+    own, rows = FitConfig.make(target="outcome"), read(hospitals / "bern.csv")
     for more in ({"max_levels": 10**6}, {"categorical": ["age"]}):
         question = {"ask": "columns", "max_levels": 50, "categorical": []} | more
         with pytest.raises(InputError, match=r"in the question and .* in this site's settings"):
@@ -271,7 +271,7 @@ def test_columns_are_asked_for_with_the_sites_own_limits(hospitals):
     for question in ({"ask": "ranges", "columns": ["age"]}, {"ask": "counts", "cuts": {"age": [50.0]}}):
         with pytest.raises(InputError, match="are for impute = 'median'"):
             answer(question, rows, own)
-        assert answer(question, rows, Task.make(target="outcome", impute="median"))
+        assert answer(question, rows, FitConfig.make(target="outcome", impute="median"))
 
 
 def cell(column, value, where=3):
@@ -357,7 +357,7 @@ def test_a_site_answers_about_statistics_that_it_took_part_in(hospitals):
     """A column of numbers as a category would be counted value by value; levels and gaps may not be left out."""
     _, run = fit(hospitals, max_rounds=1, **SICK)
     said = json.loads((run / "agreement.json").read_text())
-    own, rows = Agreement.heard(said).task, replace(read(hospitals / "bern.csv"), name="bern")
+    own, rows = Agreement.from_dict(said).task, replace(read(hospitals / "bern.csv"), name="bern")
     place = {s["column"]: k for k, s in enumerate(said["statistics"])}
     changes = [
         ("age", {"kind": "category", "levels": [str(v) for v in rows["age"]]}),

@@ -24,7 +24,7 @@ from fednmap.runs.folder import Job, RunFolder
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder of train, compare or flower, or folder of a fit.")],
+    run: Annotated[Path, typer.Argument(help="Run folder of train, compare, fit or flower.")],
     format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
     method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
     trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
@@ -42,23 +42,17 @@ def export(
     choose("format", format, FORMATS)
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
-    example: Tensor | None
-    if RunFolder.is_fit(run):
-        module, example, about = fitted(run)
-        stem = "model"
-    else:
-        folder = RunFolder.open(run)
-        method = method or folder.about().algorithms[0]
-        module, example = trained(folder, method, trial, trust_code)
-        about = names(folder, Job(method, trial), folded=example is not None)
-        stem = str(Job(method, trial))
+    folder = RunFolder.open(run)
+    method = method or folder.about().algorithms[0]
+    module, example = trained(folder, method, trial, trust_code)
+    about = names(folder, Job(method, trial), folded=example is not None)
     if example is None and format == "onnx":
         raise InputError(_without_computation(folder))
     before = sum(p.numel() for p in module.parameters())
     if prune and prunable(module):
         module = pruned(module)
     smaller = sum(p.numel() for p in module.parameters()) < before
-    path = out or run / f"{stem}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
+    path = out or run / f"{Job(method, trial)}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
     with clear_errors(path):
         packed = compress or (prune and not smaller)
         report = write(module, path, format, example=example, compress=packed, about=about)
@@ -96,6 +90,11 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
         raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
     if folder.made_in_python() or folder.about().data == "own":
         return holding(saved.parameters), None
+    if folder.about().made_in == "fit":  # a linear layer on the encoded columns
+        p = len(saved.features)
+        outputs = saved.parameters["x"].numel() // (p + 1)
+        weight, bias = saved.parameters["x"].split([outputs * p, outputs])
+        return linear(weight.view(outputs, p), bias), torch.zeros(2, p, dtype=weight.dtype)
     config = folder.config(trust=trust)
     experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
     problem, scaling = experiment.problem, experiment.dataset.scaling
@@ -111,16 +110,6 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
     if scaling is not None and not isinstance(problem, Network):
         on_given_columns(module, *scaling)
     return module, few.to_dense() if is_sparse(few) else few
-
-
-def fitted(path: Path) -> tuple[nn.Module, Tensor, dict[str, Any]]:
-    """The model of a fit as a linear layer on its encoded columns, some inputs to try it on, and its names."""
-    from fednmap.estimators.folder import load  # slow to import
-
-    model = load(path)
-    module = linear(torch.from_numpy(model.coef), torch.from_numpy(model.intercept))
-    about = {"features": list(model.columns), "labels": list(model.classes)}
-    return module, torch.zeros(2, len(model.columns), dtype=torch.float64), about
 
 
 def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:

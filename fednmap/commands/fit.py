@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time as clock
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import tomli_w
+import torch
 import typer
-from rich.table import Column
-from rich.table import Table as Shown
 
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet
 from fednmap.estimators import folder as kept
-from fednmap.estimators.choice import SELECT
-from fednmap.estimators.chosen import FederatedCoxRegressionCV, FederatedGLMCV
-from fednmap.estimators.coefficients import coefficient_rows
+from fednmap.estimators.cv_estimators import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.families import FAMILIES
+from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes
 from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.model_selection import SELECT, CrossValidated
 from fednmap.estimators.path import path as walk_path
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
-from fednmap.estimators.task import check_goals, complete, counts, labels, listed, numbers, ordered_classes, times
 from fednmap.names import InputError, choose
-from fednmap.report.coefficients import without_coefficient_intervals
+from fednmap.report.coefficients import readable
+from fednmap.report.data_table import DataTable
 from fednmap.report.lines import made_by
+from fednmap.report.page import picture, write_page
 from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, json_text, write_atomically
-from fednmap.runs.folder import provenance
+from fednmap.runs.files import clear_errors, json_text, locked, write_atomically
+from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.tables.table import is_words
 
+MADE_IN = "fit"
+"""What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
+PICTURES = {"path.png": "Coefficients along lam", "cv.png": "The choice of lam"}
 
 
 def fit(
@@ -74,66 +79,84 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Fit one linear model to tables, one file per site. A simulation: this process reads all files."""
-    began, place = clock.perf_counter(), _place(out)
+    began = clock.perf_counter()
+    _check_place(out)
     sites = tables.read_sites(data, listed(drop_columns))
     choice = _choice(cv, select, lam, penalty)
-    y, family, goals = _targets(sites, target, family, time, event)
-    classes = ordered_classes(target, np.unique(y), positive) if family == "logistic" else ()
-    if positive is not None and not classes:
-        raise InputError(f"expected --positive with family logistic, got family {family}; leave --positive out")
-    if len(classes) == 2:
-        y = (y == classes[1]).astype(float)
-    features = {name: t.without(goals) for name, t in sites.items()}
-    preprocessor = tables.FederatedPreprocessor(impute, categorical=listed(categorical)).fit(features)
+    config = FitConfig.make(
+        family=_family(sites, target, family, time, event),
+        target=target,
+        positive=positive,
+        time=time,
+        event=event,
+        drop_columns=drop_columns or "",
+        categorical=categorical or "",
+        impute=impute,
+        penalty=penalty,
+        lam=lam,
+        l1_ratio=l1_ratio,
+        standardize=standardize,
+        weights=weights,
+        ties=ties,
+        tol=tol,
+        max_rounds=max_rounds,
+    )
+    y, classes = _targets(config, sites)
+    features = {name: config.features(t) for name, t in sites.items()}
+    preprocessor = config.preprocessor().fit(features)
     columns = [str(name) for name in preprocessor.get_feature_names_out()]
     X = np.concatenate([preprocessor.transform(t) for t in features.values()])
     where = np.concatenate([np.full(t.rows, name, object) for name, t in features.items()])
-    _say(quiet, f"{len(sites)} sites, {len(X)} rows, {len(columns)} columns; family {family}, penalty {penalty}")
+    _say(quiet, f"{len(sites)} sites, {len(X)} rows, {len(columns)} columns; family {config.family}, penalty {penalty}")
     _say(quiet, "simulated: this process reads all files; between machines: fednmap flower new --template tables")
     if len(classes) == 2:
-        _say(quiet, _modelled(goals[0], classes))
-    common: dict[str, Any] = {
-        "penalty": penalty,
-        "l1_ratio": l1_ratio,
-        "groups": preprocessor.groups() if penalty_name(penalty) in GROUPED else None,
-        "standardize": standardize,
-        "tol": tol,
-        "max_rounds": max_rounds,
-        "weights": weights,
-    }
-    if choice and family == "cox":
-        estimator: Any = FederatedCoxRegressionCV(ties=ties, **choice, **common)
-    elif choice:
-        estimator = FederatedGLMCV(family, **choice, **common)
-    elif family == "cox":
-        estimator = FederatedCoxRegression(lam=lam, ties=ties, **common)
-    else:
-        estimator = FederatedGLM(family, lam=lam, **common)
+        _say(quiet, _modelled(config.goals[0], classes))
+    estimator = _estimator(config, choice, preprocessor.groups() if penalty_name(penalty) in GROUPED else None)
     frame = _frame(X, columns)
     if choice:
-        _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
         estimator.on_fold = lambda k, of, name: _say(quiet, f"fold {k} of {of}: {name}")
         if any(s.kind == "number" and s.missing for s in preprocessor.statistics_):
             estimator.refill = _refill(preprocessor, list(features.values()))
-    estimator.fit(frame, y, where)
-    found = None
-    if choice:
-        found = estimator.path_
-    elif path:
-        _say(quiet, "the path")
-        found = walk_path(estimator, frame, y, where)
-    _say(quiet, f"{_cost(estimator)} ({clock.perf_counter() - began:.1f} s)")
-    errors = None
-    twins = [f"{a} and {b}" for a, b in _same(frame)]
-    notes = [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
-    if penalty == "none":
-        try:
-            errors = estimator.inference(frame, y, where)
-        except InputError as error:
-            notes.append(f"no standard errors: {error}")
-    for note in notes:
-        _say(False, f"fednmap: warning: {note}")
-    _write(place, locals())
+    folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path})
+    with locked(folder.path):
+        folder.recognise(_digest(sites))
+        if choice:
+            _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
+        estimator.fit(frame, y, where)
+        found = estimator.path_ if choice else None
+        if path and not choice:
+            _say(quiet, "the path")
+            found = walk_path(estimator, frame, y, where)
+        seconds = clock.perf_counter() - began
+        _say(quiet, f"{_cost(estimator)} ({seconds:.1f} s)")
+        errors, notes = None, _twins(frame)
+        if penalty == "none":
+            try:
+                errors = estimator.inference(frame, y, where)
+            except InputError as error:
+                notes.append(f"no standard errors: {error}")
+        for note in notes:
+            _say(False, f"fednmap: warning: {note}")
+        # hazards are relative to the mean row
+        level = -estimator.centre_ if config.family == "cox" else estimator.intercept_
+        coef, intercept = np.atleast_2d(estimator.coef_), np.atleast_1d(np.asarray(level, float))
+        goals = " and ".join(config.goals)
+        model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor)
+        about = _about(folder, config, data, estimator)
+        kept.save(folder.path, about, model)
+        _finish(folder, model, estimator, about["lam"], seconds)
+        table = model.coefficient_table(found, errors)
+        _write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
+        lines = _lines(config, model, estimator, about["lam"], notes, errors is not None)
+        _write_page(folder, model, estimator, table, lines)
+    if json:
+        coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+        print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
+        return
+    screen = console()
+    screen.print(readable(table).rich())
+    for line in [*lines, f"folder: {folder.path}"]:
+        screen.print(line, highlight=False, soft_wrap=True)
 
 
 def predict(
@@ -153,7 +176,7 @@ def predict(
         found = {id: tables.read_as_text(table, id), **found}
     if len(model.classes) == 2:
         _say(False, _modelled(model.target, model.classes))
-    text = kept.as_csv(list(found), [list(row) for row in zip(*found.values(), strict=True)])
+    text = DataTable(list(found), list(zip(*found.values(), strict=True))).csv()
     if out is None:
         print(text, end="")
     else:
@@ -161,14 +184,13 @@ def predict(
             write_atomically(out, text.encode())
 
 
-def _targets(
+def _family(
     sites: dict[str, tables.Table], target: str | None, family: str | None, time: str | None, event: str | None
-) -> tuple[Any, str, list[str]]:
-    """y of all rows, the family, and the columns that y is made of."""
+) -> str:
+    """The family that was named, or that suits the target."""
     check_goals(family, target, time, event)
-    if time is not None and event is not None:
-        return np.concatenate([times(t, time, event) for t in sites.values()]), "cox", [time, event]
-    assert target is not None  # checked above
+    if target is None:
+        return "cox"
     parts = {t.name: complete(t, target) for t in sites.values()}
     words = [name for name, values in parts.items() if is_words(values)]
     if words and len(words) < len(parts):
@@ -176,23 +198,72 @@ def _targets(
         raise InputError(
             f"the target {target!r} holds words at site {words[0]!r} and numbers at site {other!r}; use one kind"
         )
-    y = np.concatenate(list(parts.values()))
     if family is None:
-        family = "logistic" if words or len(np.unique(y)) == 2 else "gaussian"
+        two = words or len(np.unique(np.concatenate(list(parts.values())))) == 2
+        return "logistic" if two else "gaussian"
     choose("family", family, FAMILIES)
     if words and family != "logistic":
         raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
-    if family != "logistic":
-        read = counts if family == "poisson" else numbers
-        return np.concatenate([read(t, target) for t in sites.values()]), family, [target]
-    y = np.concatenate([labels(t, target) for t in sites.values()]).astype(str)
+    return family
+
+
+def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tuple[str, ...]]:
+    """y of all rows, and the classes, of two the one that is modelled last."""
+    y = np.concatenate([config.y(t) for t in sites.values()])
+    if config.family != "logistic":
+        if config.positive is not None:
+            raise InputError(
+                f"expected --positive with family logistic, got family {config.family}; leave --positive out"
+            )
+        return y, ()
+    y = y.astype(str)
     most = len(np.unique(y))
     if most > MANY_CLASSES:
         raise InputError(
-            f"the target {target!r} has {most} different values; logistic tells classes apart, for numbers use "
+            f"the target {config.target!r} has {most} different values; logistic tells classes apart, for numbers use "
             "--family gaussian"
         )
-    return y, family, [target]
+    classes = ordered_classes(config.target, np.unique(y), config.positive)
+    return ((y == classes[1]).astype(float) if len(classes) == 2 else y), classes
+
+
+def _estimator(config: FitConfig, choice: dict[str, Any], groups: Any) -> Any:
+    """The estimator of these settings; one that chooses lam where `choice` says how."""
+    names = ("penalty", "l1_ratio", "standardize", "tol", "max_rounds", "weights")
+    common = {name: getattr(config, name) for name in names} | {"groups": groups}
+    common |= choice or {"lam": config.lam}
+    if config.family == "cox":
+        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
+    return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
+
+
+def _folder(
+    out: Path | None, config: FitConfig, data: str, classes: tuple[str, ...], sites: int, more: dict[str, Any]
+) -> RunFolder:
+    """A new run folder; run.toml says what is fitted."""
+    settings = {"data": data, **config.model_dump(), **more}
+    target = " and ".join(config.goals) + (f" = {classes[1]}" if len(classes) == 2 else "")
+    chosen = more["cv"] is not None or more["select"] != "min"
+    lam = None if chosen else told_lam(config.penalty, config.lam)
+    about = {
+        "made_in": MADE_IN,
+        "data": data,
+        "model": f"{config.family} of {target}",
+        "reg": f"penalty {config.penalty}" + ("" if lam is None else f", lam {lam:.4g}"),
+        "clients": sites,
+        "algorithms": [f"fit-{config.family}"],
+        "settings": {name: value for name, value in settings.items() if value is not None},
+    }
+    return RunFolder.create_plain(out, tomli_w.dumps(about), settings, "fit")
+
+
+def _digest(sites: dict[str, tables.Table]) -> str:
+    """Of all cells, by site and column."""
+    found = hashlib.sha256()
+    for name, table in sites.items():
+        for column, values in table.columns.items():
+            found.update(repr((name, column, values.tolist())).encode())
+    return found.hexdigest()
 
 
 def _refill(preprocessor: tables.FederatedPreprocessor, sites: list[tables.Table]) -> Any:
@@ -230,33 +301,29 @@ def _frame(X: Any, columns: list[str]) -> Any:
     return polars.DataFrame({name: X[:, j] for j, name in enumerate(columns)})
 
 
-def _same(frame: Any) -> list[tuple[str, str]]:
-    """Columns that are the same in every row, with the first that they are the same as."""
+def _twins(frame: Any) -> list[str]:
+    """A note about columns that are the same in every row, with the first that they are the same as."""
     seen: dict[bytes, str] = {}
-    twins = []
-    for name in frame.columns:
-        first = seen.setdefault(frame[name].to_numpy().tobytes(), name)
-        if first != name:
-            twins.append((first, name))
-    return twins
+    first = {name: seen.setdefault(frame[name].to_numpy().tobytes(), name) for name in frame.columns}
+    twins = [f"{other} and {name}" for name, other in first.items() if other != name]
+    return [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
 
 
-def _chosen(estimator: Any) -> tuple[list[str], list[list[Any]]]:
+def _chosen(estimator: Any) -> DataTable:
     """What lam was chosen by, at every lam: the criterion, or held-out losses."""
     if estimator.select not in ("min", "1se"):
         both = zip(estimator.lambdas_, estimator.criterion_, strict=True)
-        return ["lam", estimator.select], [[float(lam), float(value)] for lam, value in both]
+        return DataTable(["lam", estimator.select], [[float(lam), float(value)] for lam, value in both])
     columns = (estimator.lambdas_, estimator.cv_mean_, estimator.cv_se_, *estimator.cv_losses_)
-    return ["lam", "mean", "se", *estimator.folds_], np.stack(columns, 1).tolist()
+    return DataTable(["lam", "mean", "se", *estimator.folds_], np.stack(columns, 1).tolist())
 
 
-def _place(out: Path | None) -> Path:
-    place = out or Path("runs") / clock.strftime("%Y%m%d-%H%M%S-fit")
-    if place.exists() and not place.is_dir():
-        raise InputError(f"{place} is a file; name a folder with --out")
-    if place.exists() and any(place.iterdir()):
-        raise InputError(f"{place} exists already; choose another folder with --out")
-    return place
+def _check_place(out: Path | None) -> None:
+    """Refuse a folder that cannot be used, before the tables are read."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; name a folder with --out")
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise InputError(f"{out} exists already; choose another folder with --out")
 
 
 def _modelled(target: str, classes: tuple[str, ...]) -> str:
@@ -264,7 +331,7 @@ def _modelled(target: str, classes: tuple[str, ...]) -> str:
 
 
 def _cost(estimator: Any) -> str:
-    """What the fit took: rounds of `estimators.together`, which the Flower app does not use."""
+    """What the fit took: rounds of `estimators.path_solver`, which the Flower app does not use."""
     spent = f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB"
     return f"simulated: {spent}; the Flower app uses another solver, with other counts"
 
@@ -274,79 +341,84 @@ def _say(quiet: bool, line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def _write(place: Path, made: dict[str, Any]) -> None:
-    """The model, the tables, the pictures and the page of a fit; what a person sees of it."""
-    estimator, family, found, errors = (made[name] for name in ("estimator", "family", "found", "errors"))
-    coef = np.atleast_2d(estimator.coef_)
-    level = -estimator.centre_ if family == "cox" else estimator.intercept_  # hazards are relative to the mean row
-    intercept = np.atleast_1d(np.asarray(level, float))
-    classes = made["classes"]
-    lam = estimator.lam_ if made["choice"] else told_lam(made["penalty"], made["lam"])
-    target = " and ".join(made["goals"])
-    model = kept.FittedModel(family, target, tuple(made["columns"]), coef, intercept, classes, made["preprocessor"])
+def _about(folder: RunFolder, config: FitConfig, data: str, estimator: Any) -> dict[str, Any]:
+    """How the model was made, for its file and as the closing numbers."""
+    chosen = isinstance(estimator, CrossValidated)
     about = {
-        "environment": provenance({}),
-        "data": made["data"],
+        "environment": folder.environment(),
+        "data": data,
         "simulated": True,
-        "penalty": made["penalty"],
-        "lam": lam,
-        "standardize": made["standardize"],
-        "weights": made["weights"],
+        "penalty": config.penalty,
+        "lam": estimator.lam_ if chosen else told_lam(config.penalty, config.lam),
+        "standardize": config.standardize,
+        "weights": config.weights,
         "rounds": estimator.n_iter_,
         "bytes_sent": estimator.bytes_sent_,
         "objective": estimator.objective_,
         "converged": bool(estimator.converged_),
         "sites": estimator.site_report_,
     }
-    if made["choice"] and estimator.select in ("min", "1se"):
+    if chosen and estimator.select in ("min", "1se"):
         about |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
-    kept.save(place, about, model)
-    head, rows = coefficient_rows(model, found, errors)
-    pictures = []
+    return about
+
+
+def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: float | None, seconds: float) -> None:
+    """The closing numbers and the model, as every run folder has them."""
+    job = Job(f"fit-{model.family}", 0)
+    record = {
+        "objective": float(estimator.objective_),
+        "zeros": float((model.coef == 0).mean()),
+        "train_seconds": seconds,
+        "eval_seconds": 0.0,
+        "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
+        "bytes_down": estimator.bytes_sent_ / 2,
+    }
+    folder.repair()
+    folder.append(job, {"round": float(estimator.n_iter_), **record})
+    ended = "converged" if estimator.converged_ else "not converged; raise --max-rounds"
+    closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
+    x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
+    saved = Model({"x": x}, (len(model.columns),), model.columns, model.classes, intercept=True)
+    folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
+
+
+def _write_tables(place: Path, table: DataTable, path: Any, chosen: Any, lam: float | None, spread: Any) -> None:
+    """The coefficients, and the path and the choice of lam where there are any."""
     with clear_errors(place):
-        write_atomically(place / "coefficients.csv", kept.as_csv(head, rows).encode())
-        if found is not None:
-            spread = np.asarray(made["X"]).std(0)
-            plot_path(found, place / "path.png", lam, spread)
-            pictures.append(place / "path.png")
-            names = [f"{c}: {n}" for c in found.classes for n in found.names] if found.classes else list(found.names)
-            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(found.lambdas, found.coefs, strict=True)]
-            write_atomically(place / "path.csv", kept.as_csv(["lam", *names], walked).encode())
-        if made["choice"]:
-            write_atomically(place / "cv.csv", kept.as_csv(*_chosen(estimator)).encode())
-            plot_cv(estimator, place / "cv.png")
-            pictures.append(place / "cv.png")
-        sites = [[s["site"], s["rows"], s["weight"], s["loss"]] for s in estimator.site_report_]
-        sent = [[s.column, s.kind, s.sent, s.missing] for s in made["preprocessor"].statistics_]
-        summary = (
-            f"{family}, penalty {made['penalty']}, lam {'-' if lam is None else f'{lam:.4g}'}, "
-            f"objective {estimator.objective_:.6g}"
-        )
-        about_classes = [f"Coefficients are for {target} = {classes[1]}."] if len(classes) == 2 else []
-        intervals = [] if errors is None else ["Low and high are the ends of 95 % intervals."]
-        lines = [summary, _cost(estimator), *made["notes"], *about_classes, *intervals]
-        shown_head, shown_rows = without_coefficient_intervals(head, rows)
-        text = kept.page(
-            f"{target}: {len(sites)} sites",
-            [*lines, *made_by(about["environment"])],
-            {
-                "Coefficients": (shown_head, shown_rows),
-                "Sites": (["site", "rows", "weight", "loss"], sites),
-                "What the sites sent about the columns": (["column", "kind", "sent", "gaps"], sent),
-            },
-            pictures,
-        )
-        write_atomically(place / "report.html", text.encode())
-    if made["json"]:
-        print(
-            json_text(about | {"folder": str(place), "coefficients": [dict(zip(head, r, strict=True)) for r in rows]})
-        )
-        return
-    shown = Shown(*(Column(name, overflow="fold") for name in shown_head))
-    for row in shown_rows:
-        shown.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
-    screen = console()
-    screen.print(shown)
-    for line in lines:
-        screen.print(line, highlight=False, soft_wrap=True)
-    screen.print(f"folder: {place}", highlight=False, soft_wrap=True)
+        write_atomically(place / "coefficients.csv", table.csv().encode())
+        if path is not None:
+            plot_path(path, place / "path.png", lam, spread)
+            names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
+            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
+            write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
+        if chosen is not None:
+            write_atomically(place / "cv.csv", _chosen(chosen).csv().encode())
+            plot_cv(chosen, place / "cv.png")
+
+
+def _lines(
+    config: FitConfig, model: kept.FittedModel, estimator: Any, lam: float | None, notes: list[str], intervals: bool
+) -> list[str]:
+    """What is said of a fit below its coefficients."""
+    weight = "-" if lam is None else f"{lam:.4g}"
+    lines = [f"{model.family}, penalty {config.penalty}, lam {weight}, objective {estimator.objective_:.6g}"]
+    lines += [_cost(estimator), *notes]
+    lines += [f"Coefficients are for {model.target} = {model.classes[1]}."] if len(model.classes) == 2 else []
+    return lines + (["Low and high are the ends of 95 % intervals."] if intervals else [])
+
+
+def _write_page(folder: RunFolder, model: kept.FittedModel, estimator: Any, table: DataTable, lines: list[str]) -> None:
+    """report.html: coefficients, sites, what the sites sent, pictures."""
+    names = ("site", "rows", "weight", "loss")
+    sites = DataTable(names, [[site[name] for name in names] for site in estimator.site_report_])
+    sent = DataTable(
+        ("column", "kind", "sent", "gaps"), [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
+    )
+    parts = {"Coefficients": readable(table), "Sites": sites, "What the sites sent about the columns": sent}
+    body = [f"<h2>{title}</h2>{part.html()}" for title, part in parts.items()]
+    for file, title in PICTURES.items():
+        if (folder.path / file).exists():
+            body.append(f"<h2>{title}</h2>{picture(folder.path / file)}")
+    title = f"{model.target}: {len(sites.rows)} sites"
+    write_page(folder.path / "report.html", title, [*lines, *made_by(folder.environment())], body)

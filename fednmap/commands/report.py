@@ -26,16 +26,15 @@ def report(
     """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration."""
     if out.is_dir():
         raise InputError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
-    if fits := [run for run in runs if RunFolder.is_fit(run)]:
-        if len(runs) > 1:
-            raise InputError(
-                f"expected the folder of one fit, or of runs, got {fits[0]} among {len(runs)}; give it alone"
-            )
+    folders = [folder for run in runs for folder in _folders(run)]
+    fits = [folder.path for folder in folders if folder.about().made_in == "fit"]
+    if fits and len(runs) > 1:
+        raise InputError(f"expected the folder of one fit, or of runs, got {fits[0]} among {len(runs)}; give it alone")
+    if fits:
         with clear_errors(out.parent):
             write_atomically(out, (fits[0] / "report.html").read_bytes())  # `fednmap fit` has written the page
-        print(out)
-        return
-    write([folder for run in runs for folder in _folders(run)], out)
+    else:
+        write(folders, out)
     print(out)
 
 

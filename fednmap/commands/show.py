@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 from numpy.typing import ArrayLike, NDArray
 from rich import box
-from rich.table import Column, Table
+from rich.table import Table
 
 from fednmap.measure import quantity
 from fednmap.names import InputError, is_number
 from fednmap.report import coefficients
 from fednmap.report.closing import closing_table
+from fednmap.report.data_table import DataTable
 from fednmap.report.lines import about_line, made_by
 from fednmap.report.series import Series, collect, drawn, expected, positive
 from fednmap.report.terminal import Grid, console
-from fednmap.runs.files import from_json
-from fednmap.runs.folder import FIT, Job, Model, RunFolder
+from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -38,11 +38,7 @@ def show(
     if list:
         _list(run or Path("runs"))
         return
-    path = run or _newest(Path("runs"))
-    if RunFolder.is_fit(path):
-        _show_fit(path)
-    else:
-        _show(RunFolder.open(path))
+    _show(RunFolder.open(run or _newest(Path("runs"))))
 
 
 def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
@@ -72,7 +68,7 @@ def _show(folder: RunFolder) -> None:
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
     if sweep:
         lines.insert(2, f"sweep: {', '.join(map(sweep.name, sweep.values))}")
-    lines += made_by(began)[:1]
+    lines += made_by(began)
     for line in lines:
         screen.print(line, highlight=False, soft_wrap=True)
     parts = sweep.parts() if sweep else []
@@ -81,7 +77,7 @@ def _show(folder: RunFolder) -> None:
     if measured := [one for one in collect(parts or [folder]) if one.trials]:
         screen.print(_sparks(measured))
     if not sweep:
-        for table in coefficients.shown(_models(folder)):
+        for table in _coefficients(folder):
             screen.print(table)
     for line in (line for part in parts or [folder] for line in part.cut()):
         screen.print(line, highlight=False, soft_wrap=True)
@@ -89,25 +85,15 @@ def _show(folder: RunFolder) -> None:
         screen.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
 
 
-def _show_fit(path: Path) -> None:
-    """A fit of tables: how it was made, and its coefficients."""
-    screen, said = console(), from_json(path / FIT, dict)
-    for line in [str(path), _fit_line(said), *made_by(said.get("environment", {}))]:
-        screen.print(line, highlight=False, soft_wrap=True)
-    with (path / "coefficients.csv").open(encoding="utf-8", newline="") as file:
-        head, *rows = csv.reader(file)
-    head, rows = coefficients.without_coefficient_intervals(head, rows)
-    table = Table(*(Column(name, overflow="fold") for name in head), box=box.SIMPLE_HEAD, header_style="bold")
-    for row in rows:
-        table.add_row(*(f"{float(cell):.4g}" if is_number(cell) else cell for cell in row))
-    screen.print(table)
-
-
-def _fit_line(said: Mapping[str, Any]) -> str:
-    classes = said.get("classes", ())
-    target = f"{said.get('target')} = {classes[1]}" if len(classes) == 2 else said.get("target")
-    lam = f", lam {said['lam']:.4g}" if said.get("lam") is not None else ""
-    return f"{said.get('data')}: {said.get('family')} of {target}, penalty {said.get('penalty')}{lam}"
+def _coefficients(folder: RunFolder) -> list[Table]:
+    """The table that a fit has written, else one per linear model."""
+    file = folder.path / "coefficients.csv"
+    if not file.exists():
+        return coefficients.shown(_models(folder))
+    with file.open(encoding="utf-8", newline="") as lines:
+        head, *rows = csv.reader(lines)
+    cells = [[float(cell) if is_number(cell) else cell for cell in row] for row in rows]
+    return [coefficients.readable(DataTable(head, cells)).rich(box=box.SIMPLE_HEAD)]
 
 
 def _models(folder: RunFolder) -> dict[str, Model]:
@@ -159,12 +145,6 @@ def _list(path: Path) -> None:
     for path in found:
         folder = RunFolder(path)
         try:
-            if RunFolder.is_fit(path):
-                fit = from_json(path / FIT, dict)
-                psi = quantity("objective").text(fit.get("objective"))
-                converged = "finished" if fit.get("converged") else "finished, not converged"
-                table.add_row(path.name, str(fit.get("data")), f"fit, {fit.get('family')}", converged, psi)
-                continue
             said, results = folder.about(), folder.results()
             psi = _few([quantity("objective").text(r.get("objective")) for r in results])
             sweep = is_sweep(folder.path)
@@ -187,8 +167,10 @@ def _newest(path: Path) -> Path:
 
 
 def _runs(path: Path) -> list[Path]:
-    """The folders of runs and fits directly in `path`, oldest first."""
+    """The run folders directly in `path`, oldest first."""
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
-    files = [*path.glob("*/run.toml"), *(file for file in path.glob(f"*/{FIT}") if RunFolder.is_fit(file.parent))]
-    return [file.parent for file in sorted(files, key=lambda file: (file.stat().st_mtime, file.parent.name))]
+    return [
+        file.parent
+        for file in sorted(path.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime, file.parent.name))
+    ]

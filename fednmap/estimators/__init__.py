@@ -3,8 +3,12 @@
 `fednmap.flower.tables` does the same fit between machines, where no row leaves its site.
 """
 
+import warnings
+from typing import Any
+
 from fednmap.estimators.bootstrap import Bootstrap
-from fednmap.estimators.chosen import (
+from fednmap.estimators.classifiers import FederatedLogisticRegression
+from fednmap.estimators.cv_estimators import (
     FederatedCoxRegressionCV,
     FederatedElasticNetCV,
     FederatedGLMCV,
@@ -12,10 +16,9 @@ from fednmap.estimators.chosen import (
     FederatedLogisticRegressionCV,
     FederatedPoissonRegressorCV,
 )
-from fednmap.estimators.classifiers import FederatedLogisticRegression
 from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.inference import Inference
-from fednmap.estimators.path import Path
+from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.regressors import (
     FederatedElasticNet,
     FederatedHuberRegressor,
@@ -42,5 +45,12 @@ __all__ = [
     "FederatedPoissonRegressor",
     "FederatedPoissonRegressorCV",
     "Inference",
-    "Path",
+    "RegularizationPath",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Path":
+        warnings.warn("estimators.Path is now estimators.RegularizationPath", DeprecationWarning, stacklevel=2)
+        return RegularizationPath
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,7 +24,7 @@ from fednmap.names import InputError
 if TYPE_CHECKING:
     from fednmap.estimators.bootstrap import Bootstrap
     from fednmap.estimators.inference import Inference
-    from fednmap.estimators.path import Path
+    from fednmap.estimators.path import RegularizationPath
 
 
 def warn_unconverged(converged: Sequence[bool], what: str) -> None:
@@ -86,7 +86,7 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
 
     def path(
         self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, lambdas: int | Sequence[float] = 50
-    ) -> Path:
+    ) -> RegularizationPath:
         """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
         is l1, ridge or elastic-net, else each begun where the one before ended."""
         from fednmap.estimators.path import path

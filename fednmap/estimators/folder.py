@@ -1,12 +1,8 @@
-"""A fitted model in a folder: the model with its names, tables, pictures, a page."""
+"""A fitted model with its names: what it predicts, the table of its coefficients, and its file."""
 
 from __future__ import annotations
 
-import csv
-import io
-from base64 import b64encode
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path as File
 from typing import Any
 
@@ -15,12 +11,13 @@ import numpy as np
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError, choose
+from fednmap.report.data_table import DataTable
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
-from fednmap.runs.folder import FIT
 from fednmap.tables import FederatedPreprocessor, Statistic, Table
 
-PICTURES = {"path": "Coefficients along lam", "cv": "The choice of lam"}
+MODEL = "model.json"
 VERSION = 1
+RATIOS = {"logistic": "odds ratio", "cox": "hazard ratio", "poisson": "rate ratio"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +50,42 @@ class FittedModel:
         name = "hazard ratio" if self.family == "cox" else self.target
         return {name: mean.tolist()}
 
+    def coefficient_table(self, path: Any = None, errors: Any = None) -> DataTable:
+        """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters.
+
+        With errors the ratio has an interval of its own; "low" and "high" are the coefficient's.
+        """
+        ratio, several = RATIOS.get(self.family), len(self.coef) > 1
+        head = [*(["class"] if several else []), "name", "coefficient", *([ratio] if ratio else [])]
+        if errors is not None:
+            head += [f"{ratio} low", f"{ratio} high"] if ratio else []
+            head += ["standard error", "low", "high", "p"]
+        head += ["enters at lam"] if path is not None else []
+        rows = []
+        for k, coefs in enumerate(self.coef):
+            constant = [] if self.family == "cox" else [("(intercept)", float(self.intercept[k]))]
+            for j, (name, value) in enumerate([*zip(self.columns, map(float, coefs), strict=True), *constant]):
+                # errors are class by class, then the intercepts
+                at = k * len(coefs) + j if j < len(coefs) else self.coef.size + k
+                if errors is not None:
+                    value = float(errors.estimate[at])  # NaN for an aliased column
+                value += 0.0  # no minus before a zero
+                row: list[Any] = [*([self.classes[k]] if several else []), name, value]
+                row += [_exp(value)] if ratio else []
+                if errors is not None:
+                    row += [_exp(float(v[at])) for v in (errors.low, errors.high)] if ratio else []
+                    row += [float(v[at]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
+                if path is not None:
+                    enters = path.enters[j] if j < len(coefs) else np.nan
+                    row.append(None if np.isnan(enters) else float(enters))
+                rows.append(row)
+        return DataTable(head, rows)
+
+
+def _exp(value: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.exp(value))
+
 
 def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
     """Write the model; `about` says how it was made."""
@@ -68,14 +101,14 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
     }
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FIT, to_json(said))
+        write_atomically(folder / MODEL, to_json(said))
 
 
 def load(folder: File) -> FittedModel:
     """The model of a folder."""
-    if not (folder / FIT).is_file():
-        raise InputError(f"{folder} holds no {FIT}; give the folder of a `fednmap fit`")
-    said = from_json(folder / FIT, dict)
+    if not (folder / MODEL).is_file():
+        raise InputError(f"{folder} holds no {MODEL}; give the folder of a `fednmap fit`")
+    said = from_json(folder / MODEL, dict)
     try:
         choose("family", said["family"], FAMILIES)
         preprocessor = FederatedPreprocessor()
@@ -90,41 +123,4 @@ def load(folder: File) -> FittedModel:
             preprocessor,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{folder / FIT} was changed or is of another version ({error})") from None
-
-
-def as_csv(columns: list[str], rows: list[list[Any]]) -> str:
-    """A table as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
-    return text.getvalue()
-
-
-def page(
-    title: str, lines: list[str], tables: dict[str, tuple[list[str], list[list[Any]]]], pictures: list[File]
-) -> str:
-    """One self-contained page: lines, tables, pictures."""
-    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in lines)]
-    for head, (columns, rows) in tables.items():
-        cells = "".join("<tr>" + "".join(f"<td>{escape(_shown(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-        names = "".join(f"<th>{escape(name)}</th>" for name in columns)
-        parts.append(f"<h2>{escape(head)}</h2><table><tr>{names}</tr>{cells}</table>")
-    for picture in pictures:
-        data = b64encode(picture.read_bytes()).decode()
-        parts.append(f"<h2>{PICTURES.get(picture.stem, picture.stem)}</h2>")
-        parts.append(f'<img alt="{escape(picture.stem)}" src="data:image/png;base64,{data}">')
-    style = (
-        "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:right;border-bottom:1px solid #ddd}"
-        "td:first-child,th:first-child{text-align:left}img{max-width:100%}"
-    )
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
-    return f"{head}<body>{''.join(parts)}</body></html>"
-
-
-def _shown(cell: Any) -> str:
-    if cell is None:
-        return ""
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+        raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None

@@ -36,7 +36,7 @@ LARGEST = 1e12
 
 
 @dataclass(frozen=True, eq=False)
-class Path:
+class RegularizationPath:
     """Models at decreasing lam, on the scale of the given columns."""
 
     lambdas: Floats
@@ -186,23 +186,23 @@ def lambdas_down(first: float, given: int | Sequence[float], far: float) -> Floa
     return first * np.geomspace(1, far, int(given)) if first > 0 else np.zeros(1)
 
 
-def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None) -> Path:
+def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None) -> RegularizationPath:
     """The models at these lam: all in the same rounds, or each begun where the one before ended.
 
-    The first is for penalties whose minimum does not depend on where one begins, and problems that `together` takes.
+    The first is for penalties whose minimum does not depend on where one begins, and problems that `path_solver` takes.
     """
     phis = [estimator._regularizer(prepared, lam) for lam in lambdas]
     first = None if null is None else null.start
-    together = prepared.solve_together(phis, estimator.tol, estimator.max_rounds, first)
-    if together is None:
+    found = prepared.solve_path(phis, estimator.tol, estimator.max_rounds, first)
+    if found is None:
         steps = Walk(estimator, prepared)
         steps.last = None if null is None else null.fit
         fits = [steps.at(lam) for lam in lambdas]
         rounds = sum(fit.rounds for fit in fits)
     else:
-        fits, rounds = together
+        fits, rounds = found
     models = [prepared.parameters(fit.x) for fit in fits]
-    return Path(
+    return RegularizationPath(
         lambdas,
         np.stack([model.coef for model in models]),
         np.stack([model.intercept for model in models]),
@@ -223,7 +223,7 @@ def path(
     sample_weight: Any = None,
     *,
     lambdas: int | Sequence[float] = COUNT,
-) -> Path:
+) -> RegularizationPath:
     """The models at every lam, from lambda_max down."""
     estimator = copy(estimator)  # which may be fitted, to other rows
     rows = estimator._read(X, y, sites, sample_weight)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from fednmap.estimators.path import Path
+from fednmap.estimators.path import RegularizationPath
 from fednmap.report.plots import legend
 
 NAMED = 12
 """Columns whose names are written beside their curves: those with the largest coefficients."""
 
 
-def plot_path(path: Path, file: str | File, chosen: float | None = None, scale: Any = None) -> None:
+def plot_path(path: RegularizationPath, file: str | File, chosen: float | None = None, scale: Any = None) -> None:
     """Coefficients against lam, the largest with their names; `chosen` marks a lam.
 
     scale: factors for the columns, such as their deviations, so that coefficients are comparable.

@@ -14,7 +14,7 @@ from torch import Tensor
 from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
-from fednmap.estimators import together
+from fednmap.estimators import path_solver
 from fednmap.estimators.centred import Centred
 from fednmap.estimators.engine import Fit, minimise
 from fednmap.estimators.families import Family, Gaussian, Linear
@@ -53,7 +53,7 @@ class Parameters:
     """sigma, where the family has one."""
 
 
-class Together(NamedTuple):
+class PathFits(NamedTuple):
     """Fits with several phi, and the rounds that they took, of which they share most."""
 
     fits: list[Fit]
@@ -82,25 +82,25 @@ class Prepared:
 
     def solve(self, phi: Regularizer, after: Fit | None, tol: float, max_rounds: int) -> Fit:
         """The minimiser of f + phi, phi on the coefficients; begun where `after` ended, a fit with another phi."""
-        found = self.solve_together([phi], tol, max_rounds) if after is None else None
+        found = self.solve_path([phi], tol, max_rounds) if after is None else None
         if found is not None:
             return found.fits[0]
         whole = self._on_coefficients(phi)
         return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
 
-    def solve_together(
+    def solve_path(
         self, phis: Sequence[Regularizer], tol: float, max_rounds: int, first: Tensor | None = None
-    ) -> Together | None:
-        """The minimisers for several phi at once, in the same rounds; None where `together` does not take them.
+    ) -> PathFits | None:
+        """The minimisers for several phi at once, in the same rounds; None where `path_solver` does not take them.
 
         first: the gradient at the start, where it is known.
         """
         kinds = [shrinkage(phi) for phi in phis]
-        if self.constants or len(self.start) > together.SIZE or None in kinds:
+        if self.constants or len(self.start) > path_solver.SIZE or None in kinds:
             return None
         weights = np.array(kinds, float)
-        shrink = together.Shrink(weights[:, :1], weights[:, 1:], self.outputs * self.columns)
-        found = together.minimised(
+        shrink = path_solver.Penalties(weights[:, :1], weights[:, 1:], self.outputs * self.columns)
+        found = path_solver.solve(
             lambda points: self.problem.gradients(torch.from_numpy(points)).numpy(),
             self.start.numpy(),
             shrink,
@@ -125,10 +125,10 @@ class Prepared:
                 fit = self._finished(fit, phi, tol, max_rounds)
                 total += fit.rounds - rounds
             fits.append(fit)
-        return Together(fits, total)
+        return PathFits(fits, total)
 
     def _finished(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> Fit:
-        """From where `together` has not come to an end, by FedNMap with a short memory."""
+        """From where `path_solver` has not come to an end, by FedNMap with a short memory."""
         whole, left = self._on_coefficients(phi), max_rounds - fit.rounds
         more = minimise(self.problem, whole, fit.x, tol=tol * self.unit, max_rounds=left)
         return more._replace(rounds=fit.rounds + more.rounds, bytes=fit.bytes + more.bytes)
@@ -250,7 +250,7 @@ def prepare(
     )
     if untouched:
         problem = Centred(problem, dense(scale.shift), dense(scale.factor), outputs)
-    elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > problem.dim <= together.SIZE:
+    elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > problem.dim <= path_solver.SIZE:
         problem = Gram(problem)
     constants = family.constants(y, each)
     steep = np.maximum(family.steepness(y, each, outputs), 1e-12)

@@ -105,9 +105,9 @@ def _settings(name: str) -> str:
 
 
 def _table_settings(name: str) -> str:
-    from fednmap.estimators.task import Task
+    from fednmap.estimators.fit_config import FitConfig
 
-    return "\n".join(_lines((Task, Federation), FIRST_TABLE | {"run_folder": f"runs/{name}"}, ALWAYS))
+    return "\n".join(_lines((FitConfig, Federation), FIRST_TABLE | {"run_folder": f"runs/{name}"}, ALWAYS))
 
 
 def _lines(kinds: tuple[type[BaseModel], ...], first: dict[str, Any], left_out: tuple[str, ...]) -> list[str]:

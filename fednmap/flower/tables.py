@@ -1,6 +1,6 @@
 """A linear model of tables between real machines: every node reads its own file, and the fit is the estimator's.
 
-Before round 0 the server puts questions to the sites (`fednmap.estimators.agreement`): which columns and levels there
+Before round 0 the server puts questions to the sites (`fednmap.estimators.handshake`): which columns and levels there
 are, sums and squared deviations, the classes of the target, the curvature. What comes of it, the agreement, goes to
 every site, which keeps it on its disk. Then rounds as ever: FedNMap with exact gradients, one local step and memory,
 until |F_nat| is small. The run folder ends with `model.json`, the model on the scale of the tables' own columns.
@@ -22,10 +22,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fednmap.estimators import folder as kept
-from fednmap.estimators.agreement import Agreement, Disagreement, answer, converse
-from fednmap.estimators.coefficients import coefficient_rows
+from fednmap.estimators.fit_config import FitConfig
+from fednmap.estimators.handshake import Agreement, Disagreement, answer, negotiate
 from fednmap.estimators.penalties import told_lam
-from fednmap.estimators.task import Task
 from fednmap.flower import client as plain
 from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
@@ -50,18 +49,18 @@ LoadTable = Callable[[Context], Any]
 log = logging.getLogger("flwr")
 
 
-def read(run_config: Mapping[str, Any]) -> tuple[Task, Federation]:
+def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, Federation]:
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
     given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
     own = {name: given.pop(name) for name in Federation.model_fields if name in given}
     for key in given:
-        if key not in Task.model_fields:
-            raise unknown("setting", key, [*Task.model_fields, *Federation.model_fields])
+        if key not in FitConfig.model_fields:
+            raise unknown("setting", key, [*FitConfig.model_fields, *Federation.model_fields])
     federation = Federation.make(**own | {"measure_stationarity": True})
     check_keys(federation)
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
-    return Task.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
+    return FitConfig.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
 
 
 def _settings(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
@@ -127,16 +126,16 @@ def server_app() -> ServerApp:
     return app
 
 
-def fit(grid: Grid, task: Task, federation: Federation) -> dict[str, Any]:
+def fit(grid: Grid, task: FitConfig, federation: Federation) -> dict[str, Any]:
     """One fit between machines; the closing numbers. The run folder holds the model."""
     path = federation.run_folder
     if federation.resume:
-        known = Agreement.heard(from_json(path / AGREEMENT, dict))
+        known = Agreement.from_dict(from_json(path / AGREEMENT, dict))
         if known.task != task:
             raise InputError(f"the settings differ from those of {path}; keep them, or begin a new run")
     else:
         known = agree(grid, task, federation)
-        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.said())})
+        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.to_dict())})
     config = config_of(known)
     coordinator = Coordinator(grid, config, federation, lambda *_: plan_of(known))
     closing = coordinator.run()
@@ -144,7 +143,7 @@ def fit(grid: Grid, task: Task, federation: Federation) -> dict[str, Any]:
     return closing
 
 
-def agree(grid: Grid, task: Task, federation: Federation) -> Agreement:
+def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
     """Ask every site until the server knows what the fit needs; then all of them know it."""
     path = federation.run_folder
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -155,8 +154,8 @@ def agree(grid: Grid, task: Task, federation: Federation) -> Agreement:
     def ask(question: Question) -> Answers:
         return ask_all(grid, roster, federation, question)
 
-    known = carry(converse(task), ask)
-    ask({"ask": "agree", "agreement": known.said()})
+    known = carry(negotiate(task), ask)
+    ask({"ask": "agree", "agreement": known.to_dict()})
     log.info("%d sites agree on %d columns of %d rows", len(known.rows), len(known.names), sum(known.rows.values()))
     return known
 
@@ -245,8 +244,7 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
         "sites": [{"site": s, "rows": n, "weight": known.weight(s)} for s, n in known.rows.items()],
     }
     kept.save(path, about, model)
-    head, rows = coefficient_rows(model, None, None)
-    write_atomically(path / "coefficients.csv", kept.as_csv(head, rows).encode())
+    write_atomically(path / "coefficients.csv", model.coefficient_table().csv().encode())
 
 
 def _refusal(site: str, error: Exception) -> dict[str, Any]:
@@ -291,7 +289,7 @@ def _told(context: Context, question: Question, rows: Table) -> dict[str, Any]:
 def _keep(context: Context, question: Question, rows: Table) -> dict[str, Any]:
     """Keep what was agreed, if this site is part of it."""
     said, site = question["agreement"], client_name(context.node_config["client"])
-    known, (task, _) = Agreement.heard(said), read(context.run_config)
+    known, (task, _) = Agreement.from_dict(said), read(context.run_config)
     known.check(task, site)
     known.check_statistics(rows)
     path = _place(context)
@@ -304,7 +302,7 @@ def _agreed(context: Context) -> Agreement:
     path = _place(context)
     if not path.exists():
         raise Disagreement(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
-    return Agreement.heard(from_json(path, dict))
+    return Agreement.from_dict(from_json(path, dict))
 
 
 def _place(context: Context) -> Path:

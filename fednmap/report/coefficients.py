@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich import box
 from rich.table import Table
 
+from fednmap.report.data_table import DataTable
 from fednmap.runs.folder import Model
 
 MOST = 30
@@ -59,22 +60,18 @@ def shown(models: Mapping[str, Model]) -> list[Table]:
         if not kept:
             continue
         what = f", for {model.labels[1]}" if len(model.labels) == 2 else ""
-        scaled, several = bool(model.scaling[0]), len(model.labels) > 2
-        names = [*(["label"] if several else []), "column", "coefficient", *(["standardised"] if scaled else [])]
+        hidden = [] if model.scaling[0] else ["standardised"]
+        hidden += [] if len(model.labels) > 2 else ["label"]
+        table = DataTable(["label", "column", "coefficient", "standardised"], kept).without(hidden)
         more = f"{left_out} more are not zero" if left_out else None
-        table = Table(*names, title=f"{title}{what}", caption=more, box=box.SIMPLE_HEAD, header_style="bold")
-        for c in kept:
-            numbers = [f"{c.value:.4g}", *([f"{c.standard:.4g}"] if scaled else [])]
-            table.add_row(*([c.label] if several else []), c.name, *numbers)
-        tables.append(table)
+        tables.append(table.rich(title=f"{title}{what}", caption=more, box=box.SIMPLE_HEAD))
     return tables
 
 
-def without_coefficient_intervals(head: list[str], rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
+def readable(table: DataTable) -> DataTable:
     """Leave out "low" and "high" where the ratio has an interval: a table to read has one interval a row."""
-    ratio = any(name.endswith(" low") for name in head)
-    kept = [k for k, name in enumerate(head) if not (ratio and name in ("low", "high"))]
-    return [head[k] for k in kept], [[row[k] for k in kept] for row in rows]
+    ratio = any(name.endswith(" low") for name in table.head)
+    return table.without(["low", "high"]) if ratio else table
 
 
 def page(models: Mapping[str, Model]) -> str:
@@ -87,24 +84,15 @@ def page(models: Mapping[str, Model]) -> str:
     values = {title: {(c.label, c.name): c.value for c in rows} for title, rows in found.items()}
     labels = {model.labels for title, model in models.items() if title in found}
     of = ", for " + " or ".join(sorted(escape(each[1]) for each in labels)) if {*map(len, labels)} == {2} else ""
-    head = "".join(f"<th>{escape(title)}</th>" for title in found)
-    body = "".join(
-        f"<tr><td>{escape(f'{label}: {name}' if label else name)}</td>"
-        + "".join(f"<td>{_shown(values[title].get((label, name)))}</td>" for title in found)
-        + "</tr>"
-        for label, name in keys
-        if any(values[title].get((label, name)) for title in found)
-    )
+    rows = [
+        [": ".join(filter(None, key)), *(values[title].get(key, "-") for title in found)]
+        for key in keys
+        if any(values[title].get(key) for title in found)
+    ]
     return (
         f"<h2>Coefficients</h2><p>By column{of}, on the scale on which the columns were given; those that are zero "
-        f"everywhere are left out.</p><div class=wide><table><thead><tr><th>column</th>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
+        f"everywhere are left out.</p>{DataTable(['column', *found], rows).html()}"
     )
-
-
-def _shown(value: float | None) -> str:
-    """The number, or that the model has no such column."""
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _largest(found: list[Coefficient]) -> tuple[list[Coefficient], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -29,23 +30,36 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
         raise InputError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
     curves, left_out = figures.curves(series)
     models, damaged = _models(series)
-    page = Template(_PAGE).substitute(
-        title=escape(", ".join(folder.path.resolve().name for folder in folders)),
-        subtitle="<br>".join(escape(about_line(folder.about())) for folder in folders),
-        plotly=get_plotlyjs(),
-        notes="".join(f"<p class=note>{escape(note)}</p>" for note in [*_notes(folders, left_out), *damaged]),
-        table=_table(series),
-        curves=_figure(curves, "curves"),
-        gamma=escape(_gammas(folders)),
-        ended=_ended(folders),
-        weights=coefficients.page(models) + _weights(models),
-        runs="".join(_run(folder) for folder in folders),
-        glossary=_glossary(series),
-        sort=_SORT,
-        phone=_PHONE,
-    )
+    body = [
+        *(f"<p class=note>{escape(note)}</p>" for note in [*_notes(folders, left_out), *damaged]),
+        f"<h2>Closing numbers</h2><div class=wide>{_table(series)}</div>",
+        f"<p>The best of each column is bold. A click on a heading sorts. {escape(_gammas(folders))}</p>",
+        _glossary(series),
+        _ended(folders),
+        "<h2>Curves</h2><p>A click on a name hides or shows a method, a double click shows it alone; drag to zoom, "
+        "double click to go back.</p>",
+        _figure(curves, "curves"),
+        coefficients.page(models) + _weights(models),
+        *(_run(folder) for folder in folders),
+        f"<script>{_SORT}</script><script>{_PHONE}</script>",
+    ]
+    title = ", ".join(folder.path.resolve().name for folder in folders)
+    subtitle = [about_line(folder.about()) for folder in folders]
+    write_page(path, title, subtitle, body, f"<script>{get_plotlyjs()}</script>")
+
+
+def write_page(path: Path, title: str, subtitle: Sequence[str], body: Sequence[str], head: str = "") -> None:
+    """Write a page with everything it needs inside; `title` and the lines of `subtitle` are text, the rest is HTML."""
+    lines = "<br>".join(map(escape, subtitle))
+    page = Template(_PAGE).substitute(title=escape(title), subtitle=lines, head=head, body="\n".join(body))
     with clear_errors(path.parent):
         write_atomically(path, page.encode())
+
+
+def picture(path: Path) -> str:
+    """Return a PNG file as HTML."""
+    data = b64encode(path.read_bytes()).decode()
+    return f'<img alt="{escape(path.stem)}" src="data:image/png;base64,{data}">'
 
 
 def _models(series: Sequence[Series]) -> tuple[dict[str, Model], list[str]]:
@@ -176,10 +190,10 @@ th, td { padding: .3rem .8rem; text-align: right; white-space: nowrap }
 td:first-child, th:first-child { text-align: left }
 thead { border-bottom: 2px solid #444 }
 tbody tr { border-bottom: 1px solid #ddd } tbody tr:hover { background: #f5f8fc }
-th { cursor: pointer; user-select: none } th[aria-sort=ascending]::after { content: " ▲" }
+#numbers th { cursor: pointer; user-select: none } th[aria-sort=ascending]::after { content: " ▲" }
 th[aria-sort=descending]::after { content: " ▼" }
 .best { font-weight: 700; color: #05603a }
-.wide { overflow-x: auto }
+.wide { overflow-x: auto } img { max-width: 100% }
 dt { font-weight: 600; margin-top: .5rem } dd { margin-left: 1.2rem }
 summary { cursor: pointer }
 @media (max-width: 700px) {
@@ -187,24 +201,12 @@ summary { cursor: pointer }
 body { margin: 1rem auto } th, td { padding: .3rem .5rem } }
 pre { background: #f6f6f6; padding: .8rem; overflow-x: auto }
 </style>
-<script>$plotly</script>
+$head
 </head>
 <body>
 <h1>$title</h1>
 <p class=subtitle>$subtitle</p>
-$notes
-<h2>Closing numbers</h2>
-<div class=wide>$table</div>
-<p>The best of each column is bold. A click on a heading sorts. $gamma</p>
-$glossary
-$ended
-<h2>Curves</h2>
-<p>A click on a name hides or shows a method, a double click shows it alone; drag to zoom, double click to go back.</p>
-$curves
-$weights
-$runs
-<script>$sort</script>
-<script>$phone</script>
+$body
 </body>
 </html>
 """

@@ -58,8 +58,6 @@ OLD_HEADING = b"method,trial,round,metric,value"
 COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
 """What every measurement ends with: one that lacks them is half written."""
 VERSIONS = ("fednmap", "torch", "numpy")
-FIT = "model.json"
-"""The model of a fit of tables."""
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
 
@@ -104,10 +102,12 @@ class About(NamedTuple):
     trials: int | None = None
     algorithms: tuple[str, ...] = ()
     measure_gamma: float | None = None
+    made_in: str | None = None
+    """"Python" for `fednmap.run`, "fit" for `fednmap fit`; None for a run that a configuration describes."""
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("data", "model", "reg"), str),
+    **dict.fromkeys(("data", "model", "reg", "made_in"), str),
     **dict.fromkeys(("clients", "rounds", "trials"), int),
     "algorithms": list,
     "measure_gamma": (int, float),
@@ -200,15 +200,14 @@ class RunFolder:
             raise InputError(f"{path} is not a run folder: it has no run.toml")
         return cls(path)
 
-    @staticmethod
-    def is_fit(path: Path) -> bool:
-        """Whether `path` is the folder of `fednmap fit`: a model of tables without rounds to look at."""
-        return (path / FIT).is_file() and not (path / "run.toml").exists()
-
     def config(self, *, trust: bool = False, look_up: bool = True) -> Config:
         """The configuration, checked: for what runs. Whoever only looks asks `about`."""
         if self.made_in_python():
             raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
+        if self.about().made_in == "fit":
+            raise InputError(
+                f"expected a run of train or compare, got a fit, {self.path}; repeat it with `fednmap fit`"
+            )
         return Config.read(self.path / "run.toml", trust=trust, look_up=look_up)
 
     def made_in_python(self) -> bool:
@@ -222,7 +221,7 @@ class RunFolder:
             if name in found and not (isinstance(found[name], kind) and not isinstance(found[name], bool)):
                 raise InputError(f"{self.path / 'run.toml'} was changed: {name} is {found[name]!r:.40}")
         known = {name: found[name] for name in About._fields if name in found}
-        if known.get("data") == "own" and "made_in" not in found:
+        if known.get("data") == "own" and "made_in" not in known:
             known.pop("model", None)  # the clients have their own, whatever the settings say
         return About(**known | {"algorithms": tuple(map(str, known.get("algorithms", ())))})
 

@@ -36,7 +36,7 @@ them begins alone."""
 CURVED = 1e-10
 """Least cosine between s and y of a secant that is believed."""
 CLOSE = 0.1
-"""The model is minimised until its residual is so much smaller than the point's."""
+"""The model is solve until its residual is so much smaller than the point's."""
 APART = 1e-4
 """Directions of several secants in which f curves this much less than in another are not told apart from the change of
 the Hessian between them,"""
@@ -68,7 +68,7 @@ Gradients = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, eq=False)
-class Shrink:
+class Penalties:
     """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates, for k penalties (l1 and l2 are (k, 1))."""
 
     l1: Floats
@@ -93,10 +93,10 @@ class Shrink:
         found: Floats = self.l1[:, 0] * np.abs(w).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
         return found
 
-    def some(self, rows: Numbers) -> Shrink:
+    def some(self, rows: Numbers) -> Penalties:
         if len(rows) == len(self.l1):
             return self
-        return Shrink(self.l1[rows], self.l2[rows], self.end)
+        return Penalties(self.l1[rows], self.l2[rows], self.end)
 
     def neighbours(self) -> list[Numbers]:
         """The numbers of penalties that are near each other, in their order."""
@@ -123,14 +123,14 @@ class Found(NamedTuple):
     there was none."""
 
 
-class Dense:
+class HessianModel:
     """A model D of the Hessian of f, positive definite, begun with a diagonal."""
 
     def __init__(self, D: Floats, constant: bool) -> None:
         self.D, self.constant, self._leading = D, constant, np.ones(len(D))
 
-    def copy(self) -> Dense:
-        return Dense(self.D.copy(), self.constant)
+    def copy(self) -> HessianModel:
+        return HessianModel(self.D.copy(), self.constant)
 
     def forget(self, diagonal: Floats) -> None:
         """Begin again, as steep as it ever was."""
@@ -173,7 +173,7 @@ class Dense:
         self._leading = v + 1e-3 * size / np.sqrt(len(v))
         return 1.1 * size
 
-    def next_points(self, x: Floats, g: Floats, phi: Shrink, close: Floats) -> Floats:
+    def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """argmin of the model for each row of x."""
         if len(x) == 1:
             found = self._by_sets(x[0], g[0], float(phi.l1[0, 0]), float(phi.l2[0, 0]), phi.end)
@@ -208,13 +208,13 @@ class Dense:
             sign = new
         return None
 
-    def _by_steps(self, x: Floats, g: Floats, phi: Shrink, close: Floats) -> Floats:
+    def _by_steps(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """Accelerated prox steps, all rows at once, each begun anew where its momentum leads uphill."""
         step = 1 / max(self.largest(), TINY)
         size = max(float(np.abs(x).max()), step * float(np.abs(g).max()))
         if 0 < size < SMALL or 1 / SMALL < size < np.inf:
             unit = 2.0 ** int(np.log2(size))
-            return unit * self._by_steps(x / unit, g / unit, Shrink(phi.l1 / unit, phi.l2, phi.end), close / unit)
+            return unit * self._by_steps(x / unit, g / unit, Penalties(phi.l1 / unit, phi.l2, phi.end), close / unit)
         ahead, g, little = (step * self.D).astype(np.float32), step * g, np.square(step * close)
         u, point, way = x, x.copy(), np.empty(x.shape, np.float32)
         turn, far = np.full(len(x), MOVING), 0.0
@@ -237,10 +237,13 @@ class Dense:
         return u
 
 
-def minimised(
+_Part = tuple[HessianModel, Numbers]
+
+
+def solve(
     gradients: Gradients,
     start: Floats,
-    phi: Shrink,
+    phi: Penalties,
     diagonal: Floats,
     *,
     tol: float,
@@ -259,7 +262,7 @@ def minimised(
     g = np.repeat(gradients(start[None]) if first is None else first[None], k, 0)
     rounds = np.ones(k, np.intp)
     sizes, values = _norms(phi.residuals(x, g, gamma)), phi.value(x)
-    models, groups = [Dense(np.diag(diagonal), constant)], [np.arange(k)]
+    models, groups = [HessianModel(np.diag(diagonal), constant)], [np.arange(k)]
     refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
     earlier = np.full((k, 2, len(start)), np.nan)
     inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
@@ -320,7 +323,7 @@ def _joining(inside: Flags, close: Flags) -> tuple[Numbers, Numbers]:
     return late[joining], np.where(late - low <= high - late, low, high)[joining]
 
 
-def _working(models: list[Dense], groups: list[Numbers], meant: Numbers) -> Iterator[tuple[Dense, Numbers]]:
+def _working(models: list[HessianModel], groups: list[Numbers], meant: Numbers) -> Iterator[_Part]:
     """Every model with those of its rows that are meant."""
     if len(models) == 1:
         groups = [meant]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fednmap.core import Regularizer
-from fednmap.estimators.choice import CrossValidated
 from fednmap.estimators.classifiers import FederatedLogisticRegression
 from fednmap.estimators.families import Family
 from fednmap.estimators.folds import CV
 from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.model_selection import CrossValidated
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.regressors import FederatedElasticNet, FederatedLasso, FederatedPoissonRegressor
 from fednmap.estimators.survival import FederatedCoxRegression

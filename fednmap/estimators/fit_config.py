@@ -16,7 +16,7 @@ from fednmap.tables import FederatedPreprocessor, Table, as_word
 from fednmap.tables.table import Column, SiteError, is_words, missing
 
 
-class Task(BaseModel):
+class FitConfig(BaseModel):
     """The settings of a fit to tables; the description of each is its help text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -40,7 +40,7 @@ class Task(BaseModel):
     step: float = Field(1.0, gt=0, le=1, description="Share of 1 / L that is a step; halve it if the run diverges.")
 
     @classmethod
-    def make(cls, **values: Any) -> Task:
+    def make(cls, **values: Any) -> FitConfig:
         """Validated as a whole: one InputError with a line for each mistake."""
         try:
             task = cls(**values)

@@ -22,7 +22,7 @@ from fednmap.estimators import prepare as prepare_module
 from fednmap.estimators.centred import Centred
 from fednmap.estimators.engine import minimise
 from fednmap.estimators.gram import Gram
-from fednmap.estimators.together import Dense, Shrink, minimised
+from fednmap.estimators.path_solver import HessianModel, Penalties, solve
 from fednmap.problems import GLM
 
 TIGHT = {"tol": 1e-9, "max_rounds": 3000}
@@ -127,7 +127,7 @@ def test_a_path_takes_few_rounds():
 def test_penalties_that_come_in_later_save_gradients(monkeypatch):
     X, y = load_breast_cancer(return_X_y=True)
     few = FederatedLogisticRegression(**TIGHT).path(X, y, np.arange(len(y)) % 4)
-    monkeypatch.setattr("fednmap.estimators.together.NEAR", 1.0 + 1e-9)  # nobody has a neighbour
+    monkeypatch.setattr("fednmap.estimators.path_solver.NEAR", 1.0 + 1e-9)  # nobody has a neighbour
     all_at_once = FederatedLogisticRegression(**TIGHT).path(X, y, np.arange(len(y)) % 4)
     assert few.converged
     assert all_at_once.converged
@@ -192,18 +192,18 @@ def test_a_model_learns_secants():
     rng = np.random.default_rng(0)
     root = rng.normal(size=(6, 6))
     H = root @ root.T + np.eye(6)
-    model = Dense(np.eye(6), constant=True)
+    model = HessianModel(np.eye(6), constant=True)
     s = rng.normal(size=(3, 6))
     model.learn(np.concatenate([s, s[:1] + s[1:2]]), np.concatenate([s, s[:1] + s[1:2]]) @ H)  # one too many
     assert s @ model.D == pytest.approx(s @ H)
     assert np.linalg.eigvalsh(model.D)[0] > 0
     assert model.largest() >= np.linalg.eigvalsh(model.D)[-1] * 0.9
-    phi = Shrink(np.full((1, 1), 0.3), np.full((1, 1), 0.2), 5)
+    phi = Penalties(np.full((1, 1), 0.3), np.full((1, 1), 0.2), 5)
     x, g = rng.normal(size=(1, 6)), rng.normal(size=(1, 6))
     by_sets = model.next_points(x, g, phi, np.array([1e-12]))
     by_steps = model._by_steps(x, g, phi, np.array([1e-6]))
     assert by_sets == pytest.approx(by_steps, abs=1e-6)  # whose products have single precision
-    none = Dense(np.diag([1.0, 1.0, 1.0, 1.0, 1.0, -0.1]), constant=True)
+    none = HessianModel(np.diag([1.0, 1.0, 1.0, 1.0, 1.0, -0.1]), constant=True)
     assert np.isfinite(none._by_steps(x, g, phi, np.array([1e-6]))).all()  # it has no minimum
 
 
@@ -212,10 +212,10 @@ def test_a_quadratic_is_minimised():
     root = rng.normal(size=(20, 20))
     H, b = root @ root.T / 20, rng.normal(size=20)
     lambdas = np.geomspace(1, 1e-3, 30)[:, None]
-    found = minimised(
+    found = solve(
         lambda points: points @ H - b,
         np.zeros(20),
-        Shrink(lambdas, 0 * lambdas, 20),
+        Penalties(lambdas, 0 * lambdas, 20),
         np.diag(H).copy(),
         tol=1e-9,
         max_rounds=100,

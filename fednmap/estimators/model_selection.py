@@ -16,7 +16,7 @@ from fednmap.data.clients import ClientData
 from fednmap.estimators import inputs
 from fednmap.estimators.base import Federated, Rows, warn_unconverged
 from fednmap.estimators.folds import Fold, Given, folds
-from fednmap.estimators.path import Path, is_ridge, lambda_max, lambdas_down, null_model, reach, walk
+from fednmap.estimators.path import RegularizationPath, is_ridge, lambda_max, lambdas_down, null_model, reach, walk
 from fednmap.estimators.prepare import Prepared, dense, tensor
 from fednmap.estimators.sites import Floats, cases, divide, row_weights
 from fednmap.names import InputError
@@ -196,7 +196,7 @@ def _mean_and_error(losses: Floats, shares: Floats, counts: Floats) -> tuple[Flo
     return mean, np.sqrt(spread / max(1, np.count_nonzero(counts) - 1))
 
 
-def criterion(path: Path, rows: Rows, family: str, gamma: float) -> Floats:
+def criterion(path: RegularizationPath, rows: Rows, family: str, gamma: float) -> Floats:
     """(Extended) BIC at every lam; N is the number of events in a Cox model, and weights count rows if they are whole
     numbers."""
     n, p = cases(rows.weight), path.coefs[0].size
@@ -208,7 +208,7 @@ def criterion(path: Path, rows: Rows, family: str, gamma: float) -> Floats:
     return found
 
 
-def losses(estimator: Federated, prepared: Prepared, path: Path, rows: Rows) -> Floats:
+def losses(estimator: Federated, prepared: Prepared, path: RegularizationPath, rows: Rows) -> Floats:
     """The mean loss of rows under every model of a path, on the scale of the given columns."""
     order = rows.sites.order
     if order is not None:

@@ -1,7 +1,7 @@
 """What the sites of a fit agree on before round 0, by questions and answers that are sums over rows.
 
-In one process `Federated.fit` computes the same from all rows; between machines `converse` puts the questions, `answer`
-is a site's half, and the `Agreement` that comes of it is what every site and the server build the same problem from.
+In one process `Federated.fit` computes the same from all rows. Between machines `negotiate` asks the questions and
+`answer` is a site's half. Every site and the server build the same problem from the resulting `Agreement`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.estimators.engine import MEMORY
 from fednmap.estimators.families import Family
+from fednmap.estimators.fit_config import FitConfig, listed, ordered_classes
 from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
 from fednmap.estimators.prepare import LEAST, Parameters, dense
 from fednmap.estimators.sites import Floats
 from fednmap.estimators.standardise import Scaling, from_moments
-from fednmap.estimators.task import Task, listed, ordered_classes
 from fednmap.names import InputError
 from fednmap.regularizers import Box, Separable
 from fednmap.tables import FederatedPreprocessor, Table
@@ -43,7 +43,7 @@ class Disagreement(InputError):
 class Agreement:
     """The columns, classes, moments and the curvature of a fit; everything is a sum over sites, and JSON."""
 
-    task: Task
+    task: FitConfig
     statistics: tuple[columns.Statistic, ...]
     rows: dict[str, int]
     """Of every site, in the order in which the server knows them."""
@@ -145,7 +145,7 @@ class Agreement:
         memory = min(MEMORY, len(self.start))
         return FedNMapMemory(self.phi(), eta_a=self.task.step / self.L, eta_s=1.0, Q=1, gamma=self.gamma, memory=memory)
 
-    def check(self, task: Task, site: str) -> None:
+    def check(self, task: FitConfig, site: str) -> None:
         """Refuse an agreement about something else than the site's own settings, or without it."""
         if self.task != task or site not in self.rows:
             raise Disagreement(
@@ -164,8 +164,8 @@ class Agreement:
                 f"the statistics of column {differ[0]!r} are not those that {table.name!r} took part in; refused"
             )
 
-    def said(self) -> dict[str, Any]:
-        """As JSON; `heard` is the way back."""
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; `from_dict` is the way back."""
         return {
             "task": self.task.model_dump(),
             "statistics": columns.as_said(self.statistics),
@@ -178,9 +178,9 @@ class Agreement:
         }
 
     @classmethod
-    def heard(cls, said: dict[str, Any]) -> Agreement:
+    def from_dict(cls, said: dict[str, Any]) -> Agreement:
         return cls(
-            Task.make(**said["task"]),
+            FitConfig.make(**said["task"]),
             columns.statistics_from(said["statistics"]),
             dict(said["rows"]),
             tuple(said["classes"]),
@@ -191,7 +191,7 @@ class Agreement:
         )
 
 
-def converse(task: Task) -> Generator[Question, Answers, Agreement]:
+def negotiate(task: FitConfig) -> Generator[Question, Answers, Agreement]:
     """All questions of a fit, from the columns to the curvature."""
     statistics = yield from task.preprocessor().conversation()
     about = yield {"ask": "target"}
@@ -210,19 +210,19 @@ def converse(task: Task) -> Generator[Question, Answers, Agreement]:
         raise InputError("there is no event at any site; a Cox model needs some")
     nothing = np.zeros(0)
     known = Agreement(task, statistics, rows, classes, nothing, nothing, (nothing, nothing), 1.0)
-    sums = _summed((yield {"ask": "sums", "agreement": known.said()}))
+    sums = _summed((yield {"ask": "sums", "agreement": known.to_dict()}))
     if task.family == "poisson" and not sums["y"][0] > 0:
         raise InputError("all counts are 0, so that the logarithm of their mean is not finite; give some above 0")
-    squares = _summed((yield {"ask": "squares", "agreement": known.said(), "mean": sums["x"], "y": sums["y"]}))
+    squares = _summed((yield {"ask": "squares", "agreement": known.to_dict(), "mean": sums["x"], "y": sums["y"]}))
     mean, deviation = np.array(sums["x"]), np.sqrt(squares["x"])
     y = _stand_in(task, sums, squares)
     known = Agreement(task, statistics, rows, classes, mean, deviation, y, 1.0)
-    curvature = yield {"ask": "curvature", "agreement": known.said()}
+    curvature = yield {"ask": "curvature", "agreement": known.to_dict()}
     L = sum(known.weight(site) * float(part["L"]) for site, part in curvature.items())
     return Agreement(task, statistics, rows, classes, mean, deviation, y, L or 1.0)
 
 
-def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
+def answer(question: Question, table: Table, task: FitConfig) -> dict[str, Any]:
     """A site's answer; what it must not tell, or cannot, is refused in its name.
 
     task: the site's own: nothing is told that a fit of it does not ask for.
@@ -235,7 +235,7 @@ def answer(question: Question, table: Table, task: Task) -> dict[str, Any]:
     if ask not in ("sums", "squares", "curvature"):
         _check_asked(question, table, task)
         return columns.answer(question, task.features(table))
-    known = Agreement.heard(question["agreement"])
+    known = Agreement.from_dict(question["agreement"])
     known.check(task, table.name)
     known.check_statistics(table)
     if ask == "curvature":
@@ -255,7 +255,7 @@ def _fits(s: columns.Statistic, own: dict[str, Any]) -> bool:
     return s.kind == kind and {*own.get("levels", ())} <= {*s.levels} and (s.flagged or not own["gaps"])
 
 
-def _check_asked(question: Question, table: Table, task: Task) -> None:
+def _check_asked(question: Question, table: Table, task: FitConfig) -> None:
     """Refuse questions about the columns that the site's own settings do not lead to."""
     ask, due = question["ask"], next(task.preprocessor().conversation())
     for name, own in due.items() if ask == due["ask"] else ():
@@ -269,7 +269,7 @@ def _check_asked(question: Question, table: Table, task: Task) -> None:
         raise Disagreement(f"{table.where}expected at most {columns.CUTS} cuts of a column; refused")
 
 
-def _about_target(task: Task, table: Table) -> dict[str, Any]:
+def _about_target(task: FitConfig, table: Table) -> dict[str, Any]:
     y = task.y(table)
     lacking = [name for name in listed(task.drop_columns) if name not in table.columns]
     said: dict[str, Any] = {"rows": table.rows, "lacking": lacking}
@@ -280,7 +280,7 @@ def _about_target(task: Task, table: Table) -> dict[str, Any]:
     return said
 
 
-def _targets(task: Task, table: Table, classes: tuple[str, ...]) -> Floats:
+def _targets(task: FitConfig, table: Table, classes: tuple[str, ...]) -> Floats:
     y = task.y(table)
     if task.family != "logistic":
         return y
@@ -288,7 +288,7 @@ def _targets(task: Task, table: Table, classes: tuple[str, ...]) -> Floats:
     return np.array([number[name] for name in y], float)
 
 
-def _y_sums(task: Task, y: Floats, weight: Floats, classes: int) -> list[float]:
+def _y_sums(task: FitConfig, y: Floats, weight: Floats, classes: int) -> list[float]:
     if task.family == "cox":
         return []
     if task.family == "logistic":
@@ -297,7 +297,7 @@ def _y_sums(task: Task, y: Floats, weight: Floats, classes: int) -> list[float]:
     return [float(weight @ y)]
 
 
-def _stand_in(task: Task, sums: dict[str, Any], squares: dict[str, Any]) -> tuple[Floats, Floats]:
+def _stand_in(task: FitConfig, sums: dict[str, Any], squares: dict[str, Any]) -> tuple[Floats, Floats]:
     """Few values that have the shares of y's classes, or its mean and deviation."""
     if task.family == "logistic":
         return np.arange(len(sums["y"]), dtype=float), np.array(sums["y"])

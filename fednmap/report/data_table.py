@@ -1,0 +1,56 @@
+"""A table of numbers and words: as CSV, in a terminal, on a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from rich.table import Column, Table
+
+
+class DataTable(NamedTuple):
+    """Rows under a heading. A cell is None where there is nothing to say."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def without(self, names: Sequence[str]) -> DataTable:
+        """Return the table without these columns."""
+        kept = [k for k, name in enumerate(self.head) if name not in names]
+        return DataTable([self.head[k] for k in kept], [[row[k] for k in kept] for row in self.rows])
+
+    def csv(self) -> str:
+        """Return the table as CSV, with all digits."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.head)
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def html(self) -> str:
+        """Return the table as HTML, with four digits."""
+        names = "".join(f"<th>{escape(name)}</th>" for name in self.head)
+        cells = ("".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) for row in self.rows)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
+
+    def rich(self, **options: Any) -> Table:
+        """Return the table for a terminal, with four digits; `options` are rich's."""
+        table = Table(*(Column(name, overflow="fold") for name in self.head), **options)
+        for row in self.rows:
+            table.add_row(*map(cell_text, row))
+        return table
+
+
+def cell_text(cell: Any) -> str:
+    """Return a cell as words: numbers with four digits, nothing for None.
+
+    >>> [cell_text(cell) for cell in (0.123456, "age", 12, None)]
+    ['0.1235', 'age', '12', '']
+    """
+    if cell is None:
+        return ""
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
