@@ -13,7 +13,7 @@ from lasso import PHI, L
 from small import outcome
 
 from fednmap import run, simulate
-from fednmap.algorithms import FedNMap, FedNMapMemory
+from fednmap.algorithms import FedNMapMemory
 from fednmap.problems import LeastSquares
 from fednmap.runs.folder import RunFolder
 from fednmap.testing import heterogeneous
@@ -24,7 +24,7 @@ SAMPLED = {"participation": 0.5, "seed": 4}
 
 
 def method(**more):
-    return FedNMap(PHI, **{"eta_a": 0.5 / L, "Q": 1, "gamma": 1 / L, "memory": 5} | more)
+    return FedNMapMemory(PHI, **{"eta_a": 0.5 / L, "Q": 1, "gamma": 1 / L, "memory": 5} | more)
 
 
 def last(algorithm, problem, **options):

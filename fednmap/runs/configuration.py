@@ -232,7 +232,7 @@ class Config(BaseModel):
         from fednmap.decentralized import method
 
         methods = [method(name) for name in self.algorithms] if self.memory and _looks_up(info) else []
-        if methods and not any(kind in WITH_MEMORY for kind in methods):
+        if methods and not any(kind in (*WITH_MEMORY, *WITH_MEMORY.values()) for kind in methods):
             words = f"memory is {self.memory}, and {', '.join(self.algorithms)}"
             raise InputError(f"{words} has none; leave it out, or use fednmap")
         return self

@@ -83,6 +83,8 @@ class Methods:
         if kind in WITH_MEMORY and (memory := overrides.pop("memory", config.memory)):
             kind, overrides["memory"] = WITH_MEMORY[kind], memory
         common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
+        if config.memory:
+            common["memory"] = config.memory
         if config.gamma is not None and kind.traits.normal_map:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
         if name == "econtrolda":
