@@ -318,6 +318,17 @@ def test_the_axis_of_the_classes_is_that_of_the_loss(loss, first, classes):
     assert torch.equal(problem.predict(perfect, inputs), y)
 
 
+def test_the_axis_of_the_classes_with_labels_that_the_loss_leaves_out():
+    def masked(out, y):
+        each = cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)  # 0 where y is -100
+        return (each.sum(1) / (y >= 0).sum(1)).mean()
+
+    y = torch.randint(0, 5, (9, 5), generator=torch.Generator().manual_seed(0))
+    inputs = nn.functional.one_hot(y, 5).float()
+    problem = Network(nn.Linear(5, 5, bias=False), masked, [(inputs, torch.where(torch.arange(5) < 2, -100, y))])
+    assert torch.equal(problem.predict(torch.eye(5).flatten(), inputs), y)
+
+
 class Tokens(nn.Module):
     def __init__(self, sparse):
         super().__init__()

@@ -2,8 +2,8 @@
 Four hospitals, one sparse model
 ================================
 
-Patients of four hospitals, one logistic regression, and no row leaves its hospital: which risk factors enter first as
-the penalty falls, what their coefficients are, and whether a hospital is better off with the joint model than alone.
+Patients of four hospitals, one logistic regression, simulated in one process: which risk factors enter first as the
+penalty falls, what their coefficients are, and whether a hospital is better off with the joint model than alone.
 The data are UCI's heart disease where its files are at hand, else scikit-learn's breast-cancer data cut into four
 sites.
 """

@@ -200,7 +200,9 @@ def class_axis(loss: Loss, out: Tensor, y: Tensor) -> int:
         return fits[0] if fits else -1
     out = out.detach().requires_grad_()
     slope = torch.autograd.grad(loss(out, y), out)[0]
-    first, last = (float(slope.gather(axis, y.unsqueeze(axis)).sum()) for axis in (1, -1))
+    known = (y >= 0) & (y < out.shape[-1])  # others, such as -100, are left out by the loss
+    right = torch.where(known, y, 0)
+    first, last = (float(slope.gather(axis, right.unsqueeze(axis)).squeeze(axis)[known].sum()) for axis in (1, -1))
     return 1 if first < last else -1
 
 
