@@ -6,6 +6,7 @@ mean of n clients' smooth losses f_i and phi is a regularizer whose prox is chea
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -20,15 +21,15 @@ from fednmap.names import InputError
 Oracle = Callable[[Tensor, int], Tensor]
 """g(x, q): the gradient at x on the minibatch of local step q. x is only lent: the next step may be written over it.
 
-One that is `Adding` too spares a local step the memory that its gradient would go through."""
+An `AccumulatingOracle` saves a local step the memory traffic of its gradient."""
 
 
 @runtime_checkable
-class Adding(Protocol):
-    """An oracle that can put its gradient where it is wanted: it is then not written first and read again."""
+class AccumulatingOracle(Protocol):
+    """An oracle that can also add its gradient to a vector in place, without writing it to memory first."""
 
     stack: tuple[int, ...]
-    """(k,) where its gradients are those of k clients, (k, p); () of one client."""
+    """(k,) if its gradients are those of k clients, (k, p); () for one client."""
 
     def __call__(self, x: Tensor, q: int) -> Tensor: ...
 
@@ -381,3 +382,13 @@ def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -
 def nbytes(message: State) -> int:
     """Bytes of a message's tensors; 0-d tensors are counters and travel with the header."""
     return sum(v.numel() * v.element_size() for v in message if isinstance(v, torch.Tensor) and v.ndim > 0)
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the last version."""
+    renamed = {"Adding": AccumulatingOracle}
+    if name not in renamed:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = renamed[name]
+    warnings.warn(f"fednmap.core.{name} is now {new.__name__}; use that name", DeprecationWarning, stacklevel=2)
+    return new

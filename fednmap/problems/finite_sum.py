@@ -161,15 +161,6 @@ class FiniteSum(ABC):
         """`batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""
         return self.batch_loss(x, a, b, weight), self.batch_gradient(x, a, b, weight)
 
-    @property
-    def adding(self) -> bool:
-        """Whether `add_gradient` is there: it pays where gradients are large and made piece by piece."""
-        return False
-
-    def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        """z += scale * batch_gradient(x, a, b, weight), in place; z may be x itself."""
-        raise NotImplementedError
-
     @abstractmethod
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """What model x says about each input: a label, or a number in regression."""
@@ -199,8 +190,6 @@ class FiniteSum(ABC):
 
     def _oracle(self, samples: Callable[[Tensor, int], Samples], clients: Tensor) -> Oracle:
         """The gradients on samples(x, q), those of local step q."""
-        if self.adding:
-            return _Adding(self, samples, clients.shape)
         return lambda x, q: self.batch_gradient(x, *samples(x, q))
 
     def loss(self, x: Tensor) -> Tensor:
@@ -285,19 +274,6 @@ def _rule(minibatches: str, local_steps: int | None) -> Draw:
         raise InputError(f"local_steps is {local_steps!r}; it must be at least 1, or None where it is not known")
     rule: Draw = choose("minibatches", minibatches, {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)})
     return rule
-
-
-class _Adding:
-    """The oracle of a problem that can add its gradients; see `core.Adding`."""
-
-    def __init__(self, problem: FiniteSum, samples: Callable[[Tensor, int], Samples], stack: tuple[int, ...]) -> None:
-        self._problem, self._samples, self.stack = problem, samples, stack
-
-    def __call__(self, x: Tensor, q: int) -> Tensor:
-        return self._problem.batch_gradient(x, *self._samples(x, q))
-
-    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
-        self._problem.add_gradient(z, x, *self._samples(x, q), scale)
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:
