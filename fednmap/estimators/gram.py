@@ -25,7 +25,13 @@ class Gram:
         self._b = -problem.gradient(torch.zeros_like(problem.start))
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            chunk=self.chunk,
+            smoothness=self.smoothness,
+            hessian=self.hessian,
+        )
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         return self.problem.oracle(clients, t)

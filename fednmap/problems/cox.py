@@ -77,7 +77,20 @@ class Cox:
         self._designs: dict[int, Design] = {}
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            part=self.part,
+            concurrent=True,
+            exact=self.exact,
+            exact_gradients=True,
+            value_and_gradient=self.value_and_gradient,
+            digest=self.digest,
+            made_of=self.made_of,
+            smoothness=self.smoothness,
+            hessian=self.hessian,
+            hessians=self.hessians,
+        )
 
     def digest(self) -> str:
         """SHA-256 of the data."""

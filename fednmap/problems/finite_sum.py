@@ -101,7 +101,21 @@ class FiniteSum(ABC):
         return self.batch_size is None
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            chunk=self.chunk,
+            part=self.part,
+            pieces=self.pieces,
+            concurrent=self.concurrent,
+            exact=self.exact,
+            exact_gradients=self.exact_gradients,
+            steps_per_round=self.steps_per_round,
+            value_and_gradient=self.value_and_gradient,
+            subsample=self.subsample,
+            digest=self.digest,
+            made_of=self.made_of,
+        )
 
     def digest(self) -> str:
         """SHA-256 of the data."""

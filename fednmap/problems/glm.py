@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, take
 from fednmap.names import choose
@@ -91,6 +92,9 @@ class GLM(FiniteSum):
         self._large: dict[tuple[int, torch.dtype], Prepared] = {}
         self._small: dict[tuple[tuple[int, ...], torch.dtype], Prepared] = {}
         self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
+
+    def info(self) -> ProblemInfo:
+        return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"family": self.family, "intercept": self.intercept}

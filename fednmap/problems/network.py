@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
@@ -118,6 +119,9 @@ class Network(FiniteSum):
     def subsample(self) -> Self:
         few = super().subsample()
         return self if self.normalised and int(few._sizes.min()) < (self.batch_size or 1) else few
+
+    def info(self) -> ProblemInfo:
+        return replace(super().info(), module=self.module)
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"module": self._original, "loss": self._function.loss}
