@@ -228,7 +228,7 @@ def test_minibatch_gradients_use_batch_statistics_stacked_or_one_by_one():
     stacked = problem.oracle(torch.arange(2), 3)(points, 1)
     for i in range(2):
         torch.testing.assert_close(problem.oracle(torch.tensor(i), 3)(points[i], 1), stacked[i])
-    from fednmap.problems.minibatch import minibatches
+    from drawn import minibatches
 
     rows = minibatches(0, torch.tensor(0), 3, 4, problem.data.sizes, problem.data.offsets)(1)
     module = normalised()

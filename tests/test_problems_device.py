@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from drawn import minibatches
 from stochastic import KINDS, SIZES
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -12,7 +13,6 @@ from fednmap.core import info_of
 from fednmap.data import ClientData, load, partition
 from fednmap.models import build, cnn
 from fednmap.problems import Network, Pooled
-from fednmap.problems.minibatch import minibatches
 
 WEIGHTS = [0.4, 0.3, 0.2, 0.1]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fednmap.core import Oracle, ProblemInfo
 from fednmap.problems import GLM
-from fednmap.problems.spectrum import largest_eigenvalue
+from fednmap.problems.curvature import largest_eigenvalue
 
 
 class Gram:
@@ -58,9 +58,7 @@ class Gram:
         return self.problem.outer(x)
 
     def smoothness(self) -> float:
-        generator = torch.Generator("cpu").manual_seed(0)
-        first = torch.randn(self.dim, generator=generator, dtype=torch.float64, device="cpu")
-        return largest_eigenvalue(lambda v: self._H @ v, first.to(self._H))
+        return largest_eigenvalue(lambda v: self._H @ v, self._b)
 
     def alone(self, i: int) -> GLM:
         """Client i by itself."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fednmap.problems.families import less_one
 from fednmap.problems.finite_sum import Weight
 from fednmap.problems.kernels.kernel import Kernel
 from fednmap.problems.module_loss import ModuleLoss
@@ -68,7 +68,7 @@ class DenseKernel(Kernel):
         """The gradient of the loss with respect to the outputs."""
         if self._function.classifies and not isinstance(weight, Tensor):  # autograd would cost more than this
             share = torch.softmax(out.mT.contiguous(), -2)  # over the last axis it takes five times as long
-            return _less_one(share, b, -2).mul_(weight).mT
+            return less_one(share, b, -2).mul_(weight).mT
         return self._value_and_slope(out, b, weight)[1]
 
     @torch.enable_grad()
@@ -78,22 +78,11 @@ class DenseKernel(Kernel):
             with torch.no_grad():
                 share = nn.functional.log_softmax(out, -1)
                 value = -(weight * share.gather(-1, b.unsqueeze(-1)).squeeze(-1)).sum()
-                return value, _less_one(share.exp_(), b, -1).mul_(weight.unsqueeze(-1))
+                return value, less_one(share.exp_(), b, -1).mul_(weight.unsqueeze(-1))
         out = out.detach().requires_grad_()
         joined = self._function.weighted if out.ndim == 2 else self._function.weighted_stack
         total = joined(out, b, weight)
         return total.detach(), torch.autograd.grad(total, out)[0]
-
-
-def _less_one(share: Tensor, b: Tensor, axis: int) -> Tensor:
-    """1 less at the label of each sample, in place."""
-    labels = b.unsqueeze(axis)
-    return share.scatter_add_(axis, labels, _minus_one(share.dtype, share.device).expand(labels.shape))
-
-
-@cache
-def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((), -1.0, dtype=dtype, device=device)
 
 
 class Activation(NamedTuple):
