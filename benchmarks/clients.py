@@ -41,7 +41,7 @@ class Many:
         self.loss, self.gradient = self.problem.loss, self.problem.gradient
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(start=self.start, chunk=self.chunk)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         return self.problem.oracle(clients % self.problem.n, t)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fednmap import algorithms as A
 from fednmap import simulate
-from fednmap.core import Adding, Algorithm
+from fednmap.core import AccumulatingOracle, Algorithm
 from fednmap.problems import Network
 from fednmap.regularizers import L1
 from fednmap.simulation.groups import Groups
@@ -75,7 +75,7 @@ def gradients(problem: Network, Q: int, chunk: int, threads: int = 1) -> Callabl
 class Timed:
     """An oracle that notes when it is called, and can do what the problem's own can."""
 
-    def __init__(self, g: Adding) -> None:
+    def __init__(self, g: AccumulatingOracle) -> None:
         self._g, self.stack, self.called = g, g.stack, list[float]()
 
     def __call__(self, x: Tensor, q: int) -> Tensor:

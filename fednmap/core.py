@@ -6,11 +6,12 @@ mean of n clients' smooth losses f_i and phi is a regularizer whose prox is chea
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,15 +21,15 @@ from fednmap.names import InputError
 Oracle = Callable[[Tensor, int], Tensor]
 """g(x, q): the gradient at x on the minibatch of local step q. x is only lent: the next step may be written over it.
 
-One that is `Adding` too spares a local step the memory that its gradient would go through."""
+An `AccumulatingOracle` saves a local step the memory traffic of its gradient."""
 
 
 @runtime_checkable
-class Adding(Protocol):
-    """An oracle that can put its gradient where it is wanted: it is then not written first and read again."""
+class AccumulatingOracle(Protocol):
+    """An oracle that can also add its gradient to a vector in place, without writing it to memory first."""
 
     stack: tuple[int, ...]
-    """(k,) where its gradients are those of k clients, (k, p); () of one client."""
+    """(k,) if its gradients are those of k clients, (k, p); () for one client."""
 
     def __call__(self, x: Tensor, q: int) -> Tensor: ...
 
@@ -260,8 +261,8 @@ def with_fields(algorithm: A, **values: Any) -> A:
 class Problem(Protocol):
     """n clients, each a gradient oracle on one flat vector of length dim.
 
-    More that a problem may declare, and what stands in for it otherwise, is in `ProblemInfo`: a problem that has a
-    method `info` declares what that returns. Without it only `start` and `weights` are read, if it has them.
+    A method `info` may return more, as a `ProblemInfo`, which also gives the defaults. Of a problem without it only
+    the attributes `start` and `weights` are read, if it has them.
     """
 
     @property
@@ -284,8 +285,61 @@ class Problem(Protocol):
         ...
 
 
-class ProblemInfo(NamedTuple):
-    """What a problem declares beyond the protocol, as the result of its method `info`; None where it says nothing.
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """How a problem is best computed; None for what it does not say."""
+
+    chunk: int | None = None
+    """Clients that are best computed in one call. Default: as many as fit into the cache."""
+    part: Callable[[int, int], Problem] | None = None
+    """part(k, of): the terms of f that fall to process k of several; they sum to f. Default: every process has all."""
+    pieces: int | None = None
+    """Into how many such parts the sums over all data are cut, for threads and processes. Default: one part for each
+    process; their number then shows in the last bits of what is measured."""
+    concurrent: bool | None = None
+    """Whether oracles of different clients, and parts, may be called by several threads. Default: no."""
+    exact: Callable[[], Problem] | None = None
+    """The same problem with exact client gradients. Default: the gradients are taken as they are."""
+    exact_gradients: bool | None = None
+    """Whether the clients' gradients are exact already. Default: they may be noisy."""
+    steps_per_round: int | None = None
+    """The local steps of a round for which its minibatches are cut into epochs. Default: any number."""
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    """f and its gradient at x in one pass over the data. Default: `loss`, then `gradient`."""
+    subsample: Callable[[], Problem] | None = None
+    """A problem with about the same f and fewer data, for estimates. Default: all data is used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a problem is made of."""
+
+    digest: Callable[[], str] | None = None
+    """A digest of the data. Default: that of all that the problem holds."""
+    made_of: Callable[[], Mapping[str, Any]] | None = None
+    """What else decides f and the clients' gradients, by name: the minibatches' size and seed, the loss, ..."""
+    module: Callable[[Tensor], torch.nn.Module] | None = None
+    """The torch module that a model x stands for. Default: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature:
+    """What a problem knows about its second derivatives."""
+
+    smoothness: Callable[[], float] | None = None
+    """L of f: its gradient changes by at most L times the distance; if there is no such L, that at the start.
+    Default: estimated from gradients."""
+    hessian: Callable[[Tensor], Tensor] | None = None
+    """The Hessian of f at x, (p, p)."""
+    hessians: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None
+    """hessians(clients)(x): the Hessians of these clients' f_i at x, as in `SecondOrder`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemInfo(Computation, Identity, Curvature):
+    """What a problem says beyond the protocol, as the result of its method `info`.
+
+    Its fields are in three groups: how it is computed, what identifies it, its curvature.
 
     >>> class Mine:
     ...     n, dim, start = 2, 3, torch.zeros(3)
@@ -295,61 +349,24 @@ class ProblemInfo(NamedTuple):
     """
 
     start: Tensor | None = None
-    """The first model; decides dtype and device. Else zeros."""
+    """The first model; decides dtype and device. Default: zeros."""
     weights: Tensor | None = None
-    """n numbers, at least 0, brought to the sum 1. Else clients weigh equally."""
-    chunk: int | None = None
-    """Clients that are best computed side by side. Else what fits into the cache."""
-    part: Callable[[int, int], Problem] | None = None
-    """part(k, of): the terms of f that fall to process k of several; they sum to f. Else every process takes all."""
-    pieces: int | None = None
-    """Into how many such parts the sums over all data are cut, for threads and processes to share. Else they stay
-    whole, with one part for each of several processes: their number then shows in the last bits that are measured."""
-    concurrent: bool | None = None
-    """Oracles of different clients, and parts, may be called in several threads at once. Else one after another."""
-    exact: Callable[[], Problem] | None = None
-    """The same problem with exact client gradients. Else its gradients are taken as they are."""
-    exact_gradients: bool | None = None
-    """Whether the clients' gradients are exact already. Else they may be noisy."""
-    steps_per_round: int | None = None
-    """The local steps of a round for which its minibatches are cut into epochs. Else any number will do."""
-    module: Callable[[Tensor], torch.nn.Module] | None = None
-    """The torch module that a model x stands for. Else there is none."""
-    digest: Callable[[], str] | None = None
-    """Tells the problem's data from others. Else all that the problem holds does."""
-    made_of: Callable[[], Mapping[str, Any]] | None = None
-    """What else decides f and the clients' gradients, by name: the minibatches' size and seed, the loss, ..."""
-    smoothness: Callable[[], float] | None = None
-    """L of f: its gradient changes by at most L times the distance; where there is no such L, that at the start. Else
-    it is estimated from gradients."""
-    hessian: Callable[[Tensor], Tensor] | None = None
-    """The Hessian of f at x, (p, p). Else there is none."""
-    hessians: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None
-    """hessians(clients)(x): the Hessians of these clients' f_i at x, as in `SecondOrder`. Else there are none."""
-    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    """f and its gradient at x in one pass over the data. Else they are asked for one after the other."""
-    subsample: Callable[[], Problem] | None = None
-    """A problem with about the same f, of fewer data, for estimates. Else all data is used."""
-
-    @classmethod
-    def of(cls, problem: Any) -> Self:
-        """The attributes of `problem` that have the names of fields here."""
-        return cls(**{name: getattr(problem, name, None) for name in cls._fields})
+    """n numbers, at least 0, brought to the sum 1. Default: clients weigh equally."""
 
 
-def declared(problem: Problem) -> ProblemInfo:
-    """What `problem` declares: the one place that asks."""
-    tell = getattr(problem, "info", None)
-    if tell is None:
+def info_of(problem: Problem) -> ProblemInfo:
+    """Return the `info` of a problem, with its weights checked; of one without it only `start` and `weights`."""
+    info = getattr(problem, "info", None)
+    if info is None:
         found = ProblemInfo(start=getattr(problem, "start", None), weights=getattr(problem, "weights", None))
     else:
-        found = tell() if callable(tell) else tell
+        found = info() if callable(info) else info
         if not isinstance(found, ProblemInfo):
             raise InputError(
                 f"expected {type(problem).__name__}.info() to return a ProblemInfo, got {type(found).__name__}; "
                 "return fednmap.core.ProblemInfo(...), or give the attribute another name"
             )
-    return found if found.weights is None else found._replace(weights=_weights(problem, found.weights))
+    return found if found.weights is None else replace(found, weights=_weights(problem, found.weights))
 
 
 def _weights(problem: Problem, given: Any) -> Tensor:
@@ -369,7 +386,7 @@ def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -
     g = problem.oracle(clients, t)
     if not algorithm.traits.hessians:
         return g
-    about, name = declared(problem), type(algorithm).__name__
+    about, name = info_of(problem), type(algorithm).__name__
     if about.hessians is None:
         what = type(problem).__name__
         raise InputError(f"{name} needs the clients' Hessians, and {what} has none; use a linear model, or FedNMap")
@@ -381,3 +398,13 @@ def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -
 def nbytes(message: State) -> int:
     """Bytes of a message's tensors; 0-d tensors are counters and travel with the header."""
     return sum(v.numel() * v.element_size() for v in message if isinstance(v, torch.Tensor) and v.ndim > 0)
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the last version."""
+    renamed: dict[str, Any] = {"Adding": AccumulatingOracle, "declared": info_of}
+    if name not in renamed:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = renamed[name]
+    warnings.warn(f"fednmap.core.{name} is now {new.__name__}; use that name", DeprecationWarning, stacklevel=2)
+    return new

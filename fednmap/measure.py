@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Problem, Regularizer, declared, nbytes
+from fednmap.core import Problem, Regularizer, info_of, nbytes
 
 __all__ = [
     "QUANTITIES",
@@ -197,7 +197,7 @@ def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int
     that belongs to the problem, the same for every method and step size, and for every way of adding up f. Very large
     data are sampled, by a fixed rule: see `FiniteSum.subsample`.
     """
-    smaller = declared(problem).subsample
+    smaller = info_of(problem).subsample
     problem = problem if smaller is None else smaller()
     first = torch.randn(
         1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
@@ -280,7 +280,7 @@ EVALUATED = ("objective", "loss", "stationarity", "zeros", "hoyer")
 @torch.no_grad()
 def evaluate(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> dict[str, float]:
     """The numbers a run reports of a model."""
-    together = declared(problem).value_and_gradient
+    together = info_of(problem).value_and_gradient
     loss, gradient = (problem.loss(x), problem.gradient(x)) if together is None else together(x)
     return numbers(x, float(loss), gradient, phi, gamma)
 

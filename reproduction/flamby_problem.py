@@ -110,8 +110,6 @@ class Loaded:
     rows: which training rows there are; None for all.
     """
 
-    concurrent = True
-
     def __init__(self, task: Task, seed: int, rows: Tensor | None = None) -> None:
         data = task.clients(rows)
         self.task, self.whole = task, task.whole(data, True)
@@ -126,7 +124,7 @@ class Loaded:
         self._weight = (there / there.sum(-1, keepdim=True)).to(data.x.dtype)
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(start=self.start, weights=self.weights, concurrent=True)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         def g(x: Tensor, q: int) -> Tensor:

@@ -157,15 +157,13 @@ def algorithm(part: Part, method: str) -> Algorithm:
 class Ridged:
     """f + nu |x|^2, for methods that have no regularizer."""
 
-    concurrent = True
-
     def __init__(self, f: FiniteSum, nu: float) -> None:
         self.f, self.nu, self.n, self.dim = f, nu, f.n, f.dim
         assert f.weights is not None
         self.start, self.weights, self.chunk = f.start, f.weights, f.chunk
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(start=self.start, weights=self.weights, chunk=self.chunk, concurrent=True)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         g = self.f.oracle(clients, t)

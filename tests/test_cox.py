@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd.functional import hessian, jacobian
 
-from fednmap.core import Problem, declared
+from fednmap.core import Problem, info_of
 from fednmap.problems import Cox
 
 SIZES = (12, 40, 7)
@@ -74,7 +74,7 @@ def test_clients_stacks_and_parts_agree():
         assert torch.allclose(problem.oracle(i, 0)(x[row], 0), stacked[row], rtol=1e-12, atol=1e-14)
         assert torch.allclose(problem.alone(int(i)).gradient(x[row]), stacked[row], rtol=1e-12, atol=1e-14)
     every = problem.oracle(torch.arange(3), 0)(x[0], 0)
-    assert torch.allclose(declared(problem).weights @ every, problem.gradient(x[0]), rtol=1e-12, atol=1e-14)
+    assert torch.allclose(info_of(problem).weights @ every, problem.gradient(x[0]), rtol=1e-12, atol=1e-14)
     parts = [problem.part(k, 2) for k in range(2)]
     assert torch.allclose(sum(p.gradient(x[0]) for p in parts), problem.gradient(x[0]), rtol=1e-12, atol=1e-14)
     assert torch.allclose(sum(p.loss(x[0]) for p in parts), problem.loss(x[0]), rtol=1e-12)

@@ -9,10 +9,10 @@ from methods import MAKE
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fednmap.core import Adding
+from fednmap.core import AccumulatingOracle
 from fednmap.models import mlp
 from fednmap.problems import Network
-from fednmap.problems.dense import SMALL, Dense
+from fednmap.problems.kernels.dense import SMALL, DenseLayers
 from fednmap.regularizers import L1, Zero
 
 WIDTH = 3  # of inputs, hidden layers and outputs: every order of layers fits
@@ -97,9 +97,9 @@ def test_minibatches_too():
 def test_ordinary_chains_stay_written_out():
     linear = KINDS["linear"]
     for layers in ([linear()], [nn.Flatten(), linear(), nn.ReLU(), linear(), nn.Sigmoid()], [linear(), linear()]):
-        assert Dense.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is not None
+        assert DenseLayers.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is not None
     for layers in ([nn.ReLU(), linear()], [linear(), nn.ReLU(), nn.Tanh(), linear()]):
-        assert Dense.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is None
+        assert DenseLayers.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is None
 
 
 def written_out(bias=True, last=()):
@@ -140,7 +140,7 @@ def test_a_gradient_added_is_the_gradient(name):
     k, close = len(EVERYBODY), {"rtol": 1e-12, "atol": 1e-14}
     g, apart = problem.oracle(EVERYBODY, 2), problem.start + torch.randn(k, problem.dim, dtype=torch.float64)
     z = torch.randn(k, problem.dim, dtype=torch.float64)
-    assert isinstance(g, Adding)
+    assert isinstance(g, AccumulatingOracle)
     assert g.stack == (k,)
     for x in (problem.start, apart, apart):  # one point for all, and a point each, the second time from what is kept
         onto = z.clone()

@@ -6,7 +6,7 @@ import torch
 from sklearn import linear_model
 from torch.autograd.functional import hessian, jacobian
 
-from fednmap.core import declared
+from fednmap.core import info_of
 from fednmap.data import ClientData
 from fednmap.problems import GLM, LeastSquares, Logistic, Pooled
 from fednmap.problems.families import (
@@ -170,7 +170,7 @@ def test_smoothness_bounds_the_hessian_and_is_reached_where_it_can_be(kind):
         assert pytest.approx(at_x, rel=2e-3) == L
     if kind == "logistic":  # sigmoid' is 1/4 at 0, where every score is 0
         assert pytest.approx(float(torch.linalg.eigvalsh(problem.hessian(problem.start))[-1]), rel=2e-3) == L
-    assert declared(problem).smoothness() == problem.smoothness(problem.start)
+    assert info_of(problem).smoothness() == problem.smoothness(problem.start)
 
 
 def newton(problem, steps=50, ridge=0.0):

@@ -8,7 +8,7 @@ from stochastic import binary, least_squares, multinomial, network
 from fednmap import run
 from fednmap.algorithms import FedNewton, FedNMap
 from fednmap.algorithms.semismooth import newton_point, prox_jacobian
-from fednmap.core import SecondOrder, declared, oracle_of
+from fednmap.core import SecondOrder, info_of, oracle_of
 from fednmap.measure import normal_map
 from fednmap.names import InputError
 from fednmap.problems import GLM, Cox, Logistic, Pooled
@@ -204,7 +204,7 @@ def test_hessians_of_the_clients_are_derivatives_of_their_gradients(name):
     torch.testing.assert_close(g.hessian(points)[0], H[0])
     torch.testing.assert_close(oracle_of(FedNewton(Zero()), problem, torch.tensor(2), 0).hessian(x), H[0])
     weights = problem.weights if problem.weights is not None else torch.full((problem.n,), 1 / problem.n)
-    every = declared(problem).hessians(torch.arange(problem.n))(x)
+    every = info_of(problem).hessians(torch.arange(problem.n))(x)
     torch.testing.assert_close(torch.einsum("i,ijk->jk", weights.double(), every), problem.hessian(x))
 
 

@@ -12,7 +12,7 @@ from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.models import cnn, mobilenet_v3_small
 from fednmap.problems import Network
-from fednmap.problems.folded import Folded
+from fednmap.problems.kernels.folded import FoldedModule
 from fednmap.regularizers import L1
 
 
@@ -264,8 +264,8 @@ def test_other_modules_are_computed_one_by_one(make):
 
 
 def test_what_is_not_folded_by_rule():
-    assert Folded.of(cnn((1, 28, 28), 10)) is None
-    assert Folded.of(nn.Conv2d(3, 3, 1)) is None
+    assert not FoldedModule.accepts(cnn((1, 28, 28), 10))
+    assert not FoldedModule.accepts(nn.Conv2d(3, 3, 1))
     assert made(separable(), batch_size=200).chunk == 1
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fednmap import InputError, Tolerance, run
 from fednmap import algorithms as A
-from fednmap.core import Algorithm
+from fednmap.core import Algorithm, info_of
 from fednmap.problems import Logistic, Network, Pooled
 from fednmap.regularizers import L1, Masked, PerLayer, Zero
 from fednmap.runs.identity import described, identity
@@ -237,9 +237,9 @@ def pooled():
 @pytest.mark.parametrize("make", [network, pooled])
 def test_running_does_not_change_what_a_problem_is(make):
     problem = make()
-    before = identity(problem.made_of())
+    before = identity(info_of(problem).made_of())
     run(A.ProxSGD(L1(0.1)) if problem.n == 1 else fednmap(), problem, rounds=2)
-    assert identity(problem.made_of()) == before == identity(make().made_of())
+    assert identity(info_of(problem).made_of()) == before == identity(info_of(make()).made_of())
 
 
 def test_regularizers_by_layer_are_told_apart():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from drawn import minibatches
 
-from fednmap.problems.minibatch import BLOCK, minibatches
+from fednmap.problems.minibatch import BLOCK
 
 SIZES = torch.tensor([5, 1, 40, 17, 3])
 OFFSETS = SIZES.cumsum(0) - SIZES

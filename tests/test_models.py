@@ -228,7 +228,7 @@ def test_minibatch_gradients_use_batch_statistics_stacked_or_one_by_one():
     stacked = problem.oracle(torch.arange(2), 3)(points, 1)
     for i in range(2):
         torch.testing.assert_close(problem.oracle(torch.tensor(i), 3)(points[i], 1), stacked[i])
-    from fednmap.problems.minibatch import minibatches
+    from drawn import minibatches
 
     rows = minibatches(0, torch.tensor(0), 3, 4, problem.data.sizes, problem.data.offsets)(1)
     module = normalised()
@@ -410,7 +410,7 @@ def test_all_data_is_gone_through_with_bounded_activations(monkeypatch):
 def test_a_stack_of_clients_counts_their_activations(monkeypatch):
     problem = Network(Watching(), cross_entropy, small_clients(), batch_size=8)
     assert problem.chunk >= 3
-    monkeypatch.setattr("fednmap.problems.network.STACK_BYTES", 2 * (8 * 512 + problem._activations.batch))
+    monkeypatch.setattr("fednmap.problems.kernels.autograd.STACK_BYTES", 2 * (8 * 512 + problem._activations.batch))
     assert problem.chunk == 2
 
 
@@ -425,7 +425,7 @@ def test_frozen_parameters_are_kept_once(monkeypatch):
 
     def place():
         problem.exact().oracle(torch.tensor(0), 0)(problem.start, 0)
-        places.append(problem._here.module[1].weight.data_ptr())
+        places.append(problem._function.local.module[1].weight.data_ptr())
 
     for _ in range(3):
         thread = Thread(target=place)

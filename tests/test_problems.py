@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fednmap import problems, simulate
 from fednmap.algorithms import FedNMap
-from fednmap.core import declared
+from fednmap.core import info_of
 from fednmap.measure import evaluate
 from fednmap.models import mlp
 from fednmap.names import InputError
@@ -182,7 +182,7 @@ def test_a_linear_network_is_least_squares():
     assert torch.allclose(linked.gradient(x), reference.gradient(x), rtol=1e-12)
     some = torch.tensor([1, 3])
     minibatches = (
-        p.oracle(some, 2)(x, 1) for p in (Network(linear, linked._loss, data, batch_size=3), least_squares())
+        p.oracle(some, 2)(x, 1) for p in (Network(linear, linked._function.loss, data, batch_size=3), least_squares())
     )
     assert torch.allclose(*minibatches, rtol=1e-12)
 
@@ -271,7 +271,7 @@ def test_loss_and_gradient_in_one_pass_are_the_same_two(kind):
         problem = KINDS[kind](weights=WEIGHTS)
     x = point(problem)
     for one in (problem, problem.part(0, 1), Pooled(problem)):
-        loss, gradient = declared(one).value_and_gradient(x)
+        loss, gradient = info_of(one).value_and_gradient(x)
         assert torch.allclose(loss, problem.loss(x), rtol=1e-13)
         assert torch.allclose(gradient, problem.gradient(x), rtol=1e-12, atol=1e-14)
     assert not loss.requires_grad

@@ -4,15 +4,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from drawn import minibatches
 from stochastic import KINDS, SIZES
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fednmap.core import declared
+from fednmap.core import info_of
 from fednmap.data import ClientData, load, partition
 from fednmap.models import build, cnn
 from fednmap.problems import Network, Pooled
-from fednmap.problems.minibatch import minibatches
 
 WEIGHTS = [0.4, 0.3, 0.2, 0.1]
 
@@ -60,7 +60,7 @@ def computed(problem, x, some, one):
     pooled = Pooled(problem)
     found += [pooled.oracle(one * 0, 1)(x, 0), pooled.exact().oracle(one * 0, 1)(x, 0)]
     found += [problem.predict(x, problem.data.x), *problem.data.mixed(3)[0]]
-    if make := declared(problem).module:
+    if make := info_of(problem).module:
         found += [make(x)(problem.data.x)]
     return [v.detach() for v in found]
 
@@ -133,7 +133,7 @@ def test_clients_that_are_on_another_device_are_counted_on_the_cpu():
 def test_digest_tells_data_and_division_apart():
     problem = KINDS["binary"]()
     same, rest = KINDS["binary"](batch_size=None, seed=7), list(problem.data)
-    assert problem.digest() == same.digest() == problem.exact().digest() == Pooled(problem).digest()
+    assert problem.digest() == same.digest() == problem.exact().digest() == info_of(Pooled(problem)).digest()
     others = [
         problem.alone(1).digest(),
         type(problem)([(torch.cat([rest[0][0], rest[1][0]]), torch.cat([rest[0][1], rest[1][1]])), *rest[2:]]).digest(),

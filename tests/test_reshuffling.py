@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from drawn import minibatches
 from lasso import gap, models
 from small import begin, outcome, resume, small
 from stochastic import KINDS, SIZES, least_squares
@@ -15,7 +16,7 @@ from fednmap.algorithms import EControlDA, FedNMap, Scaffnew
 from fednmap.decentralized import Decentralized, NormED, Ring
 from fednmap.names import InputError
 from fednmap.problems import Pooled
-from fednmap.problems.minibatch import BLOCK, minibatches, mix, reshuffled, shuffle
+from fednmap.problems.minibatch import BLOCK, mix, reshuffled, shuffle
 from fednmap.regularizers import L1
 from fednmap.runs.experiment import prepare
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fednmap import Diverged, InputError, run, simulate
 from fednmap import algorithms as A
-from fednmap.core import Algorithm, ProblemInfo, declared
+from fednmap.core import Algorithm, ProblemInfo, info_of
 from fednmap.data.partition import iid
 from fednmap.decentralized import Complete, Decentralized, NormED
 from fednmap.measure import stationarity
@@ -249,9 +249,9 @@ def test_what_info_returns_is_declared_and_nothing_else():
         def info(self):
             return ProblemInfo(start=ONES, chunk=2)
 
-    assert declared(Telling()) == ProblemInfo(start=ONES, chunk=2)
+    assert info_of(Telling()) == ProblemInfo(start=ONES, chunk=2)
     assert torch.equal(run(fednmap(), Telling(), rounds=0).x, PHI.prox(ONES, GAMMA))
-    assert declared(Named()) == ProblemInfo()
+    assert info_of(Named()) == ProblemInfo()
     Telling.info = "about this problem"
     with pytest.raises(InputError, match=r"expected Telling.info\(\) to return a ProblemInfo, got str"):
         run(fednmap(), Telling(), rounds=1)
@@ -302,7 +302,7 @@ def test_weights_count_by_their_ratios(weights):
 
 def test_weights_that_sum_to_one_stay_to_the_bit():
     weights = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64) * (1 + 1e-9)
-    assert torch.equal(declared(Double(weights)).weights, weights)
+    assert torch.equal(info_of(Double(weights)).weights, weights)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Watched:
         self.inner, self.told = inner, told
 
     def info(self):
-        return ProblemInfo.of(self)
+        return ProblemInfo(start=self.start, concurrent=self.concurrent)
 
     def oracle(self, clients, t):
         self.told(clients.tolist())

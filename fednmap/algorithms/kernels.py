@@ -40,7 +40,7 @@ class Steps:
         return z
 
     def down(self, z: Tensor, x: Tensor, q: int, *directions: Tensor) -> Tensor:
-        """z - eta (g(x, q) + the sum of the directions); straight into z where the oracle is `core.Adding`."""
+        """z - eta (g(x, q) + the sum of the directions); in place for an `AccumulatingOracle`."""
         assert self._g is not None
         if self._add is None or (z is not self._space and self._space is not None):
             return self(z, self._g(x, q), *directions)

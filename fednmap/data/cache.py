@@ -51,11 +51,19 @@ def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
     )
 
 
-def check_md5(path: Path | str, contents: bytes, md5: str) -> None:
-    """Refuses contents whose md5 is not the published one."""
-    found = hashlib.md5(contents, usedforsecurity=False).hexdigest()
-    if found != md5:
-        raise InputError(f"{path} is truncated, changed or another file (md5 {found}, published {md5}); {_FRESH}")
+def contents(name: str, file: str, md5: str, addresses: Iterable[str]) -> bytes:
+    """The contents of `file` of the data set `name`, found or downloaded, with the published md5."""
+    path = find(name, [file]) or download(name, file, md5, addresses)
+    found = read(path)
+    check(path, found, md5)
+    return found
+
+
+def check(path: Path | str, contents: bytes, digest: str, kind: str = "md5") -> None:
+    """Refuse contents whose digest is not the published one."""
+    found = hashlib.new(kind, contents, usedforsecurity=False).hexdigest()
+    if found != digest:
+        raise InputError(f"{path} is truncated, changed or another file ({kind} {found}, published {digest}); {_FRESH}")
 
 
 def read(path: Path) -> bytes:

@@ -49,7 +49,7 @@ def _files() -> tuple[list[tuple[str, bytes]], tuple[str, bytes]]:
     read = next(filter(None, map(_in_folder, cache.folders("cifar10"))), None)
     read = read or _unpack(cache.download("cifar10", BINARY, MD5[BINARY], ADDRESSES))
     for (path, contents), md5s in zip(read, FILES.values(), strict=True):
-        cache.check_md5(path, contents, md5s[not path.endswith(".bin")])
+        cache.check(path, contents, md5s[not path.endswith(".bin")])
     return read[:-1], read[-1]
 
 
@@ -67,7 +67,7 @@ def _in_folder(folder: Path) -> list[tuple[str, bytes]]:
 
 
 def _unpack(archive: Path) -> list[tuple[str, bytes]]:
-    cache.check_md5(archive, archive.read_bytes(), MD5[archive.name])
+    cache.check(archive, archive.read_bytes(), MD5[archive.name])
     with tarfile.open(archive) as tar:
         members = {Path(member.name).stem: member for member in tar.getmembers() if member.isfile()}
         files = [(members[name].name, tar.extractfile(members[name])) for name in FILES]

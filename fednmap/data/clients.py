@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fednmap.data.sparse import from_scipy, is_scipy, is_sparse, joined, numbers, stored, take
+from fednmap.data.sparse import digest, from_scipy, is_scipy, is_sparse, joined, numbers, take
 from fednmap.names import InputError
 
 ONE_PER_CLIENT = "give a list with one pair (x, y) per client"
@@ -119,12 +118,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all numbers and of whose they are: the same for the same data."""
-        found = hashlib.sha256()
-        for values in (self.x, self.y, self.sizes):
-            found.update(f"{values.dtype} {tuple(values.shape)}".encode())
-            for part in stored(values.detach()):
-                found.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return digest(("", values) for values in (self.x, self.y, self.sizes))
 
     @property
     def offsets(self) -> Tensor:

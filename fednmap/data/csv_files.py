@@ -12,10 +12,8 @@ import numpy.typing as npt
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.rows import label_names, located, targets
+from fednmap.data.rows import LABELS, label_names, located, targets
 from fednmap.names import InputError
-
-LABELS = ("label", "target", "y")
 
 
 def csv(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fednmap.data.sparse import stored, take
+from fednmap.data.sparse import digest, take
 
 CONSTANT = 1e-10
 """A column whose deviation is this small beside its size does not vary."""
@@ -42,14 +41,8 @@ class Dataset:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all numbers: the same for the same data."""
-        found = hashlib.sha256()
-        for name in ("x_train", "y_train", "x_test", "y_test", "clients"):
-            values: Tensor | None = getattr(self, name)
-            if values is not None:
-                found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-                for part in stored(values.detach()):
-                    found.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        named = ((name, getattr(self, name)) for name in ("x_train", "y_train", "x_test", "y_test", "clients"))
+        return digest((f"{name} ", values) for name, values in named if values is not None)
 
     @property
     def classes(self) -> int | None:

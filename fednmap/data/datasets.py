@@ -15,7 +15,6 @@ import torch
 from fednmap.data.cifar_files import cifar10
 from fednmap.data.csv_files import csv
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.elsewhere import stays_with_clients
 from fednmap.data.heart_disease import heart_disease
 from fednmap.data.mnist_files import fashion_mnist, mnist
 from fednmap.data.svm_files import svm
@@ -43,6 +42,11 @@ def _digits() -> tuple[Any, Any]:
         return load_digits(return_X_y=True)  # type: ignore[no-any-return]
     table = np.loadtxt(path, delimiter=",")
     return table[:, :-1], table[:, -1].astype(int)
+
+
+def stays_with_clients() -> Dataset:
+    """Data that stays with the clients of a federation; `fednmap flower new` shows how they load it."""
+    raise InputError("the data of this run stays with its clients; run it with Flower, see `fednmap flower new --help`")
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {

@@ -24,20 +24,22 @@ NORMALISED = {"flamby": False, "flamby-pooled": True}
 def heart(variant: str, x: Tensor, y: Tensor, clients: Tensor) -> Dataset:
     """The patients of `heart_disease.patients` divided and normalised as Fed-Heart-Disease."""
     pooled = choose("variant of heart-disease", variant, NORMALISED)
-    test = torch.zeros(len(x), dtype=torch.bool, device="cpu")
-    for i in torch.unique(clients):
-        mine = (clients == i).nonzero().squeeze(1)
-        test[mine[_divided(y[mine], 1 - TRAIN, TRAIN, SPLIT_SEED)]] = True
+    test = _held_out(y, clients, 1 - TRAIN, TRAIN, SPLIT_SEED)
     x = _normalised(x, ~test, torch.zeros_like(clients) if pooled else clients)
     return Dataset(x[~test], y[~test], x[test], y[test], clients[~test], clients[test])
 
 
 def validation(labels: Tensor, clients: Tensor, share: float, seed: int) -> Tensor:
     """Which of these rows are kept back to validate: `share` of each client's, by label where there are enough."""
+    return _held_out(labels, clients, share, None, seed)
+
+
+def _held_out(labels: Tensor, clients: Tensor, test: float, train: float | None, seed: int) -> Tensor:
+    """Which rows are for the test, each client's drawn by `_divided`."""
     kept = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for i in torch.unique(clients):
         mine = (clients == i).nonzero().squeeze(1)
-        kept[mine[_divided(labels[mine], share, None, seed)]] = True
+        kept[mine[_divided(labels[mine], test, train, seed)]] = True
     return kept
 
 

@@ -66,12 +66,8 @@ def heart_disease(variant: str | None = None) -> Dataset:
 def patients() -> tuple[Tensor, Tensor, Tensor]:
     """Features as they are, labels and hospitals of the patients with no missing value, in the files' order."""
     rows, clients = [], []
-    for i, (hospital, md5) in enumerate(HOSPITALS.items()):
-        file = f"processed.{hospital}.data"
-        path = cache.find("heart_disease", [file]) or cache.download("heart_disease", file, md5, ADDRESSES)
-        contents = cache.read(path)
-        cache.check_md5(path, contents, md5)
-        table = np.array([line.split(",") for line in contents.decode().split()])
+    for i, hospital in enumerate(HOSPITALS):
+        table = np.array(cells(hospital))
         table = np.delete(table, (SLOPE, CA, THAL), axis=1)
         table = table[~(table == "?").any(axis=1)].astype(np.float32)
         rows.append(torch.from_numpy(table))
@@ -80,6 +76,13 @@ def patients() -> tuple[Tensor, Tensor, Tensor]:
     plain = [j for j in range(pooled.shape[1] - 1) if j not in (CHEST_PAIN, REST_ECG)]
     kinds = [one_hot(pooled[:, j].long() - pooled[:, j].long().min())[:, 1:] for j in (CHEST_PAIN, REST_ECG)]
     return torch.cat([pooled[:, plain], *kinds], dim=1), (pooled[:, -1] > 0).long(), torch.cat(clients)
+
+
+def cells(hospital: str) -> list[list[str]]:
+    """The cells of a hospital's file, row by row; "?" is missing."""
+    file = f"processed.{hospital}.data"
+    contents = cache.contents("heart_disease", file, HOSPITALS[hospital], ADDRESSES)
+    return [line.split(",") for line in contents.decode().split()]
 
 
 def _described(data: Dataset) -> Dataset:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fednmap.data import cache
-from fednmap.data.heart_disease import ADDRESSES, HOSPITALS
+from fednmap.data.heart_disease import HOSPITALS, cells
 
 COLUMNS = (
     *("age", "sex", "chest_pain", "pressure", "cholesterol", "sugar", "ecg"),
@@ -26,7 +25,7 @@ WORDS = {
 
 def hospital_files(folder: Path, left_out: Sequence[str] = LEFT_OUT) -> list[Path]:
     """Writes HOSPITAL.csv for each of the four into `folder`; what is missing is an empty cell."""
-    tables = {hospital: _table(hospital, md5, left_out) for hospital, md5 in HOSPITALS.items()}
+    tables = {hospital: _table(hospital, left_out) for hospital in HOSPITALS}
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for hospital, lines in tables.items():
@@ -35,14 +34,10 @@ def hospital_files(folder: Path, left_out: Sequence[str] = LEFT_OUT) -> list[Pat
     return made
 
 
-def _table(hospital: str, md5: str, left_out: Sequence[str]) -> list[str]:
-    file = f"processed.{hospital}.data"
-    path = cache.find("heart_disease", [file]) or cache.download("heart_disease", file, md5, ADDRESSES)
-    contents = cache.read(path)
-    cache.check_md5(path, contents, md5)
+def _table(hospital: str, left_out: Sequence[str]) -> list[str]:
     lines = [",".join(name for name in COLUMNS if name not in left_out)]
-    for line in contents.decode().split():
-        row = dict(zip(COLUMNS, line.split(","), strict=True))
+    for found in cells(hospital):
+        row = dict(zip(COLUMNS, found, strict=True))
         if hospital == "switzerland" and row["cholesterol"] == "0":
             row["cholesterol"] = "?"
         lines.append(",".join(_word(name, cell) for name, cell in row.items() if name not in left_out))

@@ -73,7 +73,7 @@ def _load(name: str, md5s: tuple[tuple[str, str], ...]) -> Dataset:
     for file, (packed, unpacked) in zip(FILES, md5s, strict=True):
         path = cache.find(name, (f"{file}.gz", file)) or cache.download(name, f"{file}.gz", packed, ADDRESSES[name])
         contents = cache.read(path)
-        cache.check_md5(path, contents, unpacked)
+        cache.check(path, contents, unpacked)
         arrays.append(parse(path, contents))
     x_train, y_train, x_test, y_test = arrays
     return Dataset(_pixels(x_train), y_train.long(), _pixels(x_test), y_test.long())

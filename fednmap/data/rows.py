@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fednmap.names import InputError
 
+LABELS = ("label", "target", "y")
+"""Names of the column to predict, if none is given."""
+
 
 def located(path: str) -> Path:
     """The file at `path`, else at that path inside the folder of FEDNMAP_DATA."""

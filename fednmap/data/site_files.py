@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.rows import label_names, targets
+from fednmap.data.rows import LABELS, label_names, targets
 from fednmap.names import InputError
 from fednmap.tables import FederatedPreprocessor, Table, read, read_sites
 from fednmap.tables.files import places
 from fednmap.tables.table import is_words, missing
-
-LABELS = ("label", "target", "y")
 
 
 def is_of_sites(path: str) -> bool:
@@ -57,12 +56,7 @@ def site_files(
     features = tuple(map(str, preprocessor.get_feature_names_out()))
     whole = torch.cat(x[: len(sites)])
     made = hold_out(whole, y[0], clients) if test is None else Dataset(whole, y[0], x[-1], y[1], clients)
-    return Dataset(
-        *(made.x_train, made.y_train, made.x_test, made.y_test, made.clients, made.test_clients),
-        features=features,
-        labels=label_names(joint, y[0]),
-        sites=tuple(sites),
-    )
+    return replace(made, features=features, labels=label_names(joint, y[0]), sites=tuple(sites))
 
 
 def _usual(sites: Mapping[str, Table]) -> str:

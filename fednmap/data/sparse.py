@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -121,6 +122,16 @@ def stored(values: Tensor) -> Iterator[Tensor]:
         yield from (values.crow_indices(), values.col_indices(), values.values())
     else:
         yield values
+
+
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 of these tensors, each with its label."""
+    found = hashlib.sha256()
+    for label, values in tensors:
+        found.update(f"{label}{values.dtype} {tuple(values.shape)}".encode())
+        for part in stored(values.detach()):
+            found.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def deviations(values: Tensor) -> Tensor:

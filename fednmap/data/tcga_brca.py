@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -54,11 +52,5 @@ def _text(file: str) -> str:
         places = " or ".join(str(folder) for folder in cache.folders("tcga_brca"))
         raise InputError(f"{file} of tcga-brca is not here; read {TERMS}, then put {SOURCE} into {places}")
     contents = cache.read(path)
-    _check(path, contents, SHA256[file])
+    cache.check(path, contents, SHA256[file], "sha256")
     return contents.decode()
-
-
-def _check(path: Path, contents: bytes, sha256: str) -> None:
-    found = hashlib.sha256(contents).hexdigest()
-    if found != sha256:
-        raise InputError(f"{path} is truncated, changed or another file (sha256 {found}, known {sha256})")

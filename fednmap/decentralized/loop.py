@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle, Problem, State, declared, nbytes
+from fednmap.core import Oracle, Problem, State, info_of, nbytes
 from fednmap.decentralized.contract import DecentralizedAlgorithm
 from fednmap.decentralized.exchange import Mixing
 from fednmap.names import InputError
@@ -80,7 +80,7 @@ def rounds_of(
             UserWarning,
             stacklevel=3,
         )
-    start, about = first_point(problem, start), declared(problem)
+    start, about = first_point(problem, start), info_of(problem)
     whole_epochs(algorithm, about.steps_per_round, 1)
     server, initial = algorithm.init(start)
     mixing = Mixing(algorithm.topology, drop=drop, seed=seed, positive=algorithm.method.traits.positive)

@@ -25,7 +25,7 @@ class Centred:
         self._ends = outputs * len(shift), outputs * len(shift) + outputs
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(start=self.start, weights=self.weights, chunk=self.chunk, hessian=self.hessian)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         g = self.problem.oracle(clients, t)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednmap.algorithms import FedNMapMemory
 from fednmap.algorithms.quasi_newton import Counts
-from fednmap.core import Problem, Regularizer, declared, nbytes
+from fednmap.core import Problem, Regularizer, info_of, nbytes
 from fednmap.measure import hessian_norms, residual
 
 MEMORY = 40
@@ -103,7 +103,7 @@ def _carried(method: FedNMapMemory, after: Fit, known: Known) -> Any:
 
 def smoothness(problem: Problem, x: Tensor, iterations: int = 20) -> float:
     """What the problem says, else the norm of the Hessian of f at x by power iteration, and a little more."""
-    own = declared(problem).smoothness
+    own = info_of(problem).smoothness
     if own is not None:
         return own() or 1.0
     first = torch.randn(1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=x.dtype, device="cpu")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fednmap.core import Oracle, ProblemInfo
 from fednmap.problems import GLM
-from fednmap.problems.spectrum import largest_eigenvalue
+from fednmap.problems.curvature import largest_eigenvalue
 
 
 class Gram:
@@ -25,7 +25,13 @@ class Gram:
         self._b = -problem.gradient(torch.zeros_like(problem.start))
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            chunk=self.chunk,
+            smoothness=self.smoothness,
+            hessian=self.hessian,
+        )
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         return self.problem.oracle(clients, t)
@@ -52,9 +58,7 @@ class Gram:
         return self.problem.outer(x)
 
     def smoothness(self) -> float:
-        generator = torch.Generator("cpu").manual_seed(0)
-        first = torch.randn(self.dim, generator=generator, dtype=torch.float64, device="cpu")
-        return largest_eigenvalue(lambda v: self._H @ v, first.to(self._H))
+        return largest_eigenvalue(lambda v: self._H @ v, self._b)
 
     def alone(self, i: int) -> GLM:
         """Client i by itself."""

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 from fednmap.data.dataset import Dataset
-from fednmap.models.cnn import cnn
-from fednmap.models.linear import linear
-from fednmap.models.mlp import mlp
 from fednmap.models.mobilenet import mobilenet_v3_small
+from fednmap.models.sequential import cnn, linear, mlp
 from fednmap.names import InputError, called, choose, imported, is_code, parted
 
 Shape = Sequence[int]

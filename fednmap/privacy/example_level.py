@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Oracle, ProblemInfo, declared
+from fednmap.core import Algorithm, Oracle, ProblemInfo, info_of
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.privacy import accounting
@@ -78,7 +78,7 @@ class PrivateRows:
         self.digest = problem.digest
         self.part, self.pieces, self.value_and_gradient = problem.part, problem.pieces, problem.value_and_gradient
         self.subsample = problem.subsample
-        self.smoothness = declared(problem).smoothness
+        self.smoothness = info_of(problem).smoothness
 
     @property
     def chunk(self) -> int:
@@ -86,7 +86,19 @@ class PrivateRows:
         return self.problem.chunk
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            chunk=self.chunk,
+            part=self.part,
+            pieces=self.pieces,
+            concurrent=self.concurrent,
+            value_and_gradient=self.value_and_gradient,
+            subsample=self.subsample,
+            digest=self.digest,
+            made_of=self.made_of,
+            smoothness=self.smoothness,
+        )
 
     def made_of(self) -> Mapping[str, Any]:
         own = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "rate": self.rate, "noise_seed": self.seed}

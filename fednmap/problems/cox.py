@@ -14,9 +14,8 @@ from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, numbers, take
 from fednmap.names import InputError
-from fednmap.problems.curvature import by_client
+from fednmap.problems.curvature import by_client, largest_eigenvalue
 from fednmap.problems.design import Design
-from fednmap.problems.spectrum import largest_eigenvalue
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_weights
 
 TIES = ("efron", "breslow")
@@ -77,7 +76,20 @@ class Cox:
         self._designs: dict[int, Design] = {}
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            part=self.part,
+            concurrent=True,
+            exact=self.exact,
+            exact_gradients=True,
+            value_and_gradient=self.value_and_gradient,
+            digest=self.digest,
+            made_of=self.made_of,
+            smoothness=self.smoothness,
+            hessian=self.hessian,
+            hessians=self.hessians,
+        )
 
     def digest(self) -> str:
         """SHA-256 of the data."""
@@ -162,12 +174,9 @@ class Cox:
     def smoothness(self, x: Tensor | None = None) -> float:
         """The largest eigenvalue of the Hessian of f at x (default: the start), from differences of gradients."""
         x = (self.start if x is None else x).double()
-        first = torch.randn(
-            self.dim, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
-        )
         e = 1e-5 * max(1.0, float(x.norm()))
         return largest_eigenvalue(
-            lambda v: (self.gradient(x + e * v) - self.gradient(x - e * v)) / (2 * e), first.to(x), tolerance=1e-2
+            lambda v: (self.gradient(x + e * v) - self.gradient(x - e * v)) / (2 * e), x, tolerance=1e-2
         )
 
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Hessians of single clients, where a problem knows that of one by itself."""
+"""Curvature: the Hessians of single clients, and the largest eigenvalue of a Hessian."""
 
 from __future__ import annotations
 
@@ -26,3 +26,40 @@ def by_client(problem: Curved, clients: Tensor) -> Callable[[Tensor], Tensor]:
         return torch.stack(found) if clients.ndim else found[0]
 
     return hessians
+
+
+def largest_eigenvalue(
+    product: Callable[[Tensor], Tensor], like: Tensor, *, tolerance: float = 1e-3, most: int = 60
+) -> float:
+    """The largest eigenvalue of a symmetric operator on vectors `like` this one, from its products with vectors.
+
+    Lanczos' method: the largest Ritz value plus its residual, which bounds an eigenvalue from above. It ends when the
+    residual is within `tolerance`, after `most` products, or when the Krylov space is exhausted. Vectors are
+    orthogonalised in full, so that rounding does not bring back those already found.
+
+    Reference: Golub and Van Loan, Matrix Computations, 4th edition, section 10.1.
+    """
+    random = torch.Generator("cpu").manual_seed(0)
+    first = torch.randn(like.numel(), generator=random, dtype=torch.float64, device="cpu").to(like)
+    basis: list[Tensor] = [first / first.norm()]
+    diagonal: list[float] = []
+    off_diagonal: list[float] = []
+    bound = 0.0
+    for k in range(min(most, like.numel())):
+        v = product(basis[-1])
+        diagonal.append(float(v @ basis[-1]))
+        known = torch.stack(basis)
+        for _ in range(2):
+            v = v - (known @ v) @ known
+        length = float(v.norm())
+        tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64, device="cpu"))
+        if k:
+            tridiagonal += torch.diag(torch.tensor(off_diagonal, dtype=torch.float64, device="cpu"), -1)
+        values, vectors = torch.linalg.eigh(tridiagonal)  # of the lower triangle
+        largest, residual = float(values[-1]), length * abs(float(vectors[-1, -1]))
+        bound = largest + residual
+        if residual <= tolerance * abs(largest) or length <= torch.finfo(v.dtype).eps * abs(largest):
+            return bound
+        off_diagonal.append(length)
+        basis.append(v / length)
+    return bound

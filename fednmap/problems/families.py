@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -139,7 +140,7 @@ class Multinomial(Family):
         return -log_softmax(eta, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        return _less_one(torch.softmax(eta, -1), y)
+        return less_one(torch.softmax(eta, -1), y)
 
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         share = torch.softmax(eta, -1)
@@ -148,7 +149,7 @@ class Multinomial(Family):
     def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logarithm = log_softmax(eta, -1)
         loss = -logarithm.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        return loss, _less_one(logarithm.exp_(), y)
+        return loss, less_one(logarithm.exp_(), y)
 
     def mean(self, eta: Tensor) -> Tensor:
         return torch.softmax(eta, -1)
@@ -285,10 +286,15 @@ FAMILIES: dict[str, Callable[..., Family]] = {
 """Families by name; `multinomial` needs the number of classes."""
 
 
-def _less_one(share: Tensor, y: Tensor) -> Tensor:
-    """1 less at the label of each row, in place."""
-    minus = torch.full((), -1.0, dtype=share.dtype, device=share.device)
-    return share.scatter_add_(-1, y.unsqueeze(-1), minus.expand(*y.shape, 1))
+def less_one(share: Tensor, y: Tensor, axis: int = -1) -> Tensor:
+    """`share` less 1 at the label of each row, in place; `axis` is that of the classes."""
+    label = y.unsqueeze(axis)
+    return share.scatter_add_(axis, label, _minus_one(share.dtype, share.device).expand(label.shape))
+
+
+@cache
+def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), -1.0, dtype=dtype, device=device)
 
 
 def labels(y: Tensor, classes: int | None = None) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
+from math import prod
 from numbers import Integral
 from operator import getitem
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -18,7 +20,6 @@ from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, stored, take
 from fednmap.names import InputError, choose
 from fednmap.problems.minibatch import BLOCK, Draw, blocks, by_step, reshuffled, sample_numbers
-from fednmap.problems.space import Space
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
 Weight = float | Tensor
@@ -30,6 +31,17 @@ AT_ONCE_BYTES = 1 << 18  # minibatches of several steps are gathered together wh
 REPLACEMENT, RESHUFFLE = "replacement", "reshuffle"
 MOST_PIECES = 64  # of the sums over all data: more threads than that find nothing to do
 MANY, FEW = 128, 16  # chunks of data: an estimate goes through FEW of them where there are more than MANY
+
+
+class Options(TypedDict, total=False):
+    """Keywords that every linear model passes on to `FiniteSum`, which explains them."""
+
+    batch_size: int | None
+    seed: int
+    weights: Weights
+    sample_weights: RowWeights
+    minibatches: str
+    local_steps: int | None
 
 
 class FiniteSum(ABC):
@@ -57,9 +69,9 @@ class FiniteSum(ABC):
         self,
         data: Pairs,
         *,
-        batch_size: int | None,
-        seed: int,
-        weights: Weights,
+        batch_size: int | None = None,
+        seed: int = 0,
+        weights: Weights = None,
         sample_weights: RowWeights = None,
         minibatches: str = "replacement",
         local_steps: int | None = None,
@@ -77,7 +89,7 @@ class FiniteSum(ABC):
         self._counts = row_weights(sample_weights, self.data)
         self._shares = row_shares(self._sizes, self._counts)
         self.weights = client_weights(weights, self._sizes, self._counts)
-        self._part, self._space = (0, 1), Space()
+        self._part, self._buffers = (0, 1), Buffers()
 
     @property
     def chunk(self) -> int:
@@ -101,7 +113,21 @@ class FiniteSum(ABC):
         return self.batch_size is None
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            chunk=self.chunk,
+            part=self.part,
+            pieces=self.pieces,
+            concurrent=self.concurrent,
+            exact=self.exact,
+            exact_gradients=self.exact_gradients,
+            steps_per_round=self.steps_per_round,
+            value_and_gradient=self.value_and_gradient,
+            subsample=self.subsample,
+            digest=self.digest,
+            made_of=self.made_of,
+        )
 
     def digest(self) -> str:
         """SHA-256 of the data."""
@@ -161,15 +187,6 @@ class FiniteSum(ABC):
         """`batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""
         return self.batch_loss(x, a, b, weight), self.batch_gradient(x, a, b, weight)
 
-    @property
-    def adding(self) -> bool:
-        """Whether `add_gradient` is there: it pays where gradients are large and made piece by piece."""
-        return False
-
-    def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        """z += scale * batch_gradient(x, a, b, weight), in place; z may be x itself."""
-        raise NotImplementedError
-
     @abstractmethod
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         """What model x says about each input: a label, or a number in regression."""
@@ -193,14 +210,12 @@ class FiniteSum(ABC):
         def gathered(x: Tensor, q: int) -> Samples:
             drawn = rows(q)
             weight = equal if self._counts is None else (equal * held * self._shares[drawn]).to(x)
-            return *self._gather(drawn, x, self._space), weight
+            return *self._gather(drawn, x, self._buffers), weight
 
         return self._oracle(gathered, clients)
 
     def _oracle(self, samples: Callable[[Tensor, int], Samples], clients: Tensor) -> Oracle:
         """The gradients on samples(x, q), those of local step q."""
-        if self.adding:
-            return _Adding(self, samples, clients.shape)
         return lambda x, q: self.batch_gradient(x, *samples(x, q))
 
     def loss(self, x: Tensor) -> Tensor:
@@ -255,18 +270,18 @@ class FiniteSum(ABC):
         step = self.rows_at_once()
         return (slice(c, c + step) for c in range(0, len(self.data.x), step))
 
-    def _gather(self, rows: Tensor, x: Tensor, space: Space | None = None) -> tuple[Tensor, Tensor]:
-        """The samples in these rows, written into `space` if there is any."""
+    def _gather(self, rows: Tensor, x: Tensor, buffers: Buffers | None = None) -> tuple[Tensor, Tensor]:
+        """The samples in these rows, written into `buffers` if there is any."""
         flat = rows.reshape(-1).to(self.data.x.device)
-        a, b = (self._taken(k, v, rows, flat, space) for k, v in enumerate((self.data.x, self.data.y)))
+        a, b = (self._taken(k, v, rows, flat, buffers) for k, v in enumerate((self.data.x, self.data.y)))
         return like(a, x), like(b, x)
 
-    def _taken(self, name: int, values: Tensor, rows: Tensor, flat: Tensor, space: Space | None) -> Tensor:
+    def _taken(self, name: int, values: Tensor, rows: Tensor, flat: Tensor, buffers: Buffers | None) -> Tensor:
         rest = values.shape[1:]
-        if space is None:
+        if buffers is None:
             return torch.index_select(values, 0, flat).reshape(*rows.shape, *rest)
-        torch.index_select(values, 0, flat, out=space(name, (len(flat), *rest), values))
-        return space(name, (*rows.shape, *rest), values)
+        torch.index_select(values, 0, flat, out=buffers(name, (len(flat), *rest), values))
+        return buffers(name, (*rows.shape, *rest), values)
 
     def _apart(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The samples in rows (steps, ...), step by step, as precise as they are: x may be more so than the start."""
@@ -287,17 +302,33 @@ def _rule(minibatches: str, local_steps: int | None) -> Draw:
     return rule
 
 
-class _Adding:
-    """The oracle of a problem that can add its gradients; see `core.Adding`."""
+class Buffers(threading.local):
+    """Named buffers of each thread, written over again and again; a name has one, as large as it was ever needed.
 
-    def __init__(self, problem: FiniteSum, samples: Callable[[Tensor, int], Samples], stack: tuple[int, ...]) -> None:
-        self._problem, self._samples, self.stack = problem, samples, stack
+    >>> buffers = Buffers()
+    >>> first = buffers("a", (2, 3), torch.zeros(()))
+    >>> buffers("a", (3, 1), torch.zeros(())).data_ptr() == first.data_ptr()
+    True
+    """
 
-    def __call__(self, x: Tensor, q: int) -> Tensor:
-        return self._problem.batch_gradient(x, *self._samples(x, q))
+    def __init__(self) -> None:
+        self._flat: dict[Hashable, Tensor] = {}
+        self._shaped: dict[Hashable, dict[tuple[int, ...], Tensor]] = {}
 
-    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
-        self._problem.add_gradient(z, x, *self._samples(x, q), scale)
+    def __call__(self, name: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A buffer of this shape, with the dtype and device of `like`; its contents are arbitrary."""
+        found = self._shaped.get(name, {}).get(shape)
+        if found is not None and found.dtype == like.dtype and found.device == like.device:
+            return found
+        flat = self._flat.get(name)
+        if flat is None or flat.dtype != like.dtype or flat.device != like.device or flat.numel() < prod(shape):
+            flat = self._flat[name] = like.new_empty(prod(shape))
+            self._shaped[name] = {}
+        found = self._shaped[name][shape] = flat[: prod(shape)].view(shape)
+        return found
+
+    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
+        return Buffers, ()  # a copy begins with none
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fednmap.core import Oracle
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, take
-from fednmap.names import choose
-from fednmap.problems.curvature import by_client
+from fednmap.names import InputError, choose
+from fednmap.problems.curvature import by_client, largest_eigenvalue
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
-from fednmap.problems.finite_sum import FiniteSum, Weight
-from fednmap.problems.samples import samples
-from fednmap.problems.space import Space
-from fednmap.problems.spectrum import largest_eigenvalue
-from fednmap.problems.weighting import RowWeights, Weights, per_client
+from fednmap.problems.finite_sum import Buffers, FiniteSum, Options, Weight
+from fednmap.problems.weighting import per_client
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
 PIECE_BYTES = 2 << 20  # of rows that are gone through together for gradients at several points
@@ -40,7 +38,7 @@ class GLM(FiniteSum):
     intercept: whether there is c; it comes after the coefficients: a regularizer on `coefficients` leaves it alone.
     weights:   of the clients in f; "samples" makes f the mean over all rows of all clients.
     sample_weights: what each row counts in its client's mean (by "samples": in f).
-    minibatches, local_steps: how samples are drawn, see `FiniteSum`.
+    batch_size: None for exact gradients; seed, minibatches, local_steps: how samples are drawn, see `FiniteSum`.
 
     Numbers that a family estimates once for all rows, such as a scale, come last in x.
 
@@ -52,30 +50,12 @@ class GLM(FiniteSum):
     """
 
     def __init__(
-        self,
-        data: Pairs,
-        family: Family | str,
-        *,
-        intercept: bool = False,
-        batch_size: int | None = None,
-        seed: int = 0,
-        weights: Weights = None,
-        sample_weights: RowWeights = None,
-        minibatches: str = "replacement",
-        local_steps: int | None = None,
+        self, data: Pairs, family: Family | str, *, intercept: bool = False, **options: Unpack[Options]
     ) -> None:
         rows = samples(data)
         self.family = _family(family, rows.y) if isinstance(family, str) else family
         y = self.family.targets(rows.y, rows.x.dtype)
-        super().__init__(
-            rows if y is rows.y else ClientData(rows.x, y, rows.sizes),
-            batch_size=batch_size,
-            seed=seed,
-            weights=weights,
-            sample_weights=sample_weights,
-            minibatches=minibatches,
-            local_steps=local_steps,
-        )
+        super().__init__(rows if y is rows.y else ClientData(rows.x, y, rows.sizes), **options)
         self.features = self.data.x.shape[1:].numel()
         self.intercept = intercept
         ends = _Ends.of(self.family, self.features, intercept)
@@ -91,6 +71,9 @@ class GLM(FiniteSum):
         self._large: dict[tuple[int, torch.dtype], Prepared] = {}
         self._small: dict[tuple[tuple[int, ...], torch.dtype], Prepared] = {}
         self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
+
+    def info(self) -> ProblemInfo:
+        return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"family": self.family, "intercept": self.intercept}
@@ -148,9 +131,7 @@ class GLM(FiniteSum):
                 total += self._back(self._weighted(weight, _times(curve, bound, self._outputs(v, design))), design)
             return total
 
-        generator = torch.Generator("cpu").manual_seed(0)
-        first = torch.randn(self.dim, generator=generator, dtype=torch.float64, device="cpu")
-        return largest_eigenvalue(product, first.to(x))
+        return largest_eigenvalue(product, x)
 
     def gradients(self, points: Tensor) -> Tensor:
         """Gradients of f at several points (k, dim), in one pass over the rows; not for families with constants."""
@@ -342,10 +323,10 @@ class GLM(FiniteSum):
         in every step."""
         return b.to(dtype) if self.family.outputs == 1 or b.is_floating_point() else b
 
-    def _gather(self, rows: Tensor, x: Tensor, space: Space | None = None) -> tuple[Tensor, Tensor]:
+    def _gather(self, rows: Tensor, x: Tensor, buffers: Buffers | None = None) -> tuple[Tensor, Tensor]:
         if is_sparse(self.data.x):
             return stacked(self.data.x, rows), self._targets(self.data.y[rows], x.dtype)
-        a, b = super()._gather(rows, x, space)
+        a, b = super()._gather(rows, x, buffers)
         return a, self._targets(b, x.dtype)
 
 
@@ -362,6 +343,21 @@ class _Ends(NamedTuple):
         end = scores * features
         after = end + (scores if intercept else 0)
         return cls(end, after, after + family.constants)
+
+
+def samples(data: Pairs) -> ClientData:
+    """The clients' rows, features as real numbers and targets (N,); what has another form is refused."""
+    given = ClientData.of(data)
+    x, y = given.x, given.y
+    if x.ndim < 2:
+        raise InputError(f"x has shape {tuple(x.shape)}; give one row of features per sample, shape (N, features)")
+    if y.shape[1:] == (1,):
+        y = y.squeeze(1)
+    if y.ndim != 1:
+        raise InputError(f"y has shape {tuple(y.shape)}; give one target per sample, shape (N,)")
+    if not x.is_floating_point():
+        x = x.to(torch.get_default_dtype())
+    return given if x is given.x and y is given.y else ClientData(x, y, given.sizes)
 
 
 def _family(name: str, y: Tensor) -> Family:

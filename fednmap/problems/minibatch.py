@@ -161,20 +161,6 @@ def blocks(
     return block
 
 
-def minibatches(
-    seed: int,
-    clients: Tensor,
-    t: int,
-    batch: int,
-    sizes: Tensor,
-    offsets: Tensor,
-    first: int = 0,
-    draw: Draw = sample_numbers,
-) -> Callable[[int], Tensor]:
-    """rows(q): the rows of the clients' minibatches in local step q of round t, shape (*clients.shape, batch)."""
-    return by_step(blocks(seed, clients, t, batch, sizes, offsets, first, draw), lambda drawn, k: drawn[k])
-
-
 def by_step(block: Callable[[int], T], pick: Callable[[T, int], U]) -> Callable[[int], U]:
     """What belongs to local step q, from what is made for BLOCK steps at once; the last block is remembered."""
     kept: dict[int, T] = {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from fednmap.core import Oracle, Problem, ProblemInfo, declared
+from fednmap.core import Oracle, Problem, ProblemInfo, info_of
 
 
 class Pooled:
@@ -18,21 +20,19 @@ class Pooled:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.dim = problem, problem.dim
-        said = declared(problem)
-        self.start, self.module, self.digest, self.made_of = said.start, said.module, said.digest, said.made_of
-        self.part, self.pieces, self.concurrent = said.part, said.pieces, said.concurrent
-        self.steps_per_round = said.steps_per_round
-        self.smoothness, self.hessian, self.value_and_gradient = said.smoothness, said.hessian, said.value_and_gradient
-        self.subsample = said.subsample
+        info = info_of(problem)
+        self.start, weights = info.start, info.weights
         equal = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64, device="cpu")
-        self._weights = equal if said.weights is None else said.weights
+        self._weights = equal if weights is None else weights
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo.of(self)
+        """That of the clients' problem, but for what is about single clients."""
+        whole = info_of(self.problem)
+        return replace(whole, weights=None, chunk=None, exact=self.exact, exact_gradients=None, hessians=None)
 
     def exact(self) -> Pooled:
         """The same with the exact gradient, where the clients' can be had."""
-        make = declared(self.problem).exact
+        make = info_of(self.problem).exact
         return self if make is None else Pooled(make())
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:

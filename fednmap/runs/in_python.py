@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 from torch import Tensor
 
-from fednmap.core import Algorithm, Problem, declared
+from fednmap.core import Algorithm, Problem, info_of
 from fednmap.measure import problem_gamma
 from fednmap.names import InputError
 from fednmap.problems import Network
@@ -140,13 +140,13 @@ def _settings(
 def _sampled(sample: Problem | None, tag: str | None) -> dict[str, str]:
     if sample is None:
         return {}
-    data = declared(sample).digest
+    data = info_of(sample).digest
     return {"sample": _problem(sample, tag) if data is None else f"{_problem(sample, tag)}, {data()}"}
 
 
 def _problem(problem: Problem, tag: str | None) -> str:
     """The problem in words, and a digest of what it is made of; its data have one of their own."""
-    words, said = f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters", declared(problem)
+    words, said = f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters", info_of(problem)
     if said.made_of is None:
         return words if said.digest is not None else f"{words}, {identity(problem, tag)}"
     made_of = said.made_of()
@@ -174,7 +174,7 @@ def _opened(path: Path, task: Task, phi: object) -> RunFolder:
     if not folder.made_in_python():
         raise InputError(f"{path} was made by the command line; go on with it there, by --resume {path}")
     folder.check_plain(task.settings)
-    digest = declared(task.problem).digest
+    digest = info_of(task.problem).digest
     if digest is not None:
         folder.recognise(digest())
     return folder

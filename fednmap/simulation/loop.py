@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Problem, SecondOrder, State, declared, oracle_of
+from fednmap.core import Algorithm, Problem, SecondOrder, State, info_of, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.client_round import client_round
@@ -133,7 +133,7 @@ def simulate(
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
     if algorithm.traits.hessians:
         oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)  # refused here where it cannot be had
-    about, start = declared(problem), first_point(problem, start)
+    about, start = info_of(problem), first_point(problem, start)
     federation, pipeline = federation_of(problem, sampler=who, drop=drop, seed=seed), Pipeline(uplink)
     algorithm = pipeline.wrap(algorithm)
     pipeline.check(algorithm, federation)
@@ -220,7 +220,7 @@ def federation_of(
 ) -> Federation:
     """What an uplink knows of a run with these options of `simulate`."""
     who = Uniform(participation) if sampler is None else sampler
-    return Federation(problem.n, declared(problem).weights, who, drop, seed)
+    return Federation(problem.n, info_of(problem).weights, who, drop, seed)
 
 
 def _hold(store: Path | None) -> Callable[[], None]:
@@ -286,7 +286,7 @@ def _check_numbers(algorithm: Algorithm, problem: Problem, drop: float) -> None:
 
 def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
     """`start` if given and fitting, else the problem's own, else zeros."""
-    start = declared(problem).start if start is None else start
+    start = info_of(problem).start if start is None else start
     if start is None:
         return torch.zeros(problem.dim, device="cpu")
     if not isinstance(start, Tensor):
@@ -300,7 +300,7 @@ def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
 
 def origin(problem: Problem, start: Tensor) -> Tensor:
     """The problem's own start, wherever a run begins; zeros like that one, if it has none."""
-    return torch.zeros_like(start) if declared(problem).start is None else first_point(problem)
+    return torch.zeros_like(start) if info_of(problem).start is None else first_point(problem)
 
 
 def side_by_side(problem: Problem, start: Tensor) -> int:
@@ -309,7 +309,7 @@ def side_by_side(problem: Problem, start: Tensor) -> int:
     A rule and not a measurement at run time: sums may round differently in another grouping, and the same seed must
     give the same bits again.
     """
-    chunk = declared(problem).chunk
+    chunk = info_of(problem).chunk
     return max(1, VECTORS_BYTES // (start.numel() * start.element_size())) if chunk is None else chunk
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from fednmap.core import Problem, ProblemInfo, declared
+from fednmap.core import Problem, ProblemInfo, info_of
 from fednmap.simulation import distributed
 from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew, one_thread
@@ -18,7 +18,7 @@ def divided(problem: Problem, crew: Crew, *, here: bool = False) -> Problem:
 
     here: between the threads of this process alone, also in a process group.
     """
-    about, size = declared(problem), 1 if here else distributed.size()
+    about, size = info_of(problem), 1 if here else distributed.size()
     if about.part is None:
         return problem
     on_cpu = about.start is None or about.start.device.type == "cpu"
@@ -37,7 +37,7 @@ class _Divided:
         self._problem = problem
 
     def info(self) -> ProblemInfo:
-        about = declared(self._problem)
+        about = info_of(self._problem)
         return ProblemInfo(
             value_and_gradient=None if about.value_and_gradient is None else self._both,
             subsample=None if about.subsample is None else partial(self._divided, about.subsample),
@@ -56,7 +56,7 @@ class _Divided:
         """f and its gradient, each part in one pass over its data."""
 
         def both(part: Problem) -> list[Tensor]:
-            asked = declared(part).value_and_gradient
+            asked = info_of(part).value_and_gradient
             assert asked is not None  # a part is of the problem's own kind
             return list(asked(x))
 

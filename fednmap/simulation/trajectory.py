@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fednmap.core import Algorithm, Problem, Regularizer, State, declared
+from fednmap.core import Algorithm, Problem, Regularizer, State, info_of
 from fednmap.measure import EVALUATED, evaluate, objective, problem_gamma, residual, rise
 from fednmap.names import InputError
 from fednmap.simulation import distributed
@@ -70,7 +70,7 @@ class Result:
 
     def module(self) -> nn.Module:
         """The trained torch.nn.Module, for problems made from one."""
-        module = declared(self.problem).module
+        module = info_of(self.problem).module
         if module is None:
             raise InputError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")
         return module(self.x)
@@ -186,7 +186,7 @@ def run(
 
     def passes(before: State, last: Round) -> bool:
         """Whether the round has told that the model before it is good enough for somebody: then it is measured."""
-        if not judges or len(last.counted) < problem.n or not declared(problem).exact_gradients:
+        if not judges or len(last.counted) < problem.n or not info_of(problem).exact_gradients:
             return False
         began, known = time.perf_counter(), algorithm.known_gradient(before, last.server)
         if known is None:

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from fednmap.algorithms.hyperparameters import safe_step
-from fednmap.core import Problem, Regularizer, declared
+from fednmap.core import Problem, Regularizer, info_of
 from fednmap.simulation.loop import first_point
 from fednmap.theory.constants import estimate_smoothness
 
@@ -48,7 +48,7 @@ def at_once(
     >>> at_once(LeastSquares([(2 * torch.eye(2), torch.ones(2))]), L1(0.1), memory=10).eta_a
     0.5
     """
-    said = declared(problem)
+    said = info_of(problem)
     if said.smoothness is None or not said.exact_gradients:
         return None
     L = float(f"{said.smoothness():.3g}")

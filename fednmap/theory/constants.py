@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Problem, Regularizer, declared
+from fednmap.core import Problem, Regularizer, info_of
 from fednmap.measure import hessian_norms, objective
 from fednmap.names import InputError
 from fednmap.theory.assumptions import at_least_one, positive
@@ -161,7 +161,7 @@ def estimate_gap(
 
 def exact(problem: Problem) -> Problem:
     """The same problem with exact client gradients where it declares how; another one as it is."""
-    make = declared(problem).exact
+    make = info_of(problem).exact
     return problem if make is None else make()
 
 
@@ -184,7 +184,7 @@ def _moments(problem: Problem, x: Tensor, draws: int) -> _Moments:
 
 def _average(problem: Problem, values: Tensor) -> Tensor:
     """Over the clients, by their weights."""
-    weights = declared(problem).weights
+    weights = info_of(problem).weights
     return values.mean() if weights is None else values @ weights.to(values)
 
 

@@ -1,4 +1,4 @@
-"""Fully connected networks: the gradients of many clients at once, with backpropagation written out.
+"""Fully connected networks: batched gradients of many clients, with backpropagation written out.
 
 Autograd over stacked weights moves every gradient once more, into the flat vector, and its bookkeeping costs as much
 as small matrix products do. Here each product is written straight into its place, and what a step needs besides (memory
@@ -16,11 +16,73 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fednmap.problems.families import less_one
+from fednmap.problems.finite_sum import Weight
+from fednmap.problems.kernels.kernel import Kernel
+from fednmap.problems.module_loss import ModuleLoss
 from fednmap.problems.probe import hooked
 
 aten = torch.ops.aten
 
 Views = TypeVar("Views")
+
+
+class DenseKernel(Kernel):
+    """Linear layers with backpropagation written out; the loss by autograd, or written out for classes."""
+
+    def __init__(self, function: ModuleLoss, layers: DenseLayers) -> None:
+        self._function, self._layers = function, layers
+
+    @classmethod
+    def of(cls, function: ModuleLoss, sample: Tensor) -> DenseKernel | None:
+        """The kernel of this function, or None if its module is another one."""
+        if function.frozen or function.half:
+            return None
+        layers = DenseLayers.of(function.module, sample)
+        return None if layers is None else cls(function, layers)
+
+    def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        value = x.new_zeros(())
+
+        def slope(out: Tensor) -> Tensor:
+            nonlocal value
+            value, found = self._value_and_slope(out, b, weight)
+            return found
+
+        gradient = self._layers.gradient(x.detach(), self._flat(a), slope)
+        return value, gradient
+
+    def gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        return self._layers.gradient(x.detach(), self._flat(a), lambda out: self._slope(out, b, weight))
+
+    def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
+        if z.stride(-1) == 1:
+            self._layers.gradient(x.detach(), self._flat(a), lambda out: self._slope(out, b, weight), z, scale)
+        else:
+            z.add_(self.gradient(x, a, b, weight), alpha=scale)
+
+    def _flat(self, a: Tensor) -> Tensor:
+        return a.flatten(2 if self._function.is_stack(a) else 1)
+
+    def _slope(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """The gradient of the loss with respect to the outputs."""
+        if self._function.classifies and not isinstance(weight, Tensor):  # autograd would cost more than this
+            share = torch.softmax(out.mT.contiguous(), -2)  # over the last axis it takes five times as long
+            return less_one(share, b, -2).mul_(weight).mT
+        return self._value_and_slope(out, b, weight)[1]
+
+    @torch.enable_grad()
+    def _value_and_slope(self, out: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        """The loss, and its gradient with respect to the outputs."""
+        if self._function.classifies and isinstance(weight, Tensor):
+            with torch.no_grad():
+                share = nn.functional.log_softmax(out, -1)
+                value = -(weight * share.gather(-1, b.unsqueeze(-1)).squeeze(-1)).sum()
+                return value, less_one(share.exp_(), b, -1).mul_(weight.unsqueeze(-1))
+        out = out.detach().requires_grad_()
+        joined = self._function.weighted if out.ndim == 2 else self._function.weighted_stack
+        total = joined(out, b, weight)
+        return total.detach(), torch.autograd.grad(total, out)[0]
 
 
 class Activation(NamedTuple):
@@ -52,7 +114,7 @@ class Point(NamedTuple):
 
     weight: Tensor | None
     """None in a first layer of several: nobody asks for it there."""
-    turned: Tensor | None
+    transposed: Tensor | None
     """Its transpose; None in a last layer for a stack of clients."""
     bias: Tensor | None
     """In the shape in which it is added to the layer's outputs."""
@@ -66,7 +128,7 @@ class Target(NamedTuple):
     """(outputs,), or (k, outputs) of k clients."""
 
 
-class Dense:
+class DenseLayers:
     """Linear layers, each followed by at most one activation, their parameters in one flat vector x.
 
     So an activation may overwrite its input, a product that nothing else needs.
@@ -83,10 +145,10 @@ class Dense:
                 self._layers.append(Layer(layer.in_features, layer.out_features, weight, bias, None))
             else:
                 self._layers[-1] = self._layers[-1]._replace(activation=ACTIVATIONS[type(layer)])
-        self._here = _Here()
+        self._cache = _ThreadCache()
 
     @classmethod
-    def of(cls, module: nn.Module, sample: Tensor) -> Dense | None:
+    def of(cls, module: nn.Module, sample: Tensor) -> DenseLayers | None:
         """The module in this form, or None if it does anything else with such a sample."""
         layers = list(module) if type(module) is nn.Sequential else [module]
         flat = sample.ndim == 1
@@ -112,21 +174,21 @@ class Dense:
         """
         if x.stride(-1) != 1:
             x = x.contiguous()
-        here, stacked = self._here, x.ndim == 2
-        weights, space = here.point(x, self._point), here.space(self._layers, a, stacked)
+        kept, stacked = self._cache, x.ndim == 2
+        weights, space = kept.point(x, self._point), kept.workspace(self._layers, a, stacked)
         last, values = len(space) - 1, [a]  # values[i] enters layer i, values[i + 1] leaves it
         for i, (layer, at, room) in enumerate(zip(self._layers, weights, space, strict=True)):
-            if at.turned is None:
+            if at.transposed is None:
                 assert at.weight is not None
                 _affine(at.bias, at.weight, values[i].mT, torch.baddbmm, torch.bmm, room.flat)
             elif stacked:
-                _affine(at.bias, values[i], at.turned, torch.baddbmm, torch.bmm, room.flat)
+                _affine(at.bias, values[i], at.transposed, torch.baddbmm, torch.bmm, room.flat)
             else:  # one point for all: one product
-                _affine(at.bias, values[i].flatten(0, -2), at.turned, torch.addmm, torch.mm, room.flat)
+                _affine(at.bias, values[i].flatten(0, -2), at.transposed, torch.addmm, torch.mm, room.flat)
             values.append(room.out if layer.activation is None else layer.activation.forward(room.out))
         d = slope(values[-1])
         gradient = x.new_empty(*a.shape[:-2], x.shape[-1]) if onto is None else onto
-        into = self._target(gradient) if onto is None else here.target(onto, self._target)
+        into = self._target(gradient) if onto is None else kept.target(onto, self._target)
         product = torch.bmm if a.ndim == 3 else torch.mm  # matmul would compute elsewhere, and copy
         for i in range(last, -1, -1):
             layer = self._layers[i]
@@ -157,15 +219,15 @@ class Dense:
         stack, jumps, first, last = x.shape[:-1], x.stride()[:-1], x.storage_offset(), len(self._layers) - 1
         found: list[Point] = []
         for i, (inputs, outputs, at, bias, _) in enumerate(self._layers):
-            w = turned = b = None
+            w = transposed = b = None
             if i > 0 or (stack and i == last):
                 w = x.as_strided((*stack, outputs, inputs), (*jumps, inputs, 1), first + at)
             if i < last or not stack:
-                turned = x.as_strided((*stack, inputs, outputs), (*jumps, 1, inputs), first + at)
+                transposed = x.as_strided((*stack, inputs, outputs), (*jumps, 1, inputs), first + at)
             if bias is not None:
-                shape, steps = ((outputs, 1), (1, 0)) if turned is None else ((1, outputs), (0, 1))
+                shape, steps = ((outputs, 1), (1, 0)) if transposed is None else ((1, outputs), (0, 1))
                 b = x.as_strided((*stack, *shape), (*jumps, *steps), first + bias)
-            found.append(Point(w, turned, b))
+            found.append(Point(w, transposed, b))
         return found
 
     def _target(self, x: Tensor) -> list[Target]:
@@ -179,7 +241,7 @@ class Dense:
         return found
 
 
-class _Room(NamedTuple):
+class _Workspace(NamedTuple):
     """Memory at a layer, written over in every step."""
 
     out: Tensor
@@ -191,43 +253,43 @@ class _Room(NamedTuple):
     """The gradient with respect to the layer's inputs; nobody asks for that of the samples."""
 
 
-class _Here(threading.local):
+class _ThreadCache(threading.local):
     """What a thread keeps from one step to the next."""
 
     def __init__(self) -> None:
-        self._rooms: dict[Any, list[_Room]] = {}
-        self.point: _Last[list[Point]] = _Last()
-        self.target: _Last[list[Target]] = _Last()
+        self._workspaces: dict[Any, list[_Workspace]] = {}
+        self.point: _ViewCache[list[Point]] = _ViewCache()
+        self.target: _ViewCache[list[Target]] = _ViewCache()
 
-    def space(self, layers: list[Layer], a: Tensor, stacked: bool) -> list[_Room]:
+    def workspace(self, layers: list[Layer], a: Tensor, stacked: bool) -> list[_Workspace]:
         key = (a.shape, a.dtype, a.device, stacked)
-        if key not in self._rooms:
-            if len(self._rooms) >= SHAPES:
-                self._rooms.clear()
-            self._rooms[key] = list(_rooms(layers, a, stacked))
-        return self._rooms[key]
+        if key not in self._workspaces:
+            if len(self._workspaces) >= SHAPES:
+                self._workspaces.clear()
+            self._workspaces[key] = list(_workspaces(layers, a, stacked))
+        return self._workspaces[key]
 
-    def __reduce__(self) -> tuple[type[_Here], tuple[()]]:
-        return _Here, ()  # a copy begins with none
+    def __reduce__(self) -> tuple[type[_ThreadCache], tuple[()]]:
+        return _ThreadCache, ()  # a copy begins with none
 
 
 SMALL = 1 << 12  # numbers in a product
 SHAPES = 4  # of batches that a thread keeps memory for
 
 
-def _rooms(layers: list[Layer], a: Tensor, stacked: bool) -> Iterator[_Room]:
+def _workspaces(layers: list[Layer], a: Tensor, stacked: bool) -> Iterator[_Workspace]:
     batch = a.shape[:-1]
     for k, layer in enumerate(layers):
         below = a.new_empty(*batch, layer.inputs) if k > 0 else None
         if stacked and k == len(layers) - 1:
-            turned = a.new_empty(*batch[:-1], layer.outputs, batch[-1])
-            yield _Room(turned.mT, turned, below)
+            transposed = a.new_empty(*batch[:-1], layer.outputs, batch[-1])
+            yield _Workspace(transposed.mT, transposed, below)
         else:
             out = a.new_empty(*batch, layer.outputs)
-            yield _Room(out, out if stacked else out.view(-1, layer.outputs), below)
+            yield _Workspace(out, out if stacked else out.view(-1, layer.outputs), below)
 
 
-class _Last(Generic[Views]):
+class _ViewCache(Generic[Views]):
     """The views of the vector that was asked for last: the same one comes in every local step."""
 
     def __init__(self) -> None:

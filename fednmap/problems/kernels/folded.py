@@ -1,4 +1,4 @@
-"""A convolution network at the parameters of several clients at once: the clients are folded into the channels.
+"""Convolution networks: batched gradients of several clients, which are folded into the channels.
 
 The pictures of k clients, (k, B, C, H, W), become one batch (B, k C, H, W), one client's channels after another's. What
 treats each channel by itself takes it as it is: nonlinearities, pooling, means over the picture, sums with the input.
@@ -17,6 +17,8 @@ its own, is not folded.
 from __future__ import annotations
 
 import copy
+import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, repeat
 from typing import Any
@@ -25,17 +27,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from fednmap.problems.finite_sum import Weight
+from fednmap.problems import batch_norm
+from fednmap.problems.finite_sum import Weight, like
+from fednmap.problems.kernels.autograd import OneByOneKernel
+from fednmap.problems.kernels.kernel import Kernel, client_by_client
+from fednmap.problems.module_loss import ModuleLoss
 from fednmap.problems.probe import hooked
 
-SIDE_BY_SIDE = 5
-"""Clients whose vectors a method has at once: those of more are often too large for an allocator to keep."""
+CHUNK = 5
+"""Clients whose vectors a method has in memory: those of more are often too large for an allocator to keep."""
 MOST = 10
 """Clients that are folded, where there are so many: with more the numbers between layers leave the cache."""
 FEW_ROWS = 16
 """Samples per client, at most, with which so many are folded, and not half."""
 ROWS = 128
 """Samples per client, at most, that are computed folded; for more, calls are no longer what a client costs."""
+TOLERANCE = 1e-8
+"""Relative difference, at most, of two gradients that are the same but for rounding, in double precision."""
 FEW = 64
 """Numbers in a patch, at most, of a convolution that is computed as a product."""
 
@@ -59,7 +67,101 @@ CHANNEL_BY_CHANNEL = (
 """Layers without parameters that may be met."""
 
 
-class Folded:
+class FoldedKernel(Kernel):
+    """Several clients in one pass through the folded module; a client alone by its own layers."""
+
+    def __init__(self, function: ModuleLoss) -> None:
+        self._function, self._one_by_one = function, OneByOneKernel(function)
+        self._local = _ThreadLocalFold(function.module)
+        self._batch_statistics = bool(batch_norm.layers(function.module))
+
+    @classmethod
+    def of(cls, function: ModuleLoss, a: Tensor, b: Tensor) -> FoldedKernel | None:
+        """The kernel of this function, or None if its module, tried on samples a and targets b, is another one."""
+        if function.half or not function.real_inputs or not FoldedModule.accepts(function.module):
+            return None
+        kernel, four = cls(function), torch.arange(4, device=a.device) % len(a)  # batch norm rounds coarsely with two
+        return kernel if kernel._agrees(a[four], b[four]) else None
+
+    def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        if not self._folds(a):
+            return self._one_by_one.value_and_gradient(x, a, b, weight)
+        values, gradients = [], []
+        for few in split_folds(x.detach(), a, b, weight):
+            value, slopes = self._value_and_slopes(*few)
+            values.append(value)
+            gradients.append(torch.cat([v.flatten(1) for v in slopes], 1))
+        return sum(values[1:], start=values[0]), torch.cat(gradients) if len(gradients) > 1 else gradients[0]
+
+    def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
+        if not self._folds(a):
+            self._one_by_one.add_gradient(z, x, a, b, weight, scale)
+            return
+        for into, few in zip(z.split(fold_size(a.shape[1])), split_folds(x.detach(), a, b, weight), strict=True):
+            slopes = [v.flatten(1) for v in self._value_and_slopes(*few)[1]]
+            torch._foreach_add_(into.split(self._function.numels, 1), slopes, alpha=scale)
+
+    def total(self, x: Tensor, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if not self._batch_statistics:  # batches are then as large as memory allows
+            return super().total(x, batches)
+        x, loss, gradient = x.detach(), x.new_zeros(()), torch.zeros_like(x)
+        for few in equal_batches(batches):  # each has its own statistics, as a client has
+            value, slopes = self._value_and_slopes(x, *few)
+            loss = loss + value
+            torch._foreach_add_(gradient.split(self._function.numels), [v.sum(0).view(-1) for v in slopes])
+        return loss, gradient
+
+    def chunk(self, default: int, rows: int) -> int:
+        return CHUNK if rows <= ROWS else 1
+
+    def _folds(self, a: Tensor) -> bool:
+        return self._function.is_stack(a) and len(a) > 1 and a.shape[1] <= ROWS
+
+    @torch.enable_grad()
+    def _value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss of clients that are folded, and its gradient with respect to each parameter, (k, ...)."""
+        leaves = [v.requires_grad_() for v in self._function.stacked_parameters(x.expand(len(a), -1))]
+        out = self._local.module.outputs(leaves, a, self._function.output_shape)
+        total = self._function.weighted_stack(out, b, weight)
+        return total.detach(), torch.autograd.grad(total, leaves, materialize_grads=True)
+
+    @torch.no_grad()
+    def _agrees(self, a: Tensor, b: Tensor) -> bool:
+        """Whether any number of clients, at different points with different samples, have the gradients of each alone.
+
+        Even if parameters are 0 at the start, and their layers without effect.
+        """
+        function, module, random = self._function, self._local.module, torch.Generator().manual_seed(0)
+
+        def perturbed(v: Tensor, least: float) -> Tensor:
+            noise = torch.randn(MOST, *v.shape, generator=random, dtype=torch.float32, device="cpu")
+            return torch.addcmul(v.double(), 0.1 * v.abs() + least, noise.to(v))
+
+        def outputs(x: Tensor, a: Tensor) -> Tensor:
+            return module.outputs(function.stacked_parameters(x), a, function.output_shape)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of shapes that differ
+            try:
+                x, a = perturbed(function.start, 0.01), perturbed(a, 0.0)
+                b, weight = like(b, x).expand(MOST, *b.shape), 1 / b.shape[0]
+                found = self.gradient(x, a, b, weight)[:3]
+                first = islice(client_by_client(x, a, b, weight), 3)
+                alone = torch.stack([self._one_by_one.gradient(*one) for one in first])
+                some = [outputs(x[:k], a[:k]) for k in range(1, MOST + 1)]
+                ones = torch.cat([outputs(*one) for one in zip(x.split(1), a.split(1), strict=True)])
+                return _same(found, alone) and all(_same(out, ones[: len(out)]) for out in some)
+            except Exception:  # the user's own forward pass may fail in any way
+                return False
+            finally:
+                function.local.bind(function.start)
+
+
+def _same(found: Tensor, wanted: Tensor) -> bool:
+    return bool(torch.dist(found, wanted) <= TOLERANCE * wanted.norm())
+
+
+class FoldedModule:
     """A copy of a module, to be computed at k vectors of parameters."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -68,18 +170,18 @@ class Folded:
         for parent in list(self._module.modules()):
             for name, layer in list(parent.named_children()):
                 if not list(layer.children()):
-                    setattr(parent, name, _folded(layer))
+                    setattr(parent, name, _fold(layer))
         for layer in self._module.modules():
             self._places += [(layer, name) for name in _taken(layer)]
 
-    @classmethod
-    def of(cls, module: nn.Module) -> Folded | None:
-        """None where a layer cannot be folded, has hooks, is met twice, or has parameters that are shared or stay."""
+    @staticmethod
+    def accepts(module: nn.Module) -> bool:
+        """False if a layer cannot be folded, has hooks, is used twice, or has parameters that are shared or frozen."""
         leaves = [v for _, v in module.named_modules(remove_duplicate=False) if not list(v.children())]
         own = [p for layer in leaves for p in layer.parameters()]
         alone = len(own) == len(list(module.parameters())) and len(set(leaves)) == len(leaves)
         moving = all(p.requires_grad for p in own) and not any(map(hooked, module.modules()))
-        return cls(module) if module not in leaves and alone and moving and all(map(_known, leaves)) else None
+        return module not in leaves and alone and moving and all(map(_known, leaves))
 
     def outputs(self, parameters: Sequence[Tensor], inputs: Tensor, shape: Sequence[int]) -> Tensor:
         """Outputs (k, B, *shape) of the inputs (k, B, C, H, W) at parameters that are (k, ...) each."""
@@ -89,22 +191,32 @@ class Folded:
         return out.reshape(len(out), len(inputs), *shape).transpose(0, 1)
 
 
-def side_by_side(rows: int) -> int:
+class _ThreadLocalFold(threading.local):
+    """A folded module for each thread: its parameters are replaced while it is used."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._given, self.module = module, FoldedModule(module)
+
+    def __reduce__(self) -> tuple[type[_ThreadLocalFold], tuple[nn.Module]]:
+        return _ThreadLocalFold, (self._given,)  # without the points that it has seen
+
+
+def fold_size(rows: int) -> int:
     """How many clients with so many samples each are folded."""
     return MOST if rows <= FEW_ROWS else MOST // 2
 
 
-def by_few(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
-    """As many clients at once as are folded."""
-    k = side_by_side(a.shape[1])
+def split_folds(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
+    """The batches of k clients, as many as are folded in one pass."""
+    k = fold_size(a.shape[1])
     parts = (v.split(k) for v in (x.expand(len(a), -1), a, b))
     return zip(*parts, weight.split(k) if isinstance(weight, Tensor) else repeat(weight), strict=False)
 
 
-def alike(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batches that follow each other and are of one length, a few at once."""
+def equal_batches(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Stacks of consecutive batches of one length, as many as are folded in one pass."""
     for rows, group in groupby(batches, key=lambda batch: len(batch[0])):
-        while some := list(islice(group, side_by_side(rows))):
+        while some := list(islice(group, fold_size(rows))):
             a, b, weight = map(torch.stack, zip(*some, strict=True))
             yield a, b, weight
 
@@ -134,20 +246,20 @@ def _is_product(layer: nn.Conv2d) -> bool:
     return all(v == 1 for v in ones) and not any(layer.padding)
 
 
-def _folded(layer: nn.Module) -> nn.Module:
+def _fold(layer: nn.Module) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return _Products(layer)
     if isinstance(layer, nn.Conv2d) and not _is_depthwise(layer):
         return _Products(layer) if _is_product(layer) else _Patches(layer)
-    return _Wider(layer) if isinstance(layer, nn.Conv2d | nn.BatchNorm2d | nn.GroupNorm) else layer
+    return _GroupedLayer(layer) if isinstance(layer, nn.Conv2d | nn.BatchNorm2d | nn.GroupNorm) else layer
 
 
 def _taken(layer: nn.Module) -> list[str]:
     """The names under which a layer takes its parameters, in the order in which modules have them."""
-    return layer.parameters_taken if isinstance(layer, _Folded) else []
+    return layer.parameters_taken if isinstance(layer, _FoldedLayer) else []
 
 
-class _Folded(nn.Module):
+class _FoldedLayer(nn.Module):
     """Instead of a layer: `weight` and `bias` are put here before every call, (k, ...)."""
 
     weight: Tensor
@@ -159,7 +271,7 @@ class _Folded(nn.Module):
         self.bias = None
 
 
-class _Products(_Folded):
+class _Products(_FoldedLayer):
     """A linear layer, or a 1 x 1 convolution: one on the channels of every point of the picture."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -217,7 +329,7 @@ class _Patches(_Products):
         return [(side + 2 * p - d * (kernel - 1) - 1) // s + 1 for side, kernel, s, p, d in every]
 
 
-class _Wider(_Folded):
+class _GroupedLayer(_FoldedLayer):
     """The layer itself, with the channels of all clients."""
 
     def __init__(self, layer: nn.Module) -> None:

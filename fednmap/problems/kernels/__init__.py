@@ -1,0 +1,34 @@
+"""How the gradients of a network are computed: one kernel for each kind of module, chosen once."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fednmap.problems.kernels.autograd import OneByOneKernel, VmapKernel
+from fednmap.problems.kernels.dense import DenseKernel
+from fednmap.problems.kernels.folded import ROWS, FoldedKernel
+from fednmap.problems.kernels.kernel import Kernel
+from fednmap.problems.module_loss import ModuleLoss
+from fednmap.problems.probe import Activations
+
+__all__ = ["DenseKernel", "FoldedKernel", "Kernel", "OneByOneKernel", "VmapKernel", "choose_kernel"]
+
+
+def choose_kernel(
+    function: ModuleLoss, a: Tensor, b: Tensor, *, clients: int, rows: int | None, activations: Activations | None
+) -> Kernel:
+    """Return the fastest kernel that computes this module.
+
+    a, b:        a few samples and targets, on which a kernel is tried.
+    rows:        of a minibatch; None for exact gradients.
+    activations: what a backward pass needs, if it can be told by rows.
+    """
+    dense = DenseKernel.of(function, a[0])
+    if dense is not None:
+        return dense
+    if any(isinstance(layer, nn.Conv2d) for layer in function.module.modules()):
+        tried = clients > 1 and rows is not None and rows <= ROWS
+        folded = FoldedKernel.of(function, a, b) if tried else None
+        return OneByOneKernel(function) if folded is None else folded  # vmap is slower for convolutions
+    stacked = VmapKernel(function, activations)
+    return stacked if clients == 1 or stacked.works(a, b) else OneByOneKernel(function)

@@ -1,0 +1,219 @@
+"""A torch module and a loss as a function of one flat vector, which holds the module's parameters."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import parameters_to_vector
+
+from fednmap.data.clients import ClientData
+from fednmap.names import InputError
+from fednmap.problems import batch_norm, probe
+from fednmap.problems.finite_sum import Weight
+from fednmap.problems.probe import Loss
+
+HALF = (torch.float16, torch.bfloat16)
+"""Precisions in which a module may compute, but which are too coarse for x and for sums."""
+
+
+class ModuleLoss:
+    """loss(module_x(a), b) for a flat vector x of the parameters that are trained, in the order of the module.
+
+    Frozen parameters and buffers are in the precision of x, and shared by all threads. A module in half precision
+    computes in it; x, gradients and losses are in float32.
+
+    data: decides the shape of a batch and the kind of its targets.
+    """
+
+    output_shape: tuple[int, ...]
+    """Of the outputs for one sample; known after the first probe."""
+
+    def __init__(self, module: nn.Module, loss: Loss, data: ClientData) -> None:
+        shared = {id(p): p for p in module.parameters()}
+        shared |= {
+            id(p): nn.Parameter(channels_last(p.detach()), requires_grad=False)
+            for p in module.parameters()
+            if p.ndim == 4 and not p.requires_grad
+        }
+        self.module = copy.deepcopy(module, shared)  # parameters are not copied, but for frozen kernels
+        batch_norm.drop_running(self.module)
+        probe.make_dense(self.module)
+        self.loss, self.real_inputs, self._axes = loss, data.x.is_floating_point(), data.x.ndim
+        self.classifies = loss is nn.functional.cross_entropy and not data.y.is_floating_point()
+        self.local = ThreadLocalModule(self.module)
+        self._places = places(self.local.module)
+        named = dict(self.local.module.named_parameters())
+        self.names = [name for name, p in named.items() if p.requires_grad]
+        if not self.names:
+            raise InputError(f"{type(module).__name__} has no parameters to train; give a module with some")
+        self.frozen = len(self.names) < len(named)
+        leaves = self.local.leaves
+        self._shapes, self.numels = [p.shape for p in leaves], [p.numel() for p in leaves]
+        self._fixed = fixed(self.module)
+        self._half = {name: p.dtype for name, p in named.items() if p.dtype in HALF}
+        self.half = bool(self._half)
+        first = next(p.dtype for p in named.values() if p.is_floating_point())
+        self._enters = first if first in HALF else None
+        # torch 2.13 crashes in group norm, channels-last, if its input needs no gradient
+        self._inputs_need_gradient = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
+        start = parameters_to_vector(leaves).detach()
+        self.start = start.float() if start.dtype in HALF else start.clone()
+
+    def is_stack(self, a: Tensor) -> bool:
+        """Whether these are the samples of several clients, (k, B, ...)."""
+        return a.ndim > self._axes
+
+    def parameters(self, x: Tensor) -> dict[str, Tensor]:
+        """The flat vector x as named tensors."""
+        pieces = x.split(self.numels, -1)
+        return {name: v.view(shape) for name, v, shape in zip(self.names, pieces, self._shapes, strict=True)}
+
+    def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `parameters`: named tensors as one vector."""
+        return torch.cat([parameters[name].flatten() for name in self.names])
+
+    def stacked_parameters(self, x: Tensor) -> list[Tensor]:
+        """The module's parameters at k points x, (k, ...) each."""
+        return [v.unflatten(1, shape) for v, shape in zip(x.split(self.numels, 1), self._shapes, strict=True)]
+
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """The module's outputs at x, in the precision of x."""
+        values = self.parameters(x)
+        values |= {name: values[name].to(dtype) for name, dtype in self._half.items() if name in values}
+        values |= {name: v.to(used_dtype(v, x)) for name, v in self._fixed.items()}
+        named = {place: values[name] for place, name in self._places.items() if name in values}
+        named |= {name: v for name, v in values.items() if name not in named}  # buffers
+        out: Tensor = functional_call(self.local.module, named, (self.entering(inputs),), tie_weights=False)
+        return self._leaving(out, x)
+
+    def __call__(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """sum_j weight_j loss(x; a_j, b_j) at one point."""
+        return self.weighted(self.outputs(x, a), b, weight)
+
+    def weighted(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """The loss of these outputs."""
+        if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
+            return self.loss(out, b)
+        return (weight * probe.by_sample(self.loss, out, b)).sum()
+
+    def weighted_stack(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
+        """The losses of k clients, summed: their samples (k, B, ...) in one batch, since each counts by itself."""
+        joined, targets = out.flatten(0, 1), b.flatten(0, 1)
+        if isinstance(weight, Tensor):
+            return self.weighted(joined, targets, weight.flatten())
+        return self.loss(joined, targets) * len(out)
+
+    @torch.enable_grad()
+    def value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss at one point, and its gradient with respect to each of the module's parameters."""
+        here = self.local
+        here.bind(x)
+        a, asked = channels_last(self.entering(a)), list[Tensor](here.leaves)
+        if self._inputs_need_gradient and a.is_floating_point():
+            a = a.detach().requires_grad_()
+            asked.append(a)
+        total = self.weighted(self._leaving(here.module(a), x), b, weight)
+        slopes = torch.autograd.grad(total, asked, materialize_grads=True)[: len(here.leaves)]
+        return total.detach(), tuple(v.to(x.dtype) for v in slopes) if self.half else slopes
+
+    @torch.enable_grad()
+    def saved_bytes(self, a: Tensor) -> int:
+        """Bytes that a backward pass from the outputs of these inputs would need, without parameters."""
+        here = self.local
+        here.bind(self.start)
+        held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
+        return probe.saved_bytes(lambda: here.module(channels_last(self.entering(a))), held)
+
+    def entering(self, inputs: Tensor) -> Tensor:
+        """Real inputs in the precision of the module's first parameter, if that is half."""
+        return inputs if self._enters is None or not inputs.is_floating_point() else inputs.to(self._enters)
+
+    def _leaving(self, out: Tensor, x: Tensor) -> Tensor:
+        """Outputs in the precision of x: a loss, and a sum of losses, is too coarse in half."""
+        return out.to(x.dtype) if self.half and isinstance(out, Tensor) else out
+
+
+class ThreadLocalModule(threading.local):
+    """A copy of the module for each thread: its parameters are replaced while it is used.
+
+    The numbers of frozen parameters are shared by all threads.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
+        self._given, self.module = module, copy.deepcopy(module, shared)  # with the same numbers
+        self.leaves = [p for p in self.module.parameters() if p.requires_grad]
+        ends = list(accumulate((p.numel() for p in self.leaves), initial=0))
+        self._views = [
+            (p, p.shape, _strides(p.shape), end, p.dtype if p.dtype in HALF else None)
+            for p, end in zip(self.leaves, ends, strict=False)
+        ]
+        self._fixed = [(v, v.detach()) for v in fixed(self.module).values()]
+        self._dtype: torch.dtype | None = None
+
+    def bind(self, x: Tensor) -> None:
+        """Make the module's parameters views of x; only kernels of convolutions may have to be copied, transposed."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        first = x.storage_offset()
+        for p, shape, strides, at, half in self._views:
+            if half is not None:
+                p.data = channels_last(x[at : at + p.numel()].view(shape).to(half))
+            elif strides is None:
+                p.data = channels_last(x[at : at + p.numel()].view(shape))
+            else:
+                p.data = x.as_strided(shape, strides, first + at)
+        if self._dtype != x.dtype:
+            for v, given in self._fixed:
+                v.data = channels_last(given.to(used_dtype(given, x)))
+            self._dtype = x.dtype
+
+    def __reduce__(self) -> tuple[type[ThreadLocalModule], tuple[nn.Module]]:
+        return ThreadLocalModule, (self._given,)  # parameters that are views of x would each be written with all of x
+
+
+def fixed(module: nn.Module) -> dict[str, Tensor]:
+    """The real numbers that a module has besides what is trained: frozen parameters, and buffers."""
+    frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+    return {name: v for name, v in (frozen | dict(module.named_buffers())).items() if v.is_floating_point()}
+
+
+def used_dtype(v: Tensor, x: Tensor) -> torch.dtype:
+    """The precision in which a module's tensor is used at x: half precision stays, another one becomes that of x."""
+    return v.dtype if v.dtype in HALF else x.dtype
+
+
+def places(module: nn.Module) -> dict[str, str]:
+    """Every place of a parameter in the module, and the name it has in `named_parameters()`.
+
+    A layer that is used twice has one place: torch's own way to find them takes it for two, and does not restore it.
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {
+        f"{path}.{leaf}" if path else leaf: names[id(p)]
+        for path, layer in module.named_modules()
+        for leaf, p in layer.named_parameters(recurse=False, remove_duplicate=False)
+    }
+
+
+def channels_last(v: Tensor) -> Tensor:
+    """Pictures and kernels in the layout in which convolutions are fastest on a CPU."""
+    if v.ndim != 4:
+        return v
+    strides = _strides(v.shape) if v.is_contiguous() else None
+    return v.to(memory_format=torch.channels_last) if strides is None else v.as_strided(v.shape, strides)
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...] | None:
+    """Those in which numbers that lie one after another have the layout of `channels_last`; None if they cannot."""
+    if len(shape) != 4:
+        return torch.empty(shape, device="meta").stride()
+    _, channels, height, width = shape
+    if channels == 1 or height == width == 1:
+        return channels * height * width, 1, width * channels, channels
+    return None
