@@ -21,8 +21,9 @@ from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import Job, Model, RunFolder
-from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed, run
+from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed
 from fednmap.simulation.callbacks import heard, stays_ended
+from fednmap.simulation.trajectory import run_and_measure
 
 DONE = "all rounds done"
 """How a run ends that nothing ends earlier."""
@@ -83,7 +84,7 @@ class Task:
     settings: dict[str, Any]
     """What the states depend on; a checkpoint is read with the same settings only."""
     options: dict[str, Any]
-    """Of `fednmap.simulation.run`."""
+    """Of `run_and_measure`."""
     saved: Callable[[Tensor], Model]
     """The model x as it is kept."""
     trials: int
@@ -103,7 +104,8 @@ class Task:
         """The rounds that are still to run, and what went wrong in them."""
         given = self.options | {"callbacks": callbacks, "after": after, "before": before, "earlier": earlier}
         try:
-            return run(self.algorithm, self.problem, rounds=self.rounds, start=self.start, history=False, **given), None
+            given |= {"rounds": self.rounds, "start": self.start, "history": False}
+            return run_and_measure(self.algorithm, self.problem, **given), None
         except Diverged as diverged:
             return diverged.result, str(diverged)
 

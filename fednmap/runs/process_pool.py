@@ -1,4 +1,4 @@
-"""One pool of processes: for `--jobs`, for the pilots of `tune` and for the trials of a reproduction.
+"""One pool of processes: for `--jobs`, for the pilots of `tune` and for the trials of the paper's figures.
 
 The number of processes does not change the bits of a run. Only the process that owns the pool prints.
 """
