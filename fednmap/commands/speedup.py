@@ -112,7 +112,7 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
             "would drown in noise; leave it out"
         )
     kind, numbers = checked(over, _numbers(values))
-    config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
+    config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
         first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
     if kind == "n" and last.config.clients != numbers[-1]:

@@ -153,8 +153,8 @@ def _run(
         values, auto = take_auto(values)
         paced = values.get("eval_every") == "auto"
         values = {name: value for name, value in values.items() if not (paced and name == "eval_every")}
-        config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        experiment = settled(prepare(config))  # what can be refused is refused before there is a folder
+        config, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
+        experiment = settled(experiment or prepare(config))  # what can be refused is refused before there is a folder
         if paced:
             experiment = experiment.with_setting(eval_every=measured_every(experiment))
         config = experiment.config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +48,7 @@ class Methods:
     phi: Regularizer
     gamma: float
     """FedNMap's prox parameter, which also fixes the common first model prox(start, gamma)."""
+    _built: dict[str, Algorithm] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, config: Config, module: nn.Module | None, coefficients: slice | None = None) -> Methods:
@@ -76,7 +77,12 @@ class Methods:
         return methods
 
     def algorithm(self, name: str) -> Algorithm:
-        """The method with the common step sizes, its own defaults, and what `set` says about it."""
+        """Return the method with the common step sizes, its own defaults, and what `set` says about it; built once."""
+        if name not in self._built:
+            self._built[name] = self._build(name)
+        return self._built[name]
+
+    def _build(self, name: str) -> Algorithm:
         config, kind = self.config, method(name)
         overrides: dict[str, Any]
         overrides = {key.rpartition(".")[2]: v for key, v in config.set.items() if key.rpartition(".")[0] == name}
@@ -187,18 +193,26 @@ class Experiment:
         return found
 
     def with_setting(self, **settings: Any) -> Experiment:
-        """The same with other settings of its configuration, on which data, problem and methods do not depend."""
+        """Return the same with other settings, on which data, problem and methods do not depend."""
         config = self.config.model_copy(update=settings)
         return replace(self, methods=replace(self.methods, config=config))
+
+    def with_steps(self, **steps: float) -> Experiment:
+        """Return the same with other step sizes, on which data and problem do not depend."""
+        config = self.config.model_copy(update=steps)
+        return replace(self, methods=Methods.of(config, architecture(self.problem), regularized(self.problem)))
 
     def test_accuracy(self, x: Tensor) -> float:
         predictions = self.problem.predict(x, self.dataset.x_test)
         return accuracy(predictions, self.dataset.y_test)
 
 
-def prepare(config: Config) -> Experiment:
-    """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for."""
-    dataset = dataset_of(config)
+def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
+    """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for.
+
+    loaded: what `load` returned for a configuration with the same data.
+    """
+    dataset = _typed(load(config) if loaded is None else loaded, config)
     config = _settled(config, dataset)
     if config.standardize:
         dataset = _standardized(dataset, config)
@@ -236,8 +250,12 @@ def prepare(config: Config) -> Experiment:
 
 def dataset_of(config: Config) -> Dataset:
     """The data set that a configuration names, in its precision and on its device."""
-    options = {"test": config.test} if config.test else {}
-    return _typed(datasets.load(config.data, **options), config)
+    return _typed(load(config), config)
+
+
+def load(config: Config) -> Dataset:
+    """Load the data set that a configuration names, as it is."""
+    return datasets.load(config.data, **({"test": config.test} if config.test else {}))
 
 
 def _is_required(field: Field[Any]) -> bool:
