@@ -14,7 +14,7 @@ from fednmap.data import Dataset
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, load, prepare
-from fednmap.runs.trust import uplink_of
+from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation.participation import sampler_of
 from fednmap.theory.at_once import at_once
 from fednmap.theory.tune import FEWEST, SHORTEST, Tuned, tune

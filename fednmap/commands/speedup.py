@@ -32,8 +32,8 @@ from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import PoolWork
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
-from fednmap.runs.keeping import Reporter
 from fednmap.runs.process_pool import ProcessPool, check_jobs, how_many, process_pool
+from fednmap.runs.recording import Reporter
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
 from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot

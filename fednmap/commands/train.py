@@ -36,11 +36,11 @@ from fednmap.report.ending import ending
 from fednmap.report.plots import comparison
 from fednmap.report.terminal import console
 from fednmap.runs.configuration import Config, parse_set
+from fednmap.runs.eval_interval import measured_every
 from fednmap.runs.execution import PoolWork, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
-from fednmap.runs.pace import measured_every
 from fednmap.runs.presets import preset as preset_file
 from fednmap.runs.process_pool import check_jobs, how_many, process_pool
 from fednmap.runs.sweep import is_sweep

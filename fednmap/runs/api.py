@@ -18,7 +18,7 @@ from fednmap.problems import Network
 from fednmap.runs.files import clear_errors, from_toml, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
-from fednmap.runs.keeping import DONE, Interrupted, Task, ended_by, interrupts, keep
+from fednmap.runs.recording import DONE, Interrupted, Task, ended_by, interrupts, run_and_record
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, simulate
 from fednmap.simulation.callbacks import Listener, heard, listeners, name_of
 from fednmap.simulation.loop import check_kinds, first_point, origin
@@ -160,7 +160,7 @@ def run(
             kept.repair()
             _tell_rounds(kept, rounds)
             try:
-                found = keep(task, kept, hearers, asked, measured=job in kept.measured())
+                found = run_and_record(task, kept, hearers, asked, measured=job in kept.measured())
             except Interrupted:
                 raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
     return _warned(_result(task, kept, found))

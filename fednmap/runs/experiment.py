@@ -28,7 +28,7 @@ from fednmap.privacy import PrivateRows
 from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import GLM, FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Separable, Zero, parse, restrict
-from fednmap.runs import trust
+from fednmap.runs import uplink_config
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import digest
 from fednmap.simulation.participation import Trace, sampler_of
@@ -177,7 +177,7 @@ class Experiment:
         return self.methods.start(algorithm, self.problem.start)
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled | PrivateRows:
-        problem = trust.private_rows(self.config, self.problem) or self.problem
+        problem = uplink_config.private_rows(self.config, self.problem) or self.problem
         return Pooled(problem) if algorithm.traits.central else problem
 
     def metrics(self) -> dict[str, Callable[[Tensor], float]]:
@@ -230,9 +230,9 @@ def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
     methods = Methods.of(config, architecture(problem), regularized(problem))
     if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
         algorithms = [methods.algorithm(name) for name in config.algorithms]
-        trust.check_methods(config, algorithms)
+        uplink_config.check_methods(config, algorithms)
         rows = config.dp_clip is not None and config.dp_unit == "example"
-        config = trust.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
+        config = uplink_config.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
         methods = replace(methods, config=config)
     few = (
         None
