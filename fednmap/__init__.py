@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         theory,
     )
     from fednmap.names import InputError
-    from fednmap.runs.in_python import run
+    from fednmap.runs.api import run
     from fednmap.simulation import Callback, Diverged, Patience, Result, Round, TimeLimit, Tolerance, simulate
 
 __version__ = "0.2.0"
@@ -67,7 +67,7 @@ _FROM = {
     "Round": "fednmap.simulation",
     "TimeLimit": "fednmap.simulation",
     "Tolerance": "fednmap.simulation",
-    "run": "fednmap.runs.in_python",
+    "run": "fednmap.runs.api",
     "simulate": "fednmap.simulation",
 }
 """Where a name is defined; the other names of `__all__` are modules."""

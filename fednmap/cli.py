@@ -81,7 +81,7 @@ TORCH_OUT_OF_MEMORY = re.compile(
 )
 
 
-class Later(TyperCommand):
+class LazyCommand(TyperCommand):
     """A command that is known by its name and one line, and loaded when it is called."""
 
     def __init__(self, name: str, module: str, function: str, line: str) -> None:
@@ -118,7 +118,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 app = TyperGroup(
     name="fednmap",
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
-    commands={name: Later(name, *where) for name, where in COMMANDS.items()},
+    commands={name: LazyCommand(name, *where) for name, where in COMMANDS.items()},
     no_args_is_help=True,
     params=[
         click.Option(

@@ -1,5 +1,5 @@
 """`python -m reproduction nn --scale quick`: the same command as `fednmap reproduce`, with the same exit codes."""
 
-from fednmap.cli import Later, main
+from fednmap.cli import LazyCommand, main
 
-main(Later("reproduce", "reproduction.command", "reproduce", ""), "python -m reproduction")
+main(LazyCommand("reproduce", "reproduction.command", "reproduce", ""), "python -m reproduction")

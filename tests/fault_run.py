@@ -27,7 +27,7 @@ from fednmap.runs import checkpoints
 from fednmap.runs.execution import settings as settings_of
 from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.trust import grid_of
+from fednmap.runs.uplink_config import grid_of
 
 NAMES = ("client-0", "client-1", "client-2")
 TRIAL = {

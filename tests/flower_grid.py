@@ -19,7 +19,7 @@ from fednmap.problems import LeastSquares
 from fednmap.runs import checkpoints
 from fednmap.runs.execution import settings
 from fednmap.runs.experiment import architecture
-from fednmap.runs.trust import grid_of
+from fednmap.runs.uplink_config import grid_of
 
 NAMES = ("anna", "bert", "cleo", "dora")
 

@@ -9,7 +9,7 @@ from fednmap import Callback
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.keeping import Reporter
+from fednmap.runs.recording import Reporter
 
 SMALL = {
     "data": "digits",

@@ -11,12 +11,12 @@ from small import SMALL
 
 import fednmap
 from fednmap import cli
-from fednmap.cli import COMMANDS, Later
+from fednmap.cli import COMMANDS, LazyCommand
 from fednmap.names import FOREIGN, InputError
 from fednmap.report.progress import Bar, Lines
 from fednmap.runs.files import FolderError
 from fednmap.runs.folder import Job
-from fednmap.runs.keeping import Beginning
+from fednmap.runs.recording import RunInfo
 from fednmap.simulation.distributed import WorkerLost
 
 KEYS = (
@@ -185,7 +185,7 @@ def test_a_bar_shows_rounds_and_numbers():
     console = Console(force_terminal=True, width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     bar = Bar(console)
     with bar.progress:
-        bar.begin(Beginning(Job("fednmap", 0), 0, 40, 1, {}))
+        bar.begin(RunInfo(Job("fednmap", 0), 0, 40, 1, {}))
         bar.on_record({"round": 10, "objective": 1.25, "stationarity": 3e-4, "zeros": 0.5, "bytes_up": 2.5e6})
     console.file.close()
     text = console.export_text()
@@ -244,7 +244,7 @@ def test_help_loads_nothing_heavy():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_line_about_a_command_is_the_first_of_its_own_help(name):
     module, function, line = COMMANDS[name]
-    assert Later(name, module, function, line).loaded().help.splitlines()[0] == line
+    assert LazyCommand(name, module, function, line).loaded().help.splitlines()[0] == line
 
 
 def test_the_package_gives_what_it_names():

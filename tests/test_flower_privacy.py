@@ -24,7 +24,7 @@ from fednmap.flower.settings import read
 from fednmap.privacy import Privacy, accounting
 from fednmap.regularizers import L1
 from fednmap.runs import files
-from fednmap.runs.trust import grid_of, privacy_of
+from fednmap.runs.uplink_config import grid_of, privacy_of
 from fednmap.testing import optimum
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr", "ignore:epsilon is")

@@ -19,8 +19,8 @@ from fednmap.report.progress import Bar, Lines
 from fednmap.runs.execution import PoolJob, PoolWork, _run_in, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.keeping import Beginning, Interrupted, interrupts
 from fednmap.runs.process_pool import how_many, process_pool
+from fednmap.runs.recording import Interrupted, RunInfo, interrupts
 from fednmap.runs.sweep import Sweep
 from fednmap.simulation import threads
 from fednmap.simulation.distributed import WorkerLost
@@ -35,7 +35,7 @@ class Twins(Heard):
         super().__init__()
         self.others = []
 
-    def twin(self):
+    def clone(self):
         self.others.append(Heard())
         return self.others[-1]
 
@@ -79,7 +79,7 @@ def test_stopped_runs_are_saved_and_go_on(alone, tmp_path):
         def on_record(self, record):
             asked.set()
 
-    heard.twin = Stops
+    heard.clone = Stops
     jobs = [Job(method, trial) for trial in (0, 1) for method in SETTINGS["algorithms"]]
     seeded = [experiment.config.model_copy(update={"seed": job.trial}) for job in jobs]
     given = [PoolJob(job, config, folder.path, False, 2) for job, config in zip(jobs, seeded, strict=True)]
@@ -150,15 +150,15 @@ def test_processes_have_their_share_of_the_threads(tmp_path, monkeypatch):
 
 def test_one_display_for_all():
     bar, lines = Bar(Console(file=StringIO())), Lines(Console(file=StringIO()))
-    first, second = bar.twin(), bar.twin()
+    first, second = bar.clone(), bar.clone()
     for k, one in enumerate((first, second)):
-        one.begin(Beginning(Job("fednmap", k), 0, 10, 2, {}))
+        one.begin(RunInfo(Job("fednmap", k), 0, 10, 2, {}))
     first.on_record({"round": 3.0, "objective": 1.0})
     second.on_record({"round": 7.0, "objective": 1.0})
     assert [task.completed for task in bar.progress.tasks] == [3, 7]
     lines.label = "n=5 "
-    assert lines.twin().label == "n=5 "
-    assert lines.twin() is not lines
+    assert lines.clone().label == "n=5 "
+    assert lines.clone() is not lines
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fednmap.report.progress import Bar, describe
 from fednmap.report.series import collect
 from fednmap.report.terminal import console
 from fednmap.runs.folder import OLD_HEADING, Job, Model, RunFolder
-from fednmap.runs.keeping import Beginning, summary
+from fednmap.runs.recording import RunInfo, summary
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
 
@@ -89,7 +89,7 @@ def test_names_of_users_are_printed_as_they_are(tmp_path):
         screen.print(table)
     bar = Bar(screen)
     with bar.progress:
-        bar.begin(Beginning(Job(f"bar {ODD}", 0), 0, 3, 1, {}))
+        bar.begin(RunInfo(Job(f"bar {ODD}", 0), 0, 3, 1, {}))
         bar.on_record({"round": 3.0, f"state {ODD}": 1.0, "objective": 1.0})
     out = screen.file.getvalue()
     shown = (f"metric {ODD}", "[/min]", f"title {ODD}, for label {ODD}", f"bar {ODD}", f"state {ODD}")

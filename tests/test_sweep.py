@@ -15,7 +15,7 @@ from fednmap.report.progress import Lines
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
-from fednmap.runs.keeping import Reporter
+from fednmap.runs.recording import Reporter
 from fednmap.runs.sweep import Sweep, varied
 from fednmap.theory.scaling import fit_speedup, plot
 

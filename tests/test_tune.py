@@ -3,18 +3,20 @@
 import json
 import math
 import os
+from collections import Counter
 from functools import partial
 
 import pytest
 import torch
 
-from fednmap import simulate
+from fednmap import data, simulate
 from fednmap.algorithms import FedNMap
 from fednmap.cli import app
 from fednmap.measure import stationarity
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, MCP, TopK, Zero
+from fednmap.runs import experiment
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import RunFolder
@@ -354,3 +356,30 @@ def test_auto_on_a_network_is_as_good_as_the_preset(tmp_path, rounds):
     first, last = objectives(tmp_path / "auto", rounds, "--eta-a", "auto")
     assert last < first / 2
     assert last < 1.05 * preset
+
+
+@pytest.mark.parametrize(
+    ("words", "problems", "algorithms"),
+    [(("--eta-a", 1e-3), 1, 1), (("--eta-a", "auto"), 1, 2), (("--eta-a", "auto", "--batch-size", 8), 1, 2)],
+    ids=["numbers", "from the smoothness", "pilots"],
+)
+def test_a_run_loads_its_data_once_and_builds_a_method_once_per_step_size(
+    command, monkeypatch, words, problems, algorithms
+):
+    calls = Counter()
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def wrapper(*args, **more):
+            calls[name] += 1
+            return function(*args, **more)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    counted(data, "load")
+    counted(experiment, "_problem")
+    counted(experiment.Methods, "_build")
+    code, *_, err = command("train", "--data", "sparse-regression", "--rounds", 3, *words, "--quiet", "--out", "run")
+    assert code == 0, err
+    assert calls == {"load": 1, "_problem": problems, "_build": algorithms}

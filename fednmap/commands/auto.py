@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from fednmap.commands.options import AUTO
+from fednmap.data import Dataset
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import prepare
-from fednmap.runs.trust import uplink_of
+from fednmap.runs.experiment import Experiment, load, prepare
+from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation.participation import sampler_of
 from fednmap.theory.at_once import at_once
 from fednmap.theory.tune import FEWEST, SHORTEST, Tuned, tune
@@ -27,37 +28,45 @@ def take_auto(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     return {name: value for name, value in values.items() if name not in auto}, auto
 
 
-def settle(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -> Config:
-    """The configuration with numbers where `auto` was, so that its run can be repeated and resumed."""
+def settle(config: Config, auto: tuple[str, ...], message: Callable[[str], None]) -> tuple[Config, Experiment | None]:
+    """Put numbers where `auto` was, so that the run can be repeated and resumed.
+
+    Return the configuration, and the experiment that was prepared for it; None if nothing was `auto`.
+    """
     if not auto:
-        return config
+        return config, None
     if "fednmap" not in config.algorithms:
         raise InputError(f"auto finds FedNMap's step sizes; for {', '.join(config.algorithms)} give numbers")
     if "eta_a" in auto and config.gamma is None:
         auto = AUTO  # they belong together
-    _check(config, auto)
-    found = _at_once(config, auto, tell)
+    check_auto(config, auto)
+    loaded = load(config)
+    found = _from_smoothness(config, auto, loaded, message)
     if found is not None:
         return found
-    pilots = search(config, auto, budget=max(FEWEST * SHORTEST, config.rounds // SHARE))
+    experiment = prepare(config, loaded)
+    pilots = search(experiment, auto, budget=max(FEWEST * SHORTEST, config.rounds // SHARE))
     for line in pilots.lines():
-        tell(line)
-    return config.model_copy(update={name: getattr(pilots, name) for name in (*auto, "measure_gamma")})
+        message(line)
+    steps = {name: getattr(pilots, name) for name in (*auto, "measure_gamma")}
+    return config.model_copy(update=steps), experiment.with_steps(**steps)
 
 
-def _at_once(config: Config, auto: tuple[str, ...], tell: Callable[[str], None]) -> Config | None:
-    """Steps from the smoothness of f; with them one local step and float64, unless the user said otherwise.
+def _from_smoothness(
+    config: Config, auto: tuple[str, ...], loaded: Dataset, message: Callable[[str], None]
+) -> tuple[Config, Experiment] | None:
+    """Take steps from the smoothness of f; with them one local step and float64, unless the user said otherwise.
 
     Local steps on exact gradients cost Q times as much and save no rounds (docs/rounds.md).
     """
-    settled = {"local_steps": 1, "dtype": "float64"}
-    config = config.model_copy(update={k: v for k, v in settled.items() if k not in config.model_fields_set})
     if config.batch_size:
         return None
-    experiment = prepare(config)
+    settled = {"local_steps": 1, "dtype": "float64"}
+    config = config.model_copy(update={k: v for k, v in settled.items() if k not in config.model_fields_set})
+    experiment = prepare(config, loaded)
     method: Any = experiment.algorithm("fednmap")  # as `set` has it
     everybody = config.participation == 1 and config.drop == 0 and config.sampler == "uniform"
-    steps = at_once(
+    found = at_once(
         experiment.problem,
         experiment.phi,
         everybody=everybody,
@@ -67,16 +76,16 @@ def _at_once(config: Config, auto: tuple[str, ...], tell: Callable[[str], None])
         eta_a=None if "eta_a" in auto else config.eta_a,
         gamma=None if "gamma" in auto else config.gamma,
     )
-    if steps is None:
+    if found is None:
         return None
-    tell(f"{steps.line()}; {method.Q} local {'step' if method.Q == 1 else 'steps'}, {config.dtype}")
-    return config.model_copy(update={"eta_a": steps.eta_a, "gamma": steps.gamma})
+    message(f"{found.line()}; {method.Q} local {'step' if method.Q == 1 else 'steps'}, {config.dtype}")
+    steps = {"eta_a": found.eta_a, "gamma": found.gamma}
+    return config.model_copy(update=steps), experiment.with_steps(**steps)
 
 
-def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:
-    """The pilots for what the configuration describes; `options` are those of `fednmap.theory.tune.tune`."""
-    _check(config, auto)
-    experiment = prepare(config)
+def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:
+    """Run the pilots for an experiment; `options` are those of `fednmap.theory.tune.tune`."""
+    config = experiment.config
     method: Any = experiment.algorithm("fednmap")  # as `set` has it
     kept = {name: getattr(config, name) for name in AUTO if name not in auto}
     return tune(
@@ -96,7 +105,7 @@ def search(config: Config, auto: tuple[str, ...] = AUTO, **options: Any) -> Tune
     )
 
 
-def _check(config: Config, auto: tuple[str, ...]) -> None:
+def check_auto(config: Config, auto: tuple[str, ...]) -> None:
     """Refuse what would be found for another run than the one that is meant."""
     if config.dp_clip is not None:
         raise InputError(

@@ -165,8 +165,10 @@ def up(
             values["algorithms"] = (algorithm,)
         base = _base(config) if config else {}
         values, auto = take_auto(TRIAL | base | values | {"set": base.get("set", {}) | parse_set(set)})
-        settings = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        settings = settled(prepare(settings)).config  # what can be refused is refused before there is a folder
+        settings, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
+        settings = settled(
+            experiment or prepare(settings)
+        ).config  # what can be refused is refused before there is a folder
         n = settings.clients
         facts = {
             "names": tuple(f"client-{i}" for i in range(n)),

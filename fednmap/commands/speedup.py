@@ -32,8 +32,8 @@ from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import PoolWork
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
-from fednmap.runs.keeping import Reporter
 from fednmap.runs.process_pool import ProcessPool, check_jobs, how_many, process_pool
+from fednmap.runs.recording import Reporter
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
 from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot
@@ -112,7 +112,7 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
             "would drown in noise; leave it out"
         )
     kind, numbers = checked(over, _numbers(values))
-    config = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
+    config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
         first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
     if kind == "n" and last.config.clients != numbers[-1]:

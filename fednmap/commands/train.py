@@ -36,11 +36,11 @@ from fednmap.report.ending import ending
 from fednmap.report.plots import comparison
 from fednmap.report.terminal import console
 from fednmap.runs.configuration import Config, parse_set
+from fednmap.runs.eval_interval import measured_every
 from fednmap.runs.execution import PoolWork, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
-from fednmap.runs.pace import measured_every
 from fednmap.runs.presets import preset as preset_file
 from fednmap.runs.process_pool import check_jobs, how_many, process_pool
 from fednmap.runs.sweep import is_sweep
@@ -153,8 +153,8 @@ def _run(
         values, auto = take_auto(values)
         paced = values.get("eval_every") == "auto"
         values = {name: value for name, value in values.items() if not (paced and name == "eval_every")}
-        config = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        experiment = settled(prepare(config))  # what can be refused is refused before there is a folder
+        config, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
+        experiment = settled(experiment or prepare(config))  # what can be refused is refused before there is a folder
         if paced:
             experiment = experiment.with_setting(eval_every=measured_every(experiment))
         config = experiment.config

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fednmap.commands.auto import search, take_auto
+from fednmap.commands.auto import check_auto, search, take_auto
 from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, TrustCode, take_threads, with_config
 from fednmap.names import InputError
 from fednmap.runs.configuration import STOPPING, Config
+from fednmap.runs.experiment import prepare
 from fednmap.runs.files import json_text
 from fednmap.runs.process_pool import how_many, parallel_map
 from fednmap.theory.tune import PILOTS
@@ -46,7 +47,9 @@ def tune(
     if not auto:
         raise InputError("eta_a and gamma are both given, so that there is nothing to find; leave one of them out")
     in_parallel = partial(parallel_map, count=how_many(jobs, PILOTS))
-    found = search(Config.make(**given), auto, budget=budget, residual_only=residual_only, parallel_map=in_parallel)
+    checked = Config.make(**given)
+    check_auto(checked, auto)
+    found = search(prepare(checked), auto, budget=budget, residual_only=residual_only, parallel_map=in_parallel)
     if json:
         report = {
             "eta_a": found.eta_a,

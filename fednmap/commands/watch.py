@@ -9,7 +9,7 @@ import typer
 
 from fednmap.report.progress import Bar, Lines, Warnings
 from fednmap.report.terminal import console
-from fednmap.runs.keeping import Interrupted, Reporter
+from fednmap.runs.recording import Interrupted, Reporter
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from fednmap.flower.settings import Federation, Threshold, client_name, read, th
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import architecture, regularized
-from fednmap.runs.trust import grid_of
+from fednmap.runs.uplink_config import grid_of
 from fednmap.simulation import schedules, uplink
 from fednmap.simulation.client_round import client_round
 from fednmap.simulation.loop import dry_run

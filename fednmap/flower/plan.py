@@ -15,7 +15,7 @@ from fednmap.regularizers.layers import trained
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Methods
 from fednmap.runs.folder import Model
-from fednmap.runs.trust import grid_of, privacy_of
+from fednmap.runs.uplink_config import grid_of, privacy_of
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.uplink import Pipeline
 

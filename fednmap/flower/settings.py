@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config, code_in, parse_set
-from fednmap.runs.trust import check_between_machines
+from fednmap.runs.uplink_config import check_between_machines
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

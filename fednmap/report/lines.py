@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fednmap.runs.folder import About
-from fednmap.runs.keeping import DONE
+from fednmap.runs.recording import DONE
 
 
 def about_line(said: About) -> str:

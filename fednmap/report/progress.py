@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fednmap.measure import quantities
-from fednmap.runs.keeping import DONE, Beginning, Reporter
+from fednmap.runs.recording import DONE, Reporter, RunInfo
 from fednmap.simulation import Record, Round
 
 PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar
@@ -44,7 +44,7 @@ class Bar(Reporter):
         )
         self.task = TaskID(0)
 
-    def begin(self, what: Beginning) -> None:
+    def begin(self, what: RunInfo) -> None:
         name = self.label + _named(what)
         self.task = self.progress.add_task("", total=what.rounds, completed=what.done, name=name, state="")
 
@@ -54,7 +54,7 @@ class Bar(Reporter):
     def on_record(self, record: Record) -> None:
         self.progress.update(self.task, completed=record["round"], state=describe(record))
 
-    def twin(self) -> Bar:
+    def clone(self) -> Bar:
         other = Bar(self.progress.console, self.progress)
         other.label = self.label
         return other
@@ -70,12 +70,12 @@ class Lines(Warnings):
         super().__init__(console)
         self.name, self.rounds, self.next = "", 0, 0.0
 
-    def twin(self) -> Lines:
+    def clone(self) -> Lines:
         other = Lines(self.console)
         other.label = self.label
         return other
 
-    def begin(self, what: Beginning) -> None:
+    def begin(self, what: RunInfo) -> None:
         self.name, self.rounds, self.next = self.label + _named(what), what.rounds, 0.0
 
     def on_record(self, record: Record) -> None:
@@ -89,5 +89,5 @@ class Lines(Warnings):
             self.tell(f"{self.name}  {result['rounds']} rounds, {result['ended']}")
 
 
-def _named(what: Beginning) -> str:
+def _named(what: RunInfo) -> str:
     return what.job.method if what.trials == 1 else f"{what.job.method} #{what.job.trial + 1}"

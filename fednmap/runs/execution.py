@@ -16,9 +16,19 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
-from fednmap.runs.keeping import Asked, Beginning, Companion, Interrupted, Reporter, Task, ended_by, interrupts, keep
 from fednmap.runs.process_pool import ProcessPool, Send
-from fednmap.runs.trust import uplink_of
+from fednmap.runs.recording import (
+    Companion,
+    Interrupted,
+    Reporter,
+    RunInfo,
+    StopFlag,
+    Task,
+    ended_by,
+    interrupts,
+    run_and_record,
+)
+from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation import Callback, Patience, Record, TimeLimit, Tolerance, distributed, schedules, threads
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
@@ -65,7 +75,7 @@ def execute(
                 experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
             folder.recognise(experiment.digest)
             task, order = task_of(job, experiment), _Order(job, experiment.config, folder.path, threads.asked())
-            finished[job] = keep(
+            finished[job] = run_and_record(
                 task,
                 folder,
                 (reporter, *callbacks),
@@ -111,13 +121,13 @@ class PoolJob(NamedTuple):
     """How many jobs share the machine."""
 
 
-def _run_in(pool: ProcessPool, orders: list[PoolJob], reporter: Reporter, asked: Asked) -> dict[Job, dict[str, Any]]:
+def _run_in(pool: ProcessPool, orders: list[PoolJob], reporter: Reporter, asked: StopFlag) -> dict[Job, dict[str, Any]]:
     """Run the jobs in the pool, with a reporter for each that has begun; their closing numbers."""
     reporters: dict[int, Reporter] = {}
 
     def report(k: int, message: tuple[str, Any]) -> None:
         if k not in reporters:
-            reporters[k] = reporter.twin()
+            reporters[k] = reporter.clone()
         getattr(reporters[k], message[0])(message[1])
 
     return {orders[k].job: closing for k, closing in pool.run(orders, report, asked)}
@@ -129,7 +139,7 @@ class _Relay(Reporter):
     def __init__(self, send: Send) -> None:
         self._send = send
 
-    def begin(self, what: Beginning) -> None:
+    def begin(self, what: RunInfo) -> None:
         self._send(("begin", what))
 
     def on_record(self, record: Record) -> None:
@@ -155,7 +165,7 @@ class PoolWork:
         folder.recognise(experiment.digest)
         task = replace(task_of(order.job, experiment), beside=order.parallel)
         with interrupts() as asked:
-            return keep(task, folder, (_Relay(send),), asked, measured=order.measured)
+            return run_and_record(task, folder, (_Relay(send),), asked, measured=order.measured)
 
     def __reduce__(self) -> tuple[type[PoolWork], tuple[None]]:
         return PoolWork, (None,)  # where processes are spawned, each prepares its own

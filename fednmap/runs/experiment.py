@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,7 @@ from fednmap.privacy import PrivateRows
 from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import GLM, FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Separable, Zero, parse, restrict
-from fednmap.runs import trust
+from fednmap.runs import uplink_config
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import digest
 from fednmap.simulation.participation import Trace, sampler_of
@@ -48,6 +48,7 @@ class Methods:
     phi: Regularizer
     gamma: float
     """FedNMap's prox parameter, which also fixes the common first model prox(start, gamma)."""
+    _built: dict[str, Algorithm] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, config: Config, module: nn.Module | None, coefficients: slice | None = None) -> Methods:
@@ -76,7 +77,12 @@ class Methods:
         return methods
 
     def algorithm(self, name: str) -> Algorithm:
-        """The method with the common step sizes, its own defaults, and what `set` says about it."""
+        """Return the method with the common step sizes, its own defaults, and what `set` says about it; built once."""
+        if name not in self._built:
+            self._built[name] = self._build(name)
+        return self._built[name]
+
+    def _build(self, name: str) -> Algorithm:
         config, kind = self.config, method(name)
         overrides: dict[str, Any]
         overrides = {key.rpartition(".")[2]: v for key, v in config.set.items() if key.rpartition(".")[0] == name}
@@ -173,7 +179,7 @@ class Experiment:
         return self.methods.start(algorithm, self.problem.start)
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled | PrivateRows:
-        problem = trust.private_rows(self.config, self.problem) or self.problem
+        problem = uplink_config.private_rows(self.config, self.problem) or self.problem
         return Pooled(problem) if algorithm.traits.central else problem
 
     def metrics(self) -> dict[str, Callable[[Tensor], float]]:
@@ -189,18 +195,26 @@ class Experiment:
         return found
 
     def with_setting(self, **settings: Any) -> Experiment:
-        """The same with other settings of its configuration, on which data, problem and methods do not depend."""
+        """Return the same with other settings, on which data, problem and methods do not depend."""
         config = self.config.model_copy(update=settings)
         return replace(self, methods=replace(self.methods, config=config))
+
+    def with_steps(self, **steps: float) -> Experiment:
+        """Return the same with other step sizes, on which data and problem do not depend."""
+        config = self.config.model_copy(update=steps)
+        return replace(self, methods=Methods.of(config, architecture(self.problem), regularized(self.problem)))
 
     def test_accuracy(self, x: Tensor) -> float:
         predictions = self.problem.predict(x, self.dataset.x_test)
         return accuracy(predictions, self.dataset.y_test)
 
 
-def prepare(config: Config) -> Experiment:
-    """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for."""
-    dataset = dataset_of(config)
+def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
+    """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for.
+
+    loaded: what `load` returned for a configuration with the same data.
+    """
+    dataset = _typed(load(config) if loaded is None else loaded, config)
     config = _settled(config, dataset)
     if config.standardize:
         dataset = _standardized(dataset, config)
@@ -218,9 +232,9 @@ def prepare(config: Config) -> Experiment:
     methods = Methods.of(config, architecture(problem), regularized(problem))
     if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
         algorithms = [methods.algorithm(name) for name in config.algorithms]
-        trust.check_methods(config, algorithms)
+        uplink_config.check_methods(config, algorithms)
         rows = config.dp_clip is not None and config.dp_unit == "example"
-        config = trust.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
+        config = uplink_config.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
         methods = replace(methods, config=config)
     few = (
         None
@@ -238,8 +252,12 @@ def prepare(config: Config) -> Experiment:
 
 def dataset_of(config: Config) -> Dataset:
     """The data set that a configuration names, in its precision and on its device."""
-    options = {"test": config.test} if config.test else {}
-    return _typed(datasets.load(config.data, **options), config)
+    return _typed(load(config), config)
+
+
+def load(config: Config) -> Dataset:
+    """Load the data set that a configuration names, as it is."""
+    return datasets.load(config.data, **({"test": config.test} if config.test else {}))
 
 
 def _is_required(field: Field[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""One pool of processes: for `--jobs`, for the pilots of `tune` and for the trials of a reproduction.
+"""One pool of processes: for `--jobs`, for the pilots of `tune` and for the trials of the paper's figures.
 
 The number of processes does not change the bits of a run. Only the process that owns the pool prints.
 """
@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 
 from fednmap.names import InputError
-from fednmap.runs.keeping import Asked, Interrupted, in_pool
+from fednmap.runs.recording import Interrupted, StopFlag, in_pool
 from fednmap.simulation import threads
 from fednmap.simulation.distributed import WorkerLost
 
@@ -66,7 +66,7 @@ class ProcessPool:
         self._processes = self._begun()
 
     def run(
-        self, jobs: Sequence[Any], on_message: Callable[[int, Any], None] | None = None, stop: Asked | None = None
+        self, jobs: Sequence[Any], on_message: Callable[[int, Any], None] | None = None, stop: StopFlag | None = None
     ) -> Iterator[tuple[int, Any]]:
         """Run the jobs and yield the number and the result of each as it ends.
 
@@ -160,10 +160,10 @@ class _SharedFlag:
 
 _work: Work
 _messages: Any
-_stop: Asked
+_stop: _SharedFlag
 
 
-def _begin(work: Work, messages: Any, stop: Asked, each: int, parent: int) -> None:
+def _begin(work: Work, messages: Any, stop: _SharedFlag, each: int, parent: int) -> None:
     """Set up a process of the pool."""
     global _work, _messages, _stop
     _work, _messages, _stop = work, messages, stop
@@ -179,7 +179,11 @@ def _begin(work: Work, messages: Any, stop: Asked, each: int, parent: int) -> No
 def _do(k: int, job: Any) -> Any:
     if _stop.is_set():
         raise Interrupted
-    return _work(job, lambda message: _messages.put((k, message)))
+    try:
+        return _work(job, lambda message: _messages.put((k, message)))
+    except Exception:
+        _stop.set()  # here, because the next job may begin before the owner knows
+        raise
 
 
 def end_with(parent: int) -> None:

@@ -29,8 +29,8 @@ from fednmap.runs.files import (
     write_atomically,
 )
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.keeping import Reporter
 from fednmap.runs.process_pool import ProcessPool
+from fednmap.runs.recording import Reporter
 from fednmap.theory.scaling import Over, checked
 
 RECORD, OUTCOME, PICTURE = "speedup.toml", "speedup.json", "speedup.png"

@@ -18,7 +18,7 @@ from typing import Any, Self
 from fednmap.names import InputError, choose
 from fednmap.runs.configuration import shown
 from fednmap.runs.folder import RunFolder
-from fednmap.runs.keeping import Beginning, Reporter
+from fednmap.runs.recording import Reporter, RunInfo
 from fednmap.simulation import Record
 
 
@@ -40,7 +40,7 @@ class TensorBoard(Tracker):
         self.folder = folder
         self._open: Any = None
 
-    def begin(self, what: Beginning) -> None:
+    def begin(self, what: RunInfo) -> None:
         # rounds that are run again take the place of those after the checkpoint
         self._open = self._writer(self.folder / str(what.job), purge_step=what.done + 1 if what.done else None)
 
@@ -72,7 +72,7 @@ class MLflow(Tracker):
             self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
         self._run: str | None = None
 
-    def begin(self, what: Beginning) -> None:
+    def begin(self, what: RunInfo) -> None:
         more = {"algorithm": what.job.method, "first_round": what.done}
         with _mlflow_errors():
             self._run = self._client.create_run(self._experiment, run_name=str(what.job)).info.run_id

@@ -21,8 +21,8 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap.names import InputError
 from fednmap.runs.execution import follow
-from fednmap.runs.keeping import Interrupted
 from fednmap.runs.process_pool import end_with
+from fednmap.runs.recording import Interrupted
 from fednmap.simulation import distributed
 
 LOOK = 0.3  # seconds between looks at the other processes

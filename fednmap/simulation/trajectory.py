@@ -76,7 +76,7 @@ class Result:
         return module(self.x)
 
 
-def run(
+def run_and_measure(
     algorithm: Algorithm,
     problem: Problem,
     *,
@@ -101,26 +101,7 @@ def run(
 ) -> Result:
     """Run a method and measure it: before the first round, every `every` rounds and at the end.
 
-    rounds:        how many there are in all, counted from the start of the run: those before `after` are among them.
-    closing:       how many of the last rounds are all measured: a mean over them is less noisy than one of them.
-    phi:           the regularizer of the objective that is measured; default the algorithm's own.
-    measure_gamma: gamma of the natural residual; default that of the problem, see `fednmap.measure.problem_gamma`.
-    metrics:       more to measure: name -> function of the model x.
-    sample:        what is measured in place of the problem, such as the same on fewer rows; the problem itself only
-                   after the last of the rounds. `stop` hears what is measured.
-    callbacks:     hear every round and every record: Callbacks, or functions of a record. One that returns True, or a
-                   reason, ends the run.
-    stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record; several
-                   of them end it together, the first that has a reason. `Result.ended` says which.
-    after:         the Result of an earlier call with the same arguments, or a Round of it, to continue from; `rounds`
-                   must be above the rounds done. With a Round, `before` are the totals of bytes and seconds so far and
-                   `earlier` the records, which `stop` and an epsilon need.
-    history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
-    threads:       how many share the work of rounds and measurements; any number gives the same bits, see `simulate`.
-    uplink:        what happens between the clients and the server, see `fednmap.privacy`; an epsilon is then measured.
-    options:       of `simulate`.
-
-    If the iterates become non-finite, the `Diverged` error carries what was measured so far as `.result`.
+    The arguments are those of `fednmap.run`, which also keeps run folders; `options` are those of `simulate`.
     """
     check_kinds(algorithm, problem)
     check_measuring(every, closing, measure_gamma, metrics or {})

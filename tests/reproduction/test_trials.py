@@ -28,7 +28,7 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
-from fednmap.runs.keeping import Interrupted, Reporter
+from fednmap.runs.recording import Interrupted, Reporter
 from reproduction import mobilenet, nn, shallow, table1, table1_trials
 from reproduction.execution import finished, run_trials
 from reproduction.reproduce import reproduce
@@ -380,7 +380,9 @@ def test_no_trial_begins_after_an_end(how: str, tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err.splitlines()[-1].startswith("ZeroDivisionError: this one" if "fails" in how else "fednmap.runs.keeping.")
+    assert err.splitlines()[-1].startswith(
+        "ZeroDivisionError: this one" if "fails" in how else "fednmap.runs.recording."
+    )
     begun = sorted(path.name for path in (tmp_path / "out").glob("begun*"))
     assert begun == ["begun0", "begun1"]
     done = ["trial0"] if "fails" in how else ["trial0", "trial1"]

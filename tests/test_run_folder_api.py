@@ -100,9 +100,16 @@ def test_another_run_is_refused(tmp_path):
     others = LeastSquares([(a, -b) for a, b in SIX.data])  # with the same Hessian, and so the same yardstick
     with pytest.raises(InputError, match="the data of"):
         run(method(), others, rounds=60, folder=tmp_path / "e", **HOW)
-    for name in ("after", "store"):
+    *_, third = simulate(method(), SIX, rounds=3, **HOW)
+    for option in ({"after": third}, {"store": tmp_path / "store"}, {"history": False}, {"earlier": [{"round": 1.0}]}):
         with pytest.raises(InputError, match="do not go together"):
-            kept(tmp_path / "e", **{name: None})
+            kept(tmp_path / "e", **option)
+
+
+def test_the_old_name_of_the_measuring_loop_still_works():
+    with pytest.warns(DeprecationWarning, match=r"use fednmap\.run"):
+        from fednmap.simulation import run as old
+    assert torch.equal(old(method(), SIX, rounds=5, **HOW).x, run(method(), SIX, rounds=5, **HOW).x)
 
 
 def test_a_run_that_ended_early_is_finished_until_asked_for_more(tmp_path):

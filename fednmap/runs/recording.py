@@ -21,8 +21,9 @@ from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import Job, Model, RunFolder
-from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed, run
+from fednmap.simulation import Callback, Diverged, Record, Result, Round, distributed
 from fednmap.simulation.callbacks import heard, stays_ended
+from fednmap.simulation.trajectory import run_and_measure
 
 DONE = "all rounds done"
 """How a run ends that nothing ends earlier."""
@@ -32,13 +33,13 @@ class Interrupted(Exception):
     """The user asked to stop; the state is saved."""
 
 
-class Asked(Protocol):
+class StopFlag(Protocol):
     """Whether the user wants to stop: an event, of threads or of processes."""
 
     def is_set(self) -> bool: ...
 
 
-class Beginning(NamedTuple):
+class RunInfo(NamedTuple):
     """What a reporter is told when a method begins."""
 
     job: Job
@@ -56,7 +57,7 @@ class Reporter(Callback):
     label = ""
     """Stands before a method's name, where one command makes several runs."""
 
-    def begin(self, what: Beginning) -> None:
+    def begin(self, what: RunInfo) -> None:
         """A method begins."""
 
     def end(self, result: dict[str, Any] | None) -> None:
@@ -65,7 +66,7 @@ class Reporter(Callback):
     def tell(self, line: str) -> None:
         """Something the user should know."""
 
-    def twin(self) -> Reporter:
+    def clone(self) -> Reporter:
         """One more like this, for a method that runs at the same time."""
         return self
 
@@ -83,7 +84,7 @@ class Task:
     settings: dict[str, Any]
     """What the states depend on; a checkpoint is read with the same settings only."""
     options: dict[str, Any]
-    """Of `fednmap.simulation.run`."""
+    """Of `run_and_measure`."""
     saved: Callable[[Tensor], Model]
     """The model x as it is kept."""
     trials: int
@@ -103,16 +104,17 @@ class Task:
         """The rounds that are still to run, and what went wrong in them."""
         given = self.options | {"callbacks": callbacks, "after": after, "before": before, "earlier": earlier}
         try:
-            return run(self.algorithm, self.problem, rounds=self.rounds, start=self.start, history=False, **given), None
+            given |= {"rounds": self.rounds, "start": self.start, "history": False}
+            return run_and_measure(self.algorithm, self.problem, **given), None
         except Diverged as diverged:
             return diverged.result, str(diverged)
 
 
-def keep(
+def run_and_record(
     task: Task,
     folder: RunFolder,
     callbacks: Sequence[Callback],
-    asked: Asked,
+    asked: StopFlag,
     *,
     measured: bool,
     announce: Callable[[int], None] = lambda done: None,
@@ -138,7 +140,7 @@ def keep(
     if measured:
         folder.forget_after(job, -1 if after is None else done)
     for reporter in reporters:
-        reporter.begin(Beginning(job, done, task.rounds, task.trials, task.facts))
+        reporter.begin(RunInfo(job, done, task.rounds, task.trials, task.facts))
     closing: dict[str, Any] | None = None
     announce(done)
     try:
@@ -191,7 +193,7 @@ def summary(record: Record) -> dict[str, Any]:
 class _Keeper(Callback):
     """Writes measurements and checkpoints; stops after the round in which the user asked to."""
 
-    def __init__(self, task: Task, folder: RunFolder, asked: Asked) -> None:
+    def __init__(self, task: Task, folder: RunFolder, asked: StopFlag) -> None:
         self.task, self.folder, self.asked = task, folder, asked
 
     def on_record(self, record: Record) -> None:
@@ -234,17 +236,17 @@ def _due(round: Round, task: Task, asked: bool) -> tuple[bool, bool]:
     return stop or done % task.checkpoint_every == 0, stop
 
 
-_pool_flag: Asked | None = None
+_pool_flag: StopFlag | None = None
 
 
-def in_pool(stop: Asked) -> None:
+def in_pool(stop: StopFlag) -> None:
     """Take `stop` for what the user asks: this process belongs to a pool, whose owner receives the signals."""
     global _pool_flag
     _pool_flag = stop
 
 
 @contextmanager
-def interrupts() -> Iterator[Asked]:
+def interrupts() -> Iterator[StopFlag]:
     """Yield a flag that Ctrl-C and termination set, so that every round is completed; a second Ctrl-C ends at once."""
     if _pool_flag is not None:
         yield _pool_flag

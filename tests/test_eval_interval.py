@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from fednmap.cli import app
 from fednmap.report.lines import measuring_line
 from fednmap.runs.configuration import Config
-from fednmap.runs.pace import every
+from fednmap.runs.eval_interval import every
 
 
 @pytest.mark.parametrize("measurement", [0.01, 0.3, 1.0, 7.0, 40.0])

@@ -1,45 +1,43 @@
-"""`fednmap.run`: methods, problems and models of one's own in Python, kept in a run folder if one is named."""
+"""`fednmap.run`: run your own methods, problems and models in Python, kept in a run folder if one is named."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from torch import Tensor
 
+<<<<<<< HEAD:fednmap/runs/in_python.py
 from fednmap.core import Algorithm, Problem, info_of
+=======
+from fednmap.core import Algorithm, Problem, Regularizer, info_of
+>>>>>>> house-runs:fednmap/runs/api.py
 from fednmap.measure import problem_gamma
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs.files import clear_errors, from_toml, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
-from fednmap.runs.keeping import DONE, Interrupted, Task, ended_by, interrupts, keep
-from fednmap.simulation import Callback, Diverged, Record, Result, simulate, trajectory
-from fednmap.simulation.callbacks import heard, listeners, name_of
+from fednmap.runs.recording import DONE, Interrupted, Task, ended_by, interrupts, run_and_record
+from fednmap.simulation import Callback, Diverged, Record, Result, Round, simulate
+from fednmap.simulation.callbacks import Listener, heard, listeners, name_of
 from fednmap.simulation.loop import check_kinds, first_point, origin
+from fednmap.simulation.participation import Sampler
+from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import Crew
+from fednmap.simulation.trajectory import Metric, check_measuring, run_and_measure
+from fednmap.simulation.uplink import Part, UplinkParts
 
-MEASURED = ("every", "closing", "phi", "measure_gamma", "metrics", "sample", "callbacks", "stop", "history")
-"""Options that `simulate` does not have."""
+INDEPENDENT = ("stop", "sample", "chunk", "threads")
+"""Options on which no state depends, and `sample`, which is described by what it is made of."""
 
-UNTOLD = ("callbacks", "stop", "sample", "chunk", "threads", "history")
-"""Options on which no state depends, and `sample`, which is told by what it is made of."""
-
-DEFAULTS = {
-    "participation": 1.0,
-    "drop": 0.0,
-    "seed": 0,
-    "sampler": None,
-    "eta_a": None,
-    "every": 10,
-    "closing": 1,
-    "metrics": None,
-}
+OPTIONAL = ("uplink", "secagg", "tag")
+"""Options that the settings name only if they are given."""
 
 
 def run(
@@ -47,27 +45,69 @@ def run(
     problem: Problem,
     *,
     rounds: int,
+    start: Tensor | None = None,
+    participation: float = 1.0,
+    drop: float = 0.0,
+    seed: int = 0,
+    sampler: Sampler | None = None,
+    eta_a: float | Schedule | None = None,
+    uplink: UplinkParts | None = None,
+    secagg: Part | None = None,
+    every: int = 10,
+    closing: int = 1,
+    phi: Regularizer | None = None,
+    measure_gamma: float | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    sample: Problem | None = None,
+    callbacks: Listener | Iterable[Listener] = (),
+    stop: Listener | Iterable[Listener] | None = None,
+    chunk: int | None = None,
+    threads: int | None = None,
+    store: str | Path | None = None,
+    after: Round | Result | None = None,
+    before: Record | None = None,
+    earlier: Iterable[Record] = (),
+    history: bool = True,
     folder: str | Path | None = None,
     checkpoint_every: int = 50,
     tag: str | None = None,
-    start: Tensor | None = None,
-    **options: Any,
 ) -> Result:
-    """Run a method and measure it; with `folder`, as a run folder that `fednmap show` and `report` know.
+    """Run a method and measure it: before the first round, every `every` rounds and at the end.
 
-    rounds:           how many there are in all, counted from the start of the run, also with `after` and in a folder.
-    folder:           measurements, checkpoints, model and closing numbers are kept there as they come. The same call
-                      again goes on where an earlier one was stopped or killed, to the same bits; when all rounds are
-                      done, or a callback of that name ended them, it gives what was stored, and with more rounds it
-                      goes on. Another method, problem, sampler,
-                      schedule or metric is refused, even if only the source text of a function or a number it uses
-                      has changed; a problem of your own that changes as it runs identifies itself by a `digest()`.
+    rounds:        how many there are in all, counted from the start of the run, even with `after` and in a folder.
+    start, participation, drop, seed, sampler, eta_a, uplink, secagg, chunk, threads, store: as in `simulate`. With an
+                   `uplink` that adds noise an epsilon is measured.
+
+    every:         rounds between measurements.
+    closing:       how many of the last rounds are all measured: a mean over them is less noisy than one of them.
+    phi:           the regularizer of the objective that is measured; default the algorithm's own.
+    measure_gamma: gamma of the natural residual; default that of the problem, see `fednmap.measure.problem_gamma`.
+    metrics:       more to measure: name -> function of the model x.
+    sample:        what is measured in place of the problem, such as the same on fewer rows; the problem itself only
+                   after the last of the rounds. `stop` receives what is measured.
+    callbacks:     receive every round and every record: Callbacks, or functions of a record. One that returns True, or
+                   a reason, ends the run.
+    stop:          when to end early: Tolerance(1e-6), Patience(10), TimeLimit(60), or a function of a record; the first
+                   of several that has a reason ends the run. `Result.ended` gives the reason.
+
+    after:         the Result of an earlier call with the same arguments, or a Round of it, to continue from; `rounds`
+                   must be above the rounds done. With a Round, `before` are the totals of bytes and seconds so far and
+                   `earlier` the records, which `stop` and an epsilon need.
+    history:       keep all records in the result; without, only the last, for long runs whose records a callback keeps.
+
+    folder:        a run folder that `fednmap show` and `report` read: measurements, checkpoints, model and closing
+                   numbers are written as they come. The same call again continues where an earlier one was stopped or
+                   killed, to the same bits; when all rounds are done, or a callback of that name ended them, it returns
+                   what was stored, and with more rounds it continues. Another method, problem, sampler, schedule or
+                   metric is refused, even if only the source text of a function or a number it uses has changed; a
+                   problem of your own that changes as it runs identifies itself by a `digest()`. Without `after`,
+                   `before`, `earlier`, `history` and `store`.
     checkpoint_every: rounds between checkpoints.
-    tag:              a name for the version of your own functions and classes; the folder then compares the tag in
-                      place of their source text. Needed where that cannot be read.
-    options:          of `fednmap.simulation.trajectory.run`: every, stop, callbacks, metrics, participation, ...
+    tag:           a name for the version of your own functions and classes; the folder then compares the tag in place
+                   of their source text. Needed where that cannot be read.
 
-    A run whose psi ends above its start warns, and says so in `Result.warning`.
+    A run whose psi ends above its start warns, and says so in `Result.warning`. If the iterates become non-finite, the
+    `Diverged` error carries what was measured so far as `.result`.
 
     >>> from fednmap.algorithms import FedNMap
     >>> from fednmap.regularizers import L1
@@ -76,34 +116,55 @@ def run(
     >>> result.final["stationarity"] < 1e-12
     True
     """
+    how: dict[str, Any] = {
+        "participation": participation,
+        "drop": drop,
+        "seed": seed,
+        "sampler": sampler,
+        "eta_a": eta_a,
+    }
+    how |= {"uplink": uplink, "secagg": secagg, "chunk": chunk, "threads": threads}
+    measuring: dict[str, Any] = {
+        "every": every,
+        "closing": closing,
+        "phi": phi,
+        "measure_gamma": measure_gamma,
+        "metrics": metrics,
+    }
+    measuring |= {"sample": sample, "stop": listeners(stop)}
+    going_on: dict[str, Any] = {"after": after, "before": before, "earlier": list(earlier), "store": store}
     if folder is None:
-        return _warned(trajectory.run(algorithm, problem, rounds=rounds, start=start, **options))
+        told: dict[str, Any] = {"callbacks": callbacks, "history": history}
+        result = run_and_measure(algorithm, problem, rounds=rounds, start=start, **how, **measuring, **going_on, **told)
+        return _warned(result)
     check_kinds(algorithm, problem)
-    for name in ("after", "before", "earlier", "history", "store"):
-        if name in options:
+    for name, value in (going_on | {"history": not history}).items():
+        if value:
             raise InputError(f"{name} and folder do not go together: the folder says where the run goes on")
     if checkpoint_every < 1:
         raise InputError(f"checkpoint_every is {checkpoint_every}; it must be at least 1")
     start = first_point(problem, start)
-    phi = options.setdefault("phi", algorithm.phi)
-    if options.get("measure_gamma") is None:
-        with Crew(options.get("threads")) as crew:
+    measuring |= {"phi": algorithm.phi if phi is None else phi, "metrics": metrics or None}
+    if measure_gamma is None:
+        with Crew(threads) as crew:
             whole = divided(problem, crew, here=True)
-            options["measure_gamma"] = problem_gamma(whole, phi, origin(problem, start))
-    options["metrics"] = options.get("metrics") or None
-    options["stop"] = listeners(options.get("stop"))
-    _check(algorithm, problem, rounds, start, options)
-    job, callbacks = Job(algorithm.name.lower(), 0), listeners(options.pop("callbacks", ()))
-    facts = _settings(algorithm, problem, start, options, tag)
-    task = Task(job, algorithm, problem, start, rounds, checkpoint_every, facts, options, _saved(problem), 1, facts)
-    kept = _opened(Path(folder), task, phi)
+            measuring["measure_gamma"] = problem_gamma(whole, measuring["phi"], origin(problem, start))
+    # what can be refused is refused before there is a folder
+    check_measuring(every, closing, measuring["measure_gamma"], metrics or {})
+    simulate(algorithm, problem, rounds=rounds, start=start, **how)
+    job, hearers = Job(algorithm.name.lower(), 0), listeners(callbacks)
+    facts = _settings(algorithm, problem, start, how | measuring, tag)
+    task = Task(
+        *(job, algorithm, problem, start, rounds, checkpoint_every, facts, how | measuring, _saved(problem), 1, facts)
+    )
+    kept = _opened(Path(folder), task, measuring["phi"])
     with locked(kept.path), interrupts() as asked:
-        found = _finished(kept, task, callbacks)
+        found = _finished(kept, task, hearers)
         if found is None:
             kept.repair()
             _tell_rounds(kept, rounds)
             try:
-                found = keep(task, kept, callbacks, asked, measured=job in kept.measured())
+                found = run_and_record(task, kept, hearers, asked, measured=job in kept.measured())
             except Interrupted:
                 raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
     return _warned(_result(task, kept, found))
@@ -115,25 +176,18 @@ def _warned(result: Result) -> Result:
     return result
 
 
-def _check(algorithm: Algorithm, problem: Problem, rounds: int, start: Tensor, options: dict[str, Any]) -> None:
-    """What can be refused is refused before there is a folder that says so."""
-    given = {name: (DEFAULTS | options)[name] for name in ("every", "closing", "measure_gamma", "metrics")}
-    trajectory.check_measuring(**given | {"metrics": given["metrics"] or {}})
-    simulate(algorithm, problem, rounds=rounds, start=start, **{k: v for k, v in options.items() if k not in MEASURED})
-
-
 def _settings(
     algorithm: Algorithm, problem: Problem, start: Tensor, options: dict[str, Any], tag: str | None
 ) -> dict[str, Any]:
-    """What the states and measurements depend on, in words; of functions and objects of one's own all they hold."""
+    """What the states and measurements depend on, in words; of your own functions and objects all they hold."""
+    given = {name: value for name, value in (options | {"tag": tag}).items() if name not in INDEPENDENT}
     return {
         "algorithm": described(algorithm, tag),
         "problem": _problem(problem, tag),
         "start": hashlib.sha256(start.detach().cpu().contiguous().numpy().data).hexdigest(),
         "dtype": str(start.dtype).removeprefix("torch."),
-        **{name: described(value, tag) for name, value in sorted((DEFAULTS | options).items()) if name not in UNTOLD},
-        **_sampled(options.get("sample"), tag),
-        **({} if tag is None else {"tag": tag}),
+        **{k: described(v, tag) for k, v in sorted(given.items()) if v is not None or k not in OPTIONAL},
+        **_sampled(options["sample"], tag),
     }
 
 
