@@ -11,11 +11,7 @@ from typing import Any
 import tomli_w
 from torch import Tensor
 
-<<<<<<< HEAD:fednmap/runs/in_python.py
-from fednmap.core import Algorithm, Problem, info_of
-=======
 from fednmap.core import Algorithm, Problem, Regularizer, info_of
->>>>>>> house-runs:fednmap/runs/api.py
 from fednmap.measure import problem_gamma
 from fednmap.names import InputError
 from fednmap.problems import Network
