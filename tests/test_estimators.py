@@ -13,6 +13,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
+import fednmap.estimators
 from fednmap import InputError
 from fednmap.estimators import (
     FederatedCoxRegression,
@@ -195,3 +196,8 @@ def test_sparse_rows_with_a_gap_are_refused_by_name():
     X.data[2] = np.nan
     with pytest.raises(InputError, match="column 'x2' has NaN in row 2 at site 'b'"):
         FederatedLasso().fit(X, np.arange(6.0), ["a", "b", "b", "a", "a", "b"])
+
+
+def test_the_old_name_of_a_path_still_works():
+    with pytest.warns(DeprecationWarning, match="RegularizationPath"):
+        assert fednmap.estimators.Path is fednmap.estimators.RegularizationPath

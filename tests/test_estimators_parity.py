@@ -222,7 +222,7 @@ def test_a_fit_is_the_simulation_of_its_rounds():
     X, y = scaled(load_diabetes)
     rows = FederatedLasso(1.0)._read(X, y, by_target(y, 4), None)
     prepared = FederatedLasso(1.0)._prepare(rows)
-    phi = prepared._on_coefficients(L1(1.0))
+    phi = prepared.with_penalty(L1(1.0))
     found = minimise(prepared.problem, phi, prepared.start, tol=1e-9 * prepared.unit, max_rounds=12)
     L = smoothness(prepared.problem, prepared.start)
     method = FedNMapMemory(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=len(prepared.start))

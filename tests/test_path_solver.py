@@ -19,10 +19,9 @@ from fednmap.estimators import (
     FederatedPoissonRegressor,
 )
 from fednmap.estimators import prepare as prepare_module
-from fednmap.estimators.centred import Centred
 from fednmap.estimators.engine import minimise
-from fednmap.estimators.gram import Gram
 from fednmap.estimators.path_solver import HessianModel, Penalties, solve
+from fednmap.estimators.wrapped_problems import Centred, Gram
 from fednmap.problems import GLM
 
 TIGHT = {"tol": 1e-9, "max_rounds": 3000}
@@ -111,7 +110,7 @@ def test_a_path_in_common_rounds_is_the_path(estimator, load):
     assert path.rounds.max() <= path.total_rounds < path.rounds.sum()
     prepared = estimator._prepare(estimator._read(X, y, sites, None))
     for k in (0, 5, 11):
-        phi = prepared._on_coefficients(estimator._regularizer(prepared, path.lambdas[k]))
+        phi = prepared.with_penalty(estimator._regularizer(prepared, path.lambdas[k]))
         alone = minimise(prepared.problem, phi, prepared.start, tol=1e-8 * prepared.unit, max_rounds=3000)
         assert path.fits[k].objective == pytest.approx(alone.objective, rel=1e-9)
         assert path.fits[k].loss == pytest.approx(path.losses[k])

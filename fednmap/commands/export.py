@@ -99,7 +99,8 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
     experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
     problem, scaling = experiment.problem, experiment.dataset.scaling
     if saved.scaling[0]:  # the run's own, whatever the data are now
-        scaling = torch.tensor(saved.scaling[0]), torch.tensor(saved.scaling[1])
+        shift, scale = (torch.tensor(part, dtype=torch.float64) for part in saved.scaling)
+        scaling = shift, scale
     elif scaling is not None:
         folder.recognise(experiment.digest)
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]

@@ -14,12 +14,12 @@ import torch
 import typer
 
 from fednmap import tables
-from fednmap.commands.options import Json, Out, Quiet
+from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
 from fednmap.estimators.cv_estimators import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes
-from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.linear_models import FederatedGLM
 from fednmap.estimators.model_selection import SELECT, CrossValidated
 from fednmap.estimators.path import path as walk_path
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
@@ -41,39 +41,15 @@ MANY_CLASSES = 50
 PICTURES = {"path.png": "Coefficients along lam", "cv.png": "The choice of lam"}
 
 
+@with_config(hidden=("step",), words={"family": "Default: from the target."}, settings=FitConfig, family=None)
 def fit(
+    values: dict[str, Any],
     data: Annotated[str, typer.Option(help="csv:FOLDER or csv:a.csv,b.parquet: one file per site.")],
-    target: Annotated[
-        str | None, typer.Option(help="The column to predict; for a Cox model --time and --event.")
-    ] = None,
-    family: Annotated[
-        str | None, typer.Option(help="gaussian, logistic, poisson, huber or cox. Default: from the target.")
-    ] = None,
-    penalty: Annotated[
-        str, typer.Option(help="none, l1, ridge, elastic-net, mcp, scad, group-lasso, nonnegative, box:lo,hi, ...")
-    ] = "l1",
-    lam: Annotated[float | None, typer.Option(help="Weight of the penalty. (default 0.01)")] = None,
     path: Annotated[bool, typer.Option("--path", help="Also fit 50 models from lambda_max down.")] = False,
     cv: Annotated[
         str | None, typer.Option(help="Choose lam: a number of folds within sites, or leave-one-site-out.")
     ] = None,
-    positive: Annotated[
-        str | None, typer.Option(help="Of two labels, the one that is modelled. Default: the last by name.")
-    ] = None,
     select: Annotated[str, typer.Option(help="The rule of the choice: min, 1se, bic, ebic.")] = "min",
-    time: Annotated[str | None, typer.Option(help="Cox: the column of times.")] = None,
-    event: Annotated[str | None, typer.Option(help="Cox: the column of events, 1 or 0.")] = None,
-    drop_columns: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
-    categorical: Annotated[
-        str | None, typer.Option(help="Columns whose numbers are codes, separated by commas.")
-    ] = None,
-    l1_ratio: Annotated[float, typer.Option(help="The share of l1 in elastic-net and sparse-group-lasso.")] = 0.5,
-    impute: Annotated[str, typer.Option(help="What fills a gap in a number: mean or median.")] = "mean",
-    standardize: Annotated[bool, typer.Option(help="Penalise coefficients of standardised columns.")] = True,
-    weights: Annotated[str, typer.Option(help="samples counts every row once, sites every site alike.")] = "samples",
-    ties: Annotated[str, typer.Option(help="Cox: efron or breslow.")] = "efron",
-    tol: Annotated[float, typer.Option(help="|F_nat| at which a fit ends.")] = 1e-6,
-    max_rounds: Annotated[int, typer.Option(help="Rounds of one fit, at most.")] = 1000,
     out: Out = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -81,26 +57,11 @@ def fit(
     """Fit one linear model to tables, one file per site. A simulation: this process reads all files."""
     began = clock.perf_counter()
     _check_place(out)
-    sites = tables.read_sites(data, listed(drop_columns))
-    choice = _choice(cv, select, lam, penalty)
-    config = FitConfig.make(
-        family=_family(sites, target, family, time, event),
-        target=target,
-        positive=positive,
-        time=time,
-        event=event,
-        drop_columns=drop_columns or "",
-        categorical=categorical or "",
-        impute=impute,
-        penalty=penalty,
-        lam=lam,
-        l1_ratio=l1_ratio,
-        standardize=standardize,
-        weights=weights,
-        ties=ties,
-        tol=tol,
-        max_rounds=max_rounds,
-    )
+    sites = tables.read_sites(data, listed(values.get("drop_columns")))
+    penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
+    choice = _choice(cv, select, values.get("lam"), penalty)
+    given = (values.get(name) for name in ("family", "target", "time", "event"))
+    config = FitConfig.make(**values | {"family": _family(sites, *given)})
     y, classes = _targets(config, sites)
     features = {name: config.features(t) for name, t in sites.items()}
     preprocessor = config.preprocessor().fit(features)
@@ -185,7 +146,7 @@ def predict(
 
 
 def _family(
-    sites: dict[str, tables.Table], target: str | None, family: str | None, time: str | None, event: str | None
+    sites: dict[str, tables.Table], family: str | None, target: str | None, time: str | None, event: str | None
 ) -> str:
     """The family that was named, or that suits the target."""
     check_goals(family, target, time, event)

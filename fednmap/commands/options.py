@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, get_args
 
 import typer
+from pydantic import BaseModel
 
 from fednmap.runs.configuration import Config, code_in
 from fednmap.simulation import threads
@@ -19,28 +20,31 @@ AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fedn
 
 
 def with_config(
-    hidden: tuple[str, ...] = (), words: Mapping[str, str] = MappingProxyType({}), **defaults: Any
+    hidden: tuple[str, ...] = (),
+    words: Mapping[str, str] = MappingProxyType({}),
+    settings: type[BaseModel] = Config,
+    **defaults: Any,
 ) -> Callable[[Command], Command]:
-    """Give a command `f(values, ...)` an option for every field of Config; `values` holds those the user gave.
+    """Give a command `f(values, ...)` an option for every field of `settings`; `values` holds those the user gave.
 
     words:    fields that also take a word in place of a number, and what it stands for.
-    defaults: those of the command where they are not Config's, for the help texts; the command puts them in.
+    defaults: those of the command where they are not those of `settings`, for the help texts; the command puts them in.
 
-    The types, defaults and help texts are Config's own, so that there is one place to change them.
+    The types, defaults and help texts are those of `settings`, so that there is one place to change them.
     """
 
     def decorate(command: Command) -> Command:
         declared = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "values"]
         options = []
-        for name, field in Config.model_fields.items():
+        for name, field in settings.model_fields.items():
             if name in hidden or name in ("algorithms", "set"):
                 continue
             default = defaults.get(name, field.default)
-            shown = f"(default {default})" if default is not None else None
+            shown = f"(default {default})" if default not in (None, "") else None
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
             flag = "--" + name.replace("_", "-")
-            if field.annotation == bool | None:  # which may be said or left open
+            if field.annotation == bool | None or field.default is True:  # which may be given as no
                 flag = f"{flag}/--no-{flag.removeprefix('--')}"
             option = typer.Option(flag, help=help, show_default=False)
             truth = field.annotation in (bool, bool | None)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from fednmap.data.sparse import digest, take
-
-CONSTANT = 1e-10
-"""A column whose deviation is this small beside its size does not vary."""
+from fednmap.tables.statistics import scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +53,7 @@ def standardized(data: Dataset, centre: bool) -> Dataset:
     over rows, so over clients. A column that does not vary is left as it is."""
     x = data.x_train.double()
     mean, deviation = x.mean(0), x.std(0, correction=0)
-    scale = torch.where(deviation > CONSTANT * mean.abs(), deviation, torch.ones_like(deviation))
+    scale = torch.from_numpy(scales(mean.cpu().numpy(), deviation.cpu().numpy())[1]).to(deviation)
     shift = mean if centre else torch.zeros_like(mean)
     named = {"x_train": data.x_train, "x_test": data.x_test}
     parts: dict[str, Any] = {k: ((v.double() - shift) / scale).to(v) for k, v in named.items()}

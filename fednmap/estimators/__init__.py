@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 
 from fednmap.estimators.bootstrap import Bootstrap
-from fednmap.estimators.classifiers import FederatedLogisticRegression
 from fednmap.estimators.cv_estimators import (
     FederatedCoxRegressionCV,
     FederatedElasticNetCV,
@@ -16,16 +15,17 @@ from fednmap.estimators.cv_estimators import (
     FederatedLogisticRegressionCV,
     FederatedPoissonRegressorCV,
 )
-from fednmap.estimators.glm import FederatedGLM
 from fednmap.estimators.inference import Inference
-from fednmap.estimators.path import RegularizationPath
-from fednmap.estimators.regressors import (
+from fednmap.estimators.linear_models import (
     FederatedElasticNet,
+    FederatedGLM,
     FederatedHuberRegressor,
     FederatedLasso,
     FederatedLinearRegression,
+    FederatedLogisticRegression,
     FederatedPoissonRegressor,
 )
+from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.survival import FederatedCoxRegression
 
 __all__ = [

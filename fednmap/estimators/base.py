@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -50,30 +51,38 @@ class Rows(NamedTuple):
         return Rows(self.X[keep], self.y[keep], self.sites.some(keep), self.weight[keep])
 
 
-class Federated(BaseEstimator, ABC):  # type: ignore[misc]
-    """A linear model of rows that lie at several sites, fitted exactly: mean loss + lam penalty.
+class _Attributes(BaseEstimator, ABC):  # type: ignore[misc]
+    """What an estimator has that is no parameter, or not of all: fields of a dataclass are parameters."""
 
-    A subclass says which family and which penalty; the parameters named here are its own.
-    """
-
-    standardize: bool
-    tol: float
-    max_rounds: int
-    weights: str
-    fit_intercept: bool = True
+    penalty: str | Regularizer
     lam: float | None = None
     l1_ratio: float = 0.5
     groups: Any = None
     coef_: Any
     intercept_: Any
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Federated(_Attributes):
+    """A linear model of rows that lie at several sites, fitted exactly: mean loss + lam penalty.
+
+    A subclass says which family and which penalty. scikit-learn reads the parameters of an estimator from its
+    constructor: they are the fields of these dataclasses.
+    """
+
+    standardize: bool = True
+    fit_intercept: bool = True
+    tol: float = 1e-6
+    max_rounds: int = 1000
+    weights: str = "samples"
+
     @abstractmethod
     def _family(self) -> Family:
         """The family, from the estimator's parameters."""
 
-    @abstractmethod
     def _penalty(self) -> str | Regularizer:
         """The penalty, from the estimator's parameters."""
+        return self.penalty
 
     def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows X, y; `sites` says whose row each is, as scikit-learn's `groups` do."""
@@ -200,6 +209,8 @@ class Federated(BaseEstimator, ABC):  # type: ignore[misc]
     def _set(self, model: Parameters) -> None:
         """coef_ and intercept_ in the shapes that scikit-learn's estimators have."""
         self.coef_, self.intercept_ = model.coef[0], float(model.intercept[0])
+        if model.scale is not None:
+            self.scale_ = model.scale
 
     def _scores(self, X: Any) -> Floats:
         check_is_fitted(self)

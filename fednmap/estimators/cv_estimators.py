@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from fednmap.core import Regularizer
-from fednmap.estimators.classifiers import FederatedLogisticRegression
-from fednmap.estimators.families import Family
-from fednmap.estimators.folds import CV
-from fednmap.estimators.glm import FederatedGLM
+from fednmap.estimators.linear_models import (
+    FederatedElasticNet,
+    FederatedGLM,
+    FederatedLasso,
+    FederatedLogisticRegression,
+    FederatedPoissonRegressor,
+)
 from fednmap.estimators.model_selection import CrossValidated
-from fednmap.estimators.penalties import Groups
-from fednmap.estimators.regressors import FederatedElasticNet, FederatedLasso, FederatedPoissonRegressor
 from fednmap.estimators.survival import FederatedCoxRegression
 
 
+@dataclass(eq=False, repr=False)
 class FederatedLassoCV(CrossValidated, FederatedLasso):
     """`FederatedLasso` at the lam with the least held-out loss, or by another rule.
 
@@ -25,191 +28,33 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     random_state: how the folds are dealt out.
     """
 
-    def __init__(
-        self,
-        *,
-        lambdas: int | Sequence[float] = 50,
-        cv: CV = 5,
-        select: str = "min",
-        random_state: int = 0,
-        standardize: bool = True,
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_rounds: int = 1000,
-        weights: str = "samples",
-    ) -> None:
-        self.lambdas = lambdas
-        self.cv = cv
-        self.select = select
-        self.random_state = random_state
-        self.standardize = standardize
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.weights = weights
 
-
+@dataclass(eq=False, repr=False)
 class FederatedElasticNetCV(CrossValidated, FederatedElasticNet):
-    """`FederatedElasticNet` at a lam of its own choice; see `FederatedLassoCV`."""
-
-    def __init__(
-        self,
-        *,
-        lambdas: int | Sequence[float] = 50,
-        cv: CV = 5,
-        select: str = "min",
-        random_state: int = 0,
-        l1_ratio: float = 0.5,
-        standardize: bool = True,
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_rounds: int = 1000,
-        weights: str = "samples",
-    ) -> None:
-        self.lambdas = lambdas
-        self.cv = cv
-        self.select = select
-        self.random_state = random_state
-        self.l1_ratio = l1_ratio
-        self.standardize = standardize
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.weights = weights
+    """`FederatedElasticNet` that chooses its lam; see `FederatedLassoCV`."""
 
 
+@dataclass(eq=False, repr=False)
 class FederatedLogisticRegressionCV(CrossValidated, FederatedLogisticRegression):
-    """`FederatedLogisticRegression` at a lam of its own choice; see `FederatedLassoCV`."""
-
-    def __init__(
-        self,
-        penalty: str | Regularizer = "l1",
-        *,
-        lambdas: int | Sequence[float] = 50,
-        cv: CV = 5,
-        select: str = "min",
-        random_state: int = 0,
-        l1_ratio: float = 0.5,
-        groups: Groups = None,
-        standardize: bool = True,
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_rounds: int = 1000,
-        weights: str = "samples",
-    ) -> None:
-        self.penalty = penalty
-        self.lambdas = lambdas
-        self.cv = cv
-        self.select = select
-        self.random_state = random_state
-        self.l1_ratio = l1_ratio
-        self.groups = groups
-        self.standardize = standardize
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.weights = weights
+    """`FederatedLogisticRegression` that chooses its lam; see `FederatedLassoCV`."""
 
 
+@dataclass(eq=False, repr=False)
 class FederatedPoissonRegressorCV(CrossValidated, FederatedPoissonRegressor):
-    """`FederatedPoissonRegressor` at a lam of its own choice; see `FederatedLassoCV`."""
-
-    def __init__(
-        self,
-        penalty: str | Regularizer = "l1",
-        *,
-        lambdas: int | Sequence[float] = 50,
-        cv: CV = 5,
-        select: str = "min",
-        random_state: int = 0,
-        l1_ratio: float = 0.5,
-        groups: Groups = None,
-        standardize: bool = True,
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_rounds: int = 1000,
-        weights: str = "samples",
-    ) -> None:
-        self.penalty = penalty
-        self.lambdas = lambdas
-        self.cv = cv
-        self.select = select
-        self.random_state = random_state
-        self.l1_ratio = l1_ratio
-        self.groups = groups
-        self.standardize = standardize
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.weights = weights
+    """`FederatedPoissonRegressor` that chooses its lam; see `FederatedLassoCV`."""
 
 
+@dataclass(eq=False, repr=False)
 class FederatedCoxRegressionCV(CrossValidated, FederatedCoxRegression):
-    """`FederatedCoxRegression` at a lam of its own choice; see `FederatedLassoCV`.
+    """`FederatedCoxRegression` that chooses its lam; see `FederatedLassoCV`.
 
-    The loss of a fold is what it adds to the partial likelihood of the others.
+    The loss of a fold is what it adds to the partial likelihood of the others. The default penalty is l1.
     """
 
-    def __init__(
-        self,
-        penalty: str | Regularizer = "l1",
-        *,
-        lambdas: int | Sequence[float] = 50,
-        cv: CV = 5,
-        select: str = "min",
-        random_state: int = 0,
-        ties: str = "efron",
-        l1_ratio: float = 0.5,
-        groups: Groups = None,
-        standardize: bool = True,
-        tol: float = 1e-6,
-        max_rounds: int = 1000,
-        weights: str = "samples",
-    ) -> None:
-        self.penalty = penalty
-        self.lambdas = lambdas
-        self.cv = cv
-        self.select = select
-        self.random_state = random_state
-        self.ties = ties
-        self.l1_ratio = l1_ratio
-        self.groups = groups
-        self.standardize = standardize
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.weights = weights
+    penalty: str | Regularizer = "l1"
+    fit_intercept: ClassVar[bool] = False  # type: ignore[misc]  # no parameter
 
 
+@dataclass(eq=False, repr=False)
 class FederatedGLMCV(CrossValidated, FederatedGLM):
-    """`FederatedGLM` at a lam of its own choice; see `FederatedLassoCV`."""
-
-    def __init__(
-        self,
-        family: str | Family = "gaussian",
-        penalty: str | Regularizer = "l1",
-        *,
-        lambdas: int | Sequence[float] = 50,
-        cv: CV = 5,
-        select: str = "min",
-        random_state: int = 0,
-        l1_ratio: float = 0.5,
-        groups: Groups = None,
-        standardize: bool = True,
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_rounds: int = 1000,
-        weights: str = "samples",
-    ) -> None:
-        self.family = family
-        self.penalty = penalty
-        self.lambdas = lambdas
-        self.cv = cv
-        self.select = select
-        self.random_state = random_state
-        self.l1_ratio = l1_ratio
-        self.groups = groups
-        self.standardize = standardize
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.weights = weights
+    """`FederatedGLM` that chooses its lam; see `FederatedLassoCV`."""

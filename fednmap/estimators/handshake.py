@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fednmap.algorithms import FedNMapMemory
@@ -22,11 +21,10 @@ from fednmap.estimators.engine import MEMORY
 from fednmap.estimators.families import Family
 from fednmap.estimators.fit_config import FitConfig, listed, ordered_classes
 from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
-from fednmap.estimators.prepare import LEAST, Parameters, dense
+from fednmap.estimators.prepare import Layout, Parameters, dense
 from fednmap.estimators.sites import Floats
 from fednmap.estimators.standardise import Scaling, from_moments
 from fednmap.names import InputError
-from fednmap.regularizers import Box, Separable
 from fednmap.tables import FederatedPreprocessor, Table
 from fednmap.tables import statistics as columns
 from fednmap.tables.table import REFUSALS, SiteError
@@ -86,9 +84,9 @@ class Agreement:
         return from_moments(self.mean, self.deviation, standardize=self.task.standardize, free_level=True)
 
     @cached_property
-    def constants(self) -> Floats:
-        """Where the numbers begin that the family estimates once for all rows."""
-        return self.family.constants(*self.y)
+    def layout(self) -> Layout:
+        """What the vector of the problem means, and where it begins."""
+        return Layout.of(self.family, self.scaling, *self.y, self.outputs, self.family.level)
 
     @property
     def unit(self) -> float:
@@ -97,21 +95,11 @@ class Agreement:
 
     @property
     def start(self) -> Tensor:
-        """Coefficients, one output after another, then the intercepts, then what the family estimates once."""
-        first = self.family.first(*self.y, self.outputs) if self.family.level else np.zeros(0)
-        return torch.from_numpy(np.concatenate([np.zeros(self._end), first, self.constants]))
+        return self.layout.start
 
     def parameters(self, x: Tensor) -> Parameters:
         """The model on the scale of the given columns."""
-        end, level = self._end, self.family.level
-        intercept = x[end : end + self.outputs].numpy() if level else np.zeros(self.outputs)
-        coef, constant = self.scaling.original(x[:end].reshape(self.outputs, -1).numpy(), intercept)
-        return Parameters(coef, constant, float(x[-1]) if len(self.constants) else None)
-
-    @property
-    def _end(self) -> int:
-        """Of the coefficients in x."""
-        return self.outputs * len(self.mean)
+        return self.layout.parameters(x)
 
     def local(self, table: Table) -> Any:
         """f_i of a site: the mean loss of its rows, on scaled columns."""
@@ -128,12 +116,7 @@ class Agreement:
         groups = self.preprocessor.groups() if penalty_name(task.penalty) in GROUPED else None
         numbers = group_numbers(groups, self.names)
         on_them = regularizer(task.penalty, settled_lam(task.penalty, task.lam), task.l1_ratio, numbers, self.outputs)
-        parts: list[tuple[slice, Regularizer]] = [(slice(0, self._end), on_them)]
-        if len(self.constants):
-            size = len(self.start)
-            least = LEAST * float(self.constants.min())
-            parts.append((slice(size - len(self.constants), size), Box(least, float("inf"))))
-        return Separable(parts)
+        return self.layout.with_penalty(on_them)
 
     @property
     def gamma(self) -> float:

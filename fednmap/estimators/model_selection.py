@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from scipy.sparse import issparse
 from scipy.special import gammaln
+from sklearn.model_selection import check_cv
 from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.estimators import inputs
 from fednmap.estimators.base import Federated, Rows, warn_unconverged
-from fednmap.estimators.folds import Fold, Given, folds
 from fednmap.estimators.path import RegularizationPath, is_ridge, lambda_max, lambdas_down, null_model, reach, walk
 from fednmap.estimators.prepare import Prepared, dense, tensor
 from fednmap.estimators.sites import Floats, cases, divide, row_weights
+from fednmap.estimators.sites import Rows as Numbers
 from fednmap.names import InputError
 
 SELECT = {
@@ -29,6 +31,16 @@ SELECT = {
 }
 EBIC = 0.5
 """gamma of Chen and Chen, Extended Bayesian information criteria, Biometrika 2008."""
+LEAVE_ONE_SITE_OUT = "leave-one-site-out"
+FOLDS = 5
+"""Where cv is None, as in scikit-learn."""
+ALLOWED = (
+    f"give a number of folds, at least 2, {LEAVE_ONE_SITE_OUT!r}, a scikit-learn splitter (its groups are the sites), "
+    "or (train, test) pairs of row numbers"
+)
+
+CV = int | str | Iterable[tuple[Any, Any]] | Any | None
+"""What `folds` takes; a splitter is anything with scikit-learn's `split`."""
 
 
 class Spent(NamedTuple):
@@ -38,18 +50,20 @@ class Spent(NamedTuple):
     bytes: int
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CrossValidated(Federated):
     """An estimator that chooses its lam on a path; fitted: lam_, lambdas_, path_, and by folds cv_losses_ (folds,
     lambdas), cv_mean_, cv_se_, lam_min_, lam_1se_, folds_; by a criterion criterion_. n_iter_ and bytes_sent_ are of
     all fits, also of those without a fold."""
 
-    lambdas: int | Sequence[float]
-    cv: Any
-    select: str
-    random_state: int
-    on_fold: Callable[[int, int, str], None] | None = None
-    """Hears the number of a fold, how many there are, and its name, before it is computed."""
-    refill: Callable[[Any], Any] | None = None
+    lambdas: int | Sequence[float] = 50
+    cv: CV = 5
+    select: str = "min"
+    random_state: int = 0
+    lam: ClassVar[Any] = None  # type: ignore[misc]  # no parameter: it is chosen
+    on_fold: ClassVar[Any] = None
+    """A function that is called before each fold, with its number, how many there are, and its name; or None."""
+    refill: ClassVar[Any] = None
     """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
 
     def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
@@ -229,4 +243,79 @@ def losses(estimator: Federated, prepared: Prepared, path: RegularizationPath, r
     if prepared.constants:
         return np.array([float(problem.loss(dense(point))) for point in points])
     found: Floats = problem.losses(dense(np.stack(points))).numpy()
+    return found
+
+
+class Fold(NamedTuple):
+    """Row numbers; a row that is listed twice counts twice."""
+
+    name: str
+    test: Numbers
+    train: Numbers | None = None
+    """None: all rows that are not in test."""
+
+    def train_rows(self, rows: int) -> Numbers:
+        return np.delete(np.arange(rows), self.test) if self.train is None else self.train
+
+
+class Given(NamedTuple):
+    """The rows as they were given to `fit`, which are those that a splitter splits."""
+
+    X: Any
+    y: Any
+    sites: Any
+    kept: Any
+    """Whether a row has positive weight."""
+
+
+def folds(rows: Rows, cv: Any, seed: int, kinds: Floats | None, given: Given) -> list[Fold]:
+    """The folds of a cross-validation.
+
+    cv:    a number of folds, dealt out within every site, so that each fold is a small federation like the whole;
+           or "leave-one-site-out": what the model is worth at a site that it has not seen;
+           or a scikit-learn splitter, with the sites as its groups; or (train, test) pairs of row numbers or masks.
+    kinds: the class of every row, or whether it is an event; dealt out evenly too.
+    """
+    cv = FOLDS if cv is None else cv
+    if cv is True or cv is False or (isinstance(cv, int | np.integer) and cv < 2):
+        raise InputError(f"cv is {cv!r}; {ALLOWED}")
+    if isinstance(cv, str) and cv == LEAVE_ONE_SITE_OUT:
+        if len(rows.sites) < 2:
+            raise InputError(f"cv is {cv!r} with one site; give sites, or a number of folds")
+        return _numbered(rows.sites.of_row, rows.sites.names)
+    if not isinstance(cv, int | np.integer):
+        return _split(cv, given)
+    if len(rows.y) < 2 * cv:
+        raise InputError(f"cv is {cv} folds for {len(rows.y)} rows; give at most {len(rows.y) // 2} folds")
+    shuffled = np.random.default_rng(seed).permutation(len(rows.y))
+    keys = (rows.sites.of_row[shuffled],) if kinds is None else (kinds[shuffled], rows.sites.of_row[shuffled])
+    dealt = shuffled[np.lexsort(keys)]
+    found = np.empty(len(rows.y), np.intp)
+    found[dealt] = np.arange(len(rows.y)) % cv
+    return _numbered(found, [f"fold {k + 1}" for k in range(cv)])
+
+
+def _numbered(fold: Numbers, names: Sequence[str]) -> list[Fold]:
+    """Folds from the number of the one that holds each row out."""
+    return [Fold(name, np.flatnonzero(fold == k)) for k, name in enumerate(names)]
+
+
+def _split(cv: Any, given: Given) -> list[Fold]:
+    """The folds of a splitter or of pairs, without the rows of weight 0."""
+    size = len(given.kept)
+    found: list[Fold] = []
+    place = np.where(given.kept, np.cumsum(given.kept) - 1, -1)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The groups parameter is ignored")
+            for train, test in check_cv(cv).split(given.X, given.y, given.sites):
+                parts = (place[np.asarray(part)] for part in (test, train))
+                found.append(Fold(f"fold {len(found) + 1}", *(part[part >= 0] for part in parts)))
+    except (ValueError, TypeError, IndexError) as error:
+        raise InputError(f"cv is {cv!r:.60}, which does not split these {size} rows: {error}; {ALLOWED}") from None
+    if not found:
+        raise InputError(f"cv is {cv!r:.60} and holds no fold; an iterator can be used once: give a list")
+    for fold in found:
+        if not len(fold.test) or not len(fold.train_rows(size)):
+            raise InputError(f"{fold.name} of cv has no row of positive weight to train on, or none to hold out")
     return found

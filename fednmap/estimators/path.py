@@ -77,20 +77,6 @@ class RegularizationPath:
         return np.where(inside.any(0), self.lambdas[inside.argmax(0)], np.nan)
 
 
-class Walk:
-    """Fits of one prepared problem at one lam after another, each begun where the one before ended."""
-
-    def __init__(self, estimator: Federated, prepared: Prepared) -> None:
-        self.estimator, self.prepared = estimator, prepared
-        self.last: Fit | None = None
-
-    def at(self, lam: float) -> Fit:
-        phi = self.estimator._regularizer(self.prepared, lam)
-        found = self.prepared.solve(phi, self.last, self.estimator.tol, self.estimator.max_rounds)
-        self.last = found
-        return found
-
-
 class Null(NamedTuple):
     """The model whose penalised coefficients are all 0."""
 
@@ -195,9 +181,11 @@ def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null |
     first = None if null is None else null.start
     found = prepared.solve_path(phis, estimator.tol, estimator.max_rounds, first)
     if found is None:
-        steps = Walk(estimator, prepared)
-        steps.last = None if null is None else null.fit
-        fits = [steps.at(lam) for lam in lambdas]
+        fits: list[Fit] = []
+        last = None if null is None else null.fit
+        for phi in phis:
+            last = prepared.solve(phi, last, estimator.tol, estimator.max_rounds)
+            fits.append(last)
         rounds = sum(fit.rounds for fit in fits)
     else:
         fits, rounds = found

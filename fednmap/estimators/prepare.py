@@ -15,13 +15,12 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
-from fednmap.estimators.centred import Centred
 from fednmap.estimators.engine import Fit, minimise
 from fednmap.estimators.families import Family, Gaussian, Linear
-from fednmap.estimators.gram import Gram
 from fednmap.estimators.penalties import shrinkage
 from fednmap.estimators.sites import Floats, Sites, row_weights
 from fednmap.estimators.standardise import Scaling, scaling
+from fednmap.estimators.wrapped_problems import Centred, Gram
 from fednmap.regularizers import Box, Separable, Zero
 
 PATIENCE = 200
@@ -53,6 +52,50 @@ class Parameters:
     """sigma, where the family has one."""
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What the vector of a problem means: coefficients of scaled columns, one output after another, then the
+    intercepts, then what the family estimates once for all rows."""
+
+    scaling: Scaling
+    outputs: int
+    columns: int
+    intercept: bool
+    constants: int
+    start: Tensor
+
+    @classmethod
+    def of(cls, family: Family, scaling: Scaling, y: Floats, weight: Floats, outputs: int, intercept: bool) -> Layout:
+        """The layout for columns of this scaling; the start is the model without columns, of y with these weights."""
+        columns, constants = len(scaling.shift), family.constants(y, weight)
+        first = family.first(y, weight, outputs) if intercept else np.zeros(0)
+        start = torch.from_numpy(np.concatenate([np.zeros(outputs * columns), first, constants]))
+        return cls(scaling, outputs, columns, intercept, len(constants), start)
+
+    def with_penalty(self, phi: Regularizer) -> Regularizer:
+        """phi on the coefficients, the intercepts left alone, constants kept positive."""
+        if isinstance(phi, Zero) and not self.constants:
+            return phi
+        parts: list[tuple[slice, Regularizer]] = [(slice(0, self.outputs * self.columns), phi)]
+        if self.constants:
+            size = len(self.start)
+            least = LEAST * float(self.start[-self.constants :].min())
+            parts.append((slice(size - self.constants, size), Box(least, float("inf"))))
+        return Separable(parts)
+
+    def coefficients(self, x: Tensor) -> Floats:
+        """(K, p), of the scaled columns."""
+        found: Floats = x[: self.outputs * self.columns].reshape(self.outputs, -1).numpy()
+        return found
+
+    def parameters(self, x: Tensor) -> Parameters:
+        """The model on the scale of the given columns."""
+        end = self.outputs * self.columns
+        intercept = x[end : end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
+        scale = float(x[-1]) if self.constants else None
+        return Parameters(*self.scaling.original(self.coefficients(x), intercept), scale)
+
+
 class PathFits(NamedTuple):
     """Fits with several phi, and the rounds that they took, of which they share most."""
 
@@ -61,22 +104,15 @@ class PathFits(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """A problem of scaled columns and the meaning of its vector: coefficients, one output after another, then the
-    intercepts, then what the family estimates once for all rows."""
+class Prepared(Layout):
+    """A problem of scaled columns, and what its vector means."""
 
     family: Family
     problem: Linear | Centred | Gram
-    scaling: Scaling
     sites: Sites
     site_weights: Floats
-    outputs: int
-    columns: int
-    intercept: bool
-    constants: int
     unit: float
     """Tolerances are relative to it."""
-    start: Tensor
     diagonal: Floats
     """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
 
@@ -85,7 +121,7 @@ class Prepared:
         found = self.solve_path([phi], tol, max_rounds) if after is None else None
         if found is not None:
             return found.fits[0]
-        whole = self._on_coefficients(phi)
+        whole = self.with_penalty(phi)
         return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
 
     def solve_path(
@@ -129,7 +165,7 @@ class Prepared:
 
     def _finished(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> Fit:
         """From where `path_solver` has not come to an end, by FedNMap with a short memory."""
-        whole, left = self._on_coefficients(phi), max_rounds - fit.rounds
+        whole, left = self.with_penalty(phi), max_rounds - fit.rounds
         more = minimise(self.problem, whole, fit.x, tol=tol * self.unit, max_rounds=left)
         return more._replace(rounds=fit.rounds + more.rounds, bytes=fit.bytes + more.bytes)
 
@@ -145,7 +181,7 @@ class Prepared:
             return [], fit
         before, g = fit.earlier
         s = fit.x - before
-        fall, whole = -float(g @ s), self._on_coefficients(phi)
+        fall, whole = -float(g @ s), self.with_penalty(phi)
         flat = 0 < fall <= FLAT * float(np.square(s.numpy()) @ self.diagonal)
         if not flat or not float(whole.value(fit.x + s) - whole.value(fit.x)) <= HELD * fall:
             return [], fit
@@ -173,30 +209,6 @@ class Prepared:
     def starts_without_columns(self) -> bool:
         """Whether the start is the best model whose coefficients are all 0."""
         return not self.constants
-
-    def _on_coefficients(self, phi: Regularizer) -> Regularizer:
-        """phi on the coefficients, the intercepts left alone, constants kept positive."""
-        if isinstance(phi, Zero) and not self.constants:
-            return phi
-        end = self.outputs * self.columns
-        parts: list[tuple[slice, Regularizer]] = [(slice(0, end), phi)]
-        if self.constants:
-            size = len(self.start)
-            least = LEAST * float(self.start[-self.constants :].min())
-            parts.append((slice(size - self.constants, size), Box(least, float("inf"))))
-        return Separable(parts)
-
-    def parameters(self, x: Tensor) -> Parameters:
-        """The model on the scale of the given columns."""
-        end = self.outputs * self.columns
-        intercept = x[end : end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
-        scale = float(x[-1]) if self.constants else None
-        return Parameters(*self.scaling.original(self.coefficients(x), intercept), scale)
-
-    def coefficients(self, x: Tensor) -> Floats:
-        """(K, p), of the scaled columns."""
-        found: Floats = x[: self.outputs * self.columns].reshape(self.outputs, -1).numpy()
-        return found
 
     def gradient(self, x: Tensor) -> Floats:
         """(K, p), of f by the coefficients."""
@@ -252,26 +264,19 @@ def prepare(
         problem = Centred(problem, dense(scale.shift), dense(scale.factor), outputs)
     elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > problem.dim <= path_solver.SIZE:
         problem = Gram(problem)
-    constants = family.constants(y, each)
     steep = np.maximum(family.steepness(y, each, outputs), 1e-12)
     square = np.where(scale.square > 0, scale.square, 1.0)
     diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
-    first = family.first(y, each, outputs) if intercept else np.zeros(0)
-    start = torch.from_numpy(np.concatenate([np.zeros(outputs * X.shape[1]), first, constants]))
-    problem.start = start  # where the curvature of families without a bound is asked for
+    layout = Layout.of(family, scale, y, each, outputs, intercept)
+    problem.start = layout.start  # where the curvature of families without a bound is asked for
     return Prepared(
-        family,
-        problem,
-        scale,
-        sites,
-        site_weights,
-        outputs,
-        X.shape[1],
-        intercept,
-        len(constants),
-        family.unit(y, each),
-        start,
-        diagonal,
+        **vars(layout),
+        family=family,
+        problem=problem,
+        sites=sites,
+        site_weights=site_weights,
+        unit=family.unit(y, each),
+        diagonal=diagonal,
     )
 
 

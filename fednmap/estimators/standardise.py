@@ -9,9 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from fednmap.estimators.sites import Floats
-
-CONSTANT = 1e-10
-"""A column whose deviation is this small beside its size does not vary."""
+from fednmap.tables.statistics import scales
 
 AT_ONCE = 500
 """Dense rows gone through together, which stay in cache."""
@@ -89,10 +87,10 @@ def scaling(X: Any, weight: Floats, *, standardize: bool, free_level: bool) -> S
 
 def from_moments(mean: Floats, deviation: Floats, *, standardize: bool, free_level: bool) -> Scaling:
     """The scaling of columns with these means and deviations."""
-    constant = deviation <= CONSTANT * np.abs(mean)
-    factor = 1 / np.where(constant | (deviation == 0), 1, deviation) if standardize else np.ones_like(mean)
+    varies, scale = scales(mean, deviation)
+    factor = 1 / scale if standardize else np.ones_like(mean)
     if free_level:
-        factor = np.where(constant, 0.0, factor)
+        factor = np.where(varies, factor, 0.0)
     shift = mean if free_level else np.zeros_like(mean)
     square = np.square(factor * deviation) + np.square(factor * (mean - shift))
     return Scaling(shift, factor, square, 4 * mean.nbytes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from fednmap.estimators.sites import Floats, Sites, divide, row_weights
 from fednmap.names import InputError
 
 
+@dataclass(eq=False, repr=False)
 class FederatedCoxRegression(Federated):
     """Proportional hazards h(t | x) = h_site(t) exp(<b, x>), every site with a baseline hazard of its own.
 
@@ -27,30 +29,13 @@ class FederatedCoxRegression(Federated):
     ties: "efron" or "breslow". Other parameters: see `FederatedGLM`.
     """
 
-    fit_intercept = False
-
-    def __init__(
-        self,
-        penalty: str | Regularizer = "none",
-        lam: float | None = None,
-        *,
-        ties: str = "efron",
-        l1_ratio: float = 0.5,
-        groups: Groups = None,
-        standardize: bool = True,
-        tol: float = 1e-6,
-        max_rounds: int = 1000,
-        weights: str = "samples",
-    ) -> None:
-        self.penalty = penalty
-        self.lam = lam
-        self.ties = ties
-        self.l1_ratio = l1_ratio
-        self.groups = groups
-        self.standardize = standardize
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.weights = weights
+    penalty: str | Regularizer = "none"
+    lam: float | None = None
+    _: KW_ONLY
+    ties: str = "efron"
+    l1_ratio: float = 0.5
+    groups: Groups = None
+    fit_intercept: ClassVar[bool] = False  # type: ignore[misc]  # no parameter
 
     def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows X with times and events y; rows of one site are compared with each other only.
@@ -93,9 +78,6 @@ class FederatedCoxRegression(Federated):
 
     def _family(self) -> Family:
         return Cox(self.ties)
-
-    def _penalty(self) -> str | Regularizer:
-        return self.penalty
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
         found = inputs.targets(inputs.times_and_events(y), len(sites.of_row), 2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +27,36 @@ def comparison(folder: RunFolder, path: Path) -> None:
 
     Mean line, and band from least to most over trials.
     """
-    from matplotlib import pyplot as plt  # first: another thread may be in the middle of it, and is waited for
-
-    plt.switch_backend("Agg")
-
     series, said = collect([folder]), folder.about()
     panels = drawn(series)
     if not panels:
         return
     rows = ALONG[:1] if _send_alike(series) else ALONG
     size = (3.6 * len(panels), 3.1 * len(rows) + 0.4)
-    figure, axes = plt.subplots(len(rows), len(panels), figsize=size, squeeze=False, layout="constrained")
-    for row, along in zip(axes, rows, strict=True):
-        for axis, shown in zip(row, panels, strict=True):
-            _panel(axis, series, shown, quantity(along))
-    lines = {line.get_gid(): line for axis in axes[0] for line in axis.get_lines()}
-    legend(figure, list(lines.items()), loc="outside lower center", ncols=min(len(lines), 8))
-    title = "; ".join(words for words in (about_line(said), gamma_line(folder.results(), said.measure_gamma)) if words)
-    figure.suptitle(title, fontsize="medium", parse_math=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with picture(path, len(rows), len(panels), size) as (figure, axes):
+        for row, along in zip(axes, rows, strict=True):
+            for axis, shown in zip(row, panels, strict=True):
+                _panel(axis, series, shown, quantity(along))
+        lines = {line.get_gid(): line for axis in axes[0] for line in axis.get_lines()}
+        legend(figure, list(lines.items()), loc="outside lower center", ncols=min(len(lines), 8))
+        words = about_line(said), gamma_line(folder.results(), said.measure_gamma)
+        figure.suptitle("; ".join(filter(None, words)), fontsize="medium", parse_math=False)
+
+
+@contextmanager
+def picture(
+    path: str | Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.5, 4.5)
+) -> Iterator[tuple[Any, Any]]:
+    """Yield a figure and its axes (rows, columns), and save it as `path` afterwards."""
+    from matplotlib import pyplot as plt  # the import waits for another thread that is importing it
+
+    plt.switch_backend("Agg")
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    try:
+        yield figure, axes
+        figure.savefig(path, dpi=130)
+    finally:
+        plt.close(figure)
 
 
 def legend(on: Any, lines: Sequence[tuple[str, Any]], **options: Any) -> None:

@@ -24,6 +24,8 @@ Answers = Mapping[str, dict[str, Any]]
 
 T = TypeVar("T")
 
+CONSTANT = 1e-10
+"""A column whose deviation is this small, relative to its mean, does not vary."""
 MISSING = "missing"
 """The level of a gap; a word of that name is a gap too."""
 NUMBER = re.compile(r"[-+]?\d{1,15}(\.\d{0,15})?")
@@ -104,7 +106,7 @@ def talk(
     for name, parts in columns.items():
         gaps = sum(part["gaps"] for part in parts.values())
         if name in mean:
-            scale = float(np.sqrt(squares[name] / count[name])) or 1.0
+            scale = float(scales(np.array(mean[name]), np.sqrt(squares[name] / count[name]))[1])
             flagged = indicators and gaps > 0
             found.append(Statistic(name, "number", sent, gaps, fill[name], mean[name], scale, (), flagged))
             continue
@@ -114,6 +116,16 @@ def talk(
         found.append(Statistic(name, "category", words, gaps, 0.0, 0.0, 1.0, tuple(levels), gaps > 0))
     _no_name_twice(found)
     return tuple(found)
+
+
+def scales(mean: Floats, deviation: Floats) -> tuple[Any, Floats]:
+    """Whether columns vary by more than rounding, and what they are divided by: their deviation, or 1.
+
+    >>> scales(np.array([0.1, 5.0]), np.array([1e-17, 2.0]))
+    (array([False,  True]), array([1., 2.]))
+    """
+    varies = deviation > CONSTANT * np.abs(mean)
+    return varies, np.where(varies, deviation, 1.0)
 
 
 def answer(question: Question, t: Table) -> dict[str, Any]:

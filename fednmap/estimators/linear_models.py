@@ -1,0 +1,267 @@
+"""Linear, logistic, Poisson and Huber regression, and any family with any penalty."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
+from sklearn.utils import ClassifierTags, RegressorTags
+from sklearn.utils.metaestimators import available_if
+
+from fednmap.core import Regularizer
+from fednmap.estimators import inputs
+from fednmap.estimators.base import Federated
+from fednmap.estimators.families import Family, Gaussian, Huber, Logistic, Poisson, family
+from fednmap.estimators.penalties import Groups
+from fednmap.estimators.prepare import Parameters
+from fednmap.estimators.sites import Floats, Sites
+from fednmap.names import InputError
+
+
+class _Regressor(RegressorMixin, Federated):  # type: ignore[misc]
+    def predict(self, X: Any) -> Floats:
+        """The mean of y at each row."""
+        return self._family().mean(self._scores(X))
+
+
+def _classifies(estimator: Federated) -> bool:
+    return estimator._family().name == "logistic"
+
+
+class _Classifier(Federated):
+    """An estimator whose y are classes if its family is logistic."""
+
+    @available_if(_classifies)  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> Floats:
+        """Scores: of the second class, or of every class where there are more than two."""
+        return self._scores(X)
+
+    @available_if(_classifies)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Floats:
+        """The probability of every class, in the order of classes_."""
+        mean = self._family().mean(self._scores(X))
+        return np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
+
+    @available_if(_classifies)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> Floats:
+        """The logarithm of the probability of every class."""
+        found: Floats = np.log(self.predict_proba(X))
+        return found
+
+    def predict(self, X: Any) -> Any:
+        """The mean of y at each row, or the likeliest class."""
+        scores = self._scores(X)
+        if not _classifies(self):
+            return self._family().mean(scores)
+        return self.classes_[(scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(1)]
+
+    def _targets(self, y: Any, sites: Sites) -> Floats:
+        if not _classifies(self):
+            return super()._targets(y, sites)
+        self.classes_, numbers = inputs.labels(y, len(sites.of_row))
+        if len(self.classes_) < 2:
+            raise InputError(f"y holds one class only, {self.classes_[0]}, at all sites; two are needed")
+        return numbers
+
+    def _outputs(self) -> int:
+        return len(self.classes_) if _classifies(self) and len(self.classes_) > 2 else 1
+
+    def _classes(self) -> tuple[str, ...]:
+        return tuple(map(str, self.classes_)) if self._outputs() > 1 else ()
+
+    def _set(self, model: Parameters) -> None:
+        if _classifies(self):
+            self.coef_, self.intercept_ = model.coef, model.intercept
+        else:
+            super()._set(model)
+
+
+@dataclass(eq=False, repr=False)
+class FederatedGLM(_Classifier):
+    """A generalised linear model of rows that lie at several sites: mean loss + lam penalty(b), fitted exactly.
+
+    family:        "gaussian", "logistic", "poisson" or "huber"; FederatedCoxRegression is for times.
+    penalty:       a name ("none", "l1", "ridge", "elastic-net", "mcp", "scad", "group-lasso", "sparse-group-lasso",
+                   "nonnegative", "box:lo,hi") or any Regularizer on the coefficients (K p of them, class by class).
+    lam:           weight of the penalty; default 0.01 for a name, 1 for a Regularizer, which has its own weights.
+    l1_ratio:      the share of l1 in "elastic-net" and "sparse-group-lasso".
+    groups:        {name: columns} or lists of columns, by name or number; a column in none is a group by itself.
+    standardize:   columns of mean 0 and deviation 1, by sums over the sites; the penalty is then on the coefficients of
+                   the standardised columns, as in glmnet. coef_ and intercept_ are for the columns as they were given.
+    fit_intercept: an intercept, never penalised.
+    tol:           |F_nat| at which the fit ends, relative to the deviation of y in a linear regression, to the mean of
+                   y in a Poisson regression.
+    max_rounds:    rounds at most; a ConvergenceWarning says that they did not suffice.
+    weights:       "samples" counts every row once, "sites" every site as much as any other.
+
+    Fitted: coef_, intercept_, n_iter_ (rounds), n_features_in_, feature_names_in_, bytes_sent_, objective_, residual_,
+    converged_, sites_, site_report_.
+
+    >>> import numpy as np
+    >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
+    >>> FederatedGLM("gaussian", "none").fit(X, [1.0, 3.0, 5.0, 7.0], sites=hospital).coef_.round(3)
+    array([2.])
+    """
+
+    family: str | Family = "gaussian"
+    penalty: str | Regularizer = "l1"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, R^2, or for counts the share of deviance explained."""
+        predicted, name = self.predict(X), self._family().name
+        if name == "logistic":
+            return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+        if name == "poisson":
+            return float(d2_tweedie_score(y, predicted, sample_weight=sample_weight, power=1))
+        return float(r2_score(y, predicted, sample_weight=sample_weight))
+
+    def _family(self) -> Family:
+        found = family(self.family)
+        if not found.level:
+            raise InputError(f"family {found.name!r} has its own times and strata; use FederatedCoxRegression")
+        return found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        if _classifies(self):
+            tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
+        else:
+            tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+            tags.target_tags.positive_only = self._family().name == "poisson"
+        return tags
+
+
+@dataclass(eq=False, repr=False)
+class FederatedLogisticRegression(ClassifierMixin, _Classifier):  # type: ignore[misc]
+    """Logistic regression, binary and multinomial: mean log-loss + lam penalty.
+
+    With standardize=False it is scikit-learn's LogisticRegression with C = 1 / (N lam): penalty="l1", "ridge" (its l2)
+    or "elastic-net". The union of the sites' labels are the classes; a site may lack some. Other parameters: see
+    `FederatedGLM`.
+    """
+
+    penalty: str | Regularizer = "l1"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+    def _family(self) -> Family:
+        return Logistic()
+
+
+@dataclass(eq=False, repr=False)
+class FederatedLasso(_Regressor):
+    """Linear regression with an l1 penalty, |y - X b - c|^2 / (2 N) + lam |b|_1, as scikit-learn's Lasso(alpha=lam).
+
+    With standardize=True the penalty is on the coefficients of the standardised columns, as in glmnet; coef_ and
+    intercept_ are for the columns as they were given. The intercept is never penalised.
+
+    lam:           weight of the penalty.
+    standardize:   columns of mean 0 and deviation 1 by sums over the sites.
+    fit_intercept: whether there is an intercept c.
+    tol:           |F_nat| at which the fit ends, relative to the deviation of y.
+    max_rounds:    rounds at most; a ConvergenceWarning says that they did not suffice.
+    weights:       "samples" counts every row once, "sites" every site as much as any other.
+
+    >>> import numpy as np
+    >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
+    >>> FederatedLasso(lam=0.1, standardize=False).fit(X, [1.0, 3.0, 5.0, 7.0], sites=hospital).coef_.round(3)
+    array([1.92])
+    """
+
+    lam: float = 0.01
+
+    def _family(self) -> Family:
+        return Gaussian()
+
+    def _penalty(self) -> str | Regularizer:
+        return "l1"
+
+
+@dataclass(eq=False, repr=False)
+class FederatedElasticNet(_Regressor):
+    """Linear regression with lam (l1_ratio |b|_1 + (1 - l1_ratio) |b|^2 / 2), as scikit-learn's ElasticNet(alpha=lam).
+
+    The other parameters are those of `FederatedLasso`.
+    """
+
+    lam: float = 0.01
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+
+    def _family(self) -> Family:
+        return Gaussian()
+
+    def _penalty(self) -> str | Regularizer:
+        return "elastic-net"
+
+
+@dataclass(eq=False, repr=False)
+class FederatedLinearRegression(_Regressor):
+    """Least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
+
+    penalty: str | Regularizer = "none"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+    def _family(self) -> Family:
+        return Gaussian()
+
+
+@dataclass(eq=False, repr=False)
+class FederatedPoissonRegressor(_Regressor):
+    """Poisson regression of counts with a log link: mean half deviance + lam penalty.
+
+    Half the deviance of a row with score s is exp(s) - y s + y log y - y.
+
+    With penalty="ridge" and standardize=False it is scikit-learn's PoissonRegressor(alpha=lam). See `FederatedGLM` for
+    the parameters; score is the share of deviance explained.
+    """
+
+    penalty: str | Regularizer = "l1"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """D^2, the share of the Poisson deviance that the model explains."""
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+
+    def _family(self) -> Family:
+        return Poisson()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+
+@dataclass(eq=False, repr=False)
+class FederatedHuberRegressor(_Regressor):
+    """Linear regression that outliers do not move: Huber's loss, with the scale sigma fitted too (`scale_`).
+
+    mean(sigma + H(r / sigma) sigma), H(u) = u^2 up to epsilon, 2 epsilon |u| - epsilon^2 beyond; as scikit-learn's
+    HuberRegressor, whose alpha is N lam / 2 with penalty="ridge". sigma stays above a thousandth of the deviation of y:
+    where there are more columns than rows it would go to 0. See `FederatedGLM` for the other parameters.
+    """
+
+    epsilon: float = 1.35
+    penalty: str | Regularizer = "ridge"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+    def _family(self) -> Family:
+        return Huber(self.epsilon)
