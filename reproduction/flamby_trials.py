@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
 from functools import partial
 from itertools import product
 from math import inf
@@ -31,6 +30,7 @@ from fednmap.runs.files import clear_errors, digest, to_json, write_atomically
 from fednmap.simulation import Diverged, Record, simulate
 from reproduction.flamby_problem import CUT_SEED, KEPT_BACK, TASKS, UPDATES, Loaded
 from reproduction.flamby_published import PUBLISHED, SEEDS
+from reproduction.hyperparameters import hyperparameters
 from reproduction.trials import Setting, Trial
 
 LOCAL = tuple(10 ** (-3 + k / 2) for k in range(6))
@@ -109,8 +109,7 @@ def made_from(task: str, part: str, method: str) -> dict[str, Any]:
     """
     about, chosen_alike = TASKS[task], part != "published"
     algorithm = _algorithm(task, method, 1.0, 1.0)
-    names = [field.name for field in fields(algorithm)]  # type: ignore[arg-type]
-    parameters = {f"{method}.{name}": str(getattr(algorithm, name)) for name in names}
+    parameters = {f"{method}.{name}": value for name, value in hyperparameters(algorithm).items()}
     return {
         "data": about.data,
         "part": part,

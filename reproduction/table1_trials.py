@@ -12,6 +12,7 @@ from fednmap.core import Algorithm, Regularizer
 from fednmap.measure import objective, stationarity
 from fednmap.regularizers import L1, MCP, L1Ball
 from fednmap.simulation import Diverged, Record, simulate
+from reproduction.hyperparameters import hyperparameters
 from reproduction.quadratics import DIM, Quadratics
 
 MU = 0.2
@@ -57,7 +58,8 @@ def algorithm(method: str, phi: Regularizer, step: float, Q: int) -> Algorithm:
 def made_from(part: str, method: str, problem: str, number: int) -> dict[str, Any]:
     """What the numbers of `part(method, problem, number)` follow from, as JSON has it."""
     Q = 1 if method == "EControlDA" else CENTRE["Q"]
-    hyper = {f"{method}.{name}": str(value) for name, value in vars(algorithm(method, PHI[problem], 1.0, Q)).items()}
+    chosen = hyperparameters(algorithm(method, PHI[problem], 1.0, Q))
+    hyper = {f"{method}.{name}": value for name, value in chosen.items()}
     given = {f"problem.{name}": value for name, value in PROBLEMS[problem].keywords.items()}
     constants = {"dim": DIM, "noise": NOISE, "measure_gamma": MEASURE_GAMMA, "limit": list(LIMIT), "steps": list(STEPS)}
     return {"part": part, "number": number, **hyper, **given, **constants, "cross": [list(p) for p in cross(method)]}

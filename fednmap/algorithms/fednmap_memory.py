@@ -63,7 +63,15 @@ class FedNMapMemory(Algorithm):
         Y: Tensor
         counts: Tensor
 
-    Down, Client, Up = FedNMap.Server, FedNMap.Client, FedNMap.Up
+    class Down(NamedTuple):
+        z: Tensor
+        h: Tensor
+
+    class Client(NamedTuple):
+        h: Tensor
+
+    class Up(NamedTuple):
+        y: Tensor
 
     def __post_init__(self) -> None:
         plain = FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma, self.forget)
@@ -74,23 +82,24 @@ class FedNMapMemory(Algorithm):
         object.__setattr__(self, "gamma", plain.gamma)
         object.__setattr__(self, "_plain", plain)
 
-    def init(self, start: Tensor) -> tuple[Server, FedNMap.Client]:
+    def init(self, start: Tensor) -> tuple[Server, Client]:
         server, client = self._fednmap.init(start)
-        return self.Server(*server, *quasi_newton.empty(start, self.memory)), client
+        return self.Server(*server, *quasi_newton.empty(start, self.memory)), self.Client(*client)
 
-    def broadcast(self, server: Server) -> FedNMap.Server:
+    def broadcast(self, server: Server) -> Down:
         return self.Down(server.z, server.h)
 
-    def local(self, down: FedNMap.Server, client: FedNMap.Client, g: Oracle) -> tuple[FedNMap.Up, FedNMap.Client]:
-        return self._fednmap.local(down, client, g)
+    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+        up, new = self._fednmap.local(FedNMap.Server(*down), FedNMap.Client(*client), g)
+        return self.Up(*up), self.Client(*new)
 
-    def state_after_sending(
-        self, down: FedNMap.Server, client: FedNMap.Client, up: FedNMap.Up, sent: FedNMap.Up
-    ) -> FedNMap.Client:
-        return self._fednmap.state_after_sending(down, client, up, sent)
+    def state_after_sending(self, down: Down, client: Client, up: Up, sent: Up) -> Client:
+        plain = FedNMap.Server(*down), FedNMap.Client(*client), FedNMap.Up(*up), FedNMap.Up(*sent)
+        return self.Client(*self._fednmap.state_after_sending(*plain))
 
-    def aggregate(self, server: Server, up: FedNMap.Up, share: float) -> Server:
-        h, eta_hat = self._fednmap.aggregate(self.broadcast(server), up, share).h, self.Q * self.eta_s * self.eta_a
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        plain = self._fednmap.aggregate(FedNMap.Server(server.z, server.h), FedNMap.Up(*up), share)
+        h, eta_hat = plain.h, self.Q * self.eta_s * self.eta_a
         past = quasi_newton.Past(*server[2:])
         z, past = quasi_newton.next_point(
             self.phi, self.gamma, eta_hat, server.z, up.y, h, past, share, local=self.Q > 1
@@ -98,10 +107,10 @@ class FedNMapMemory(Algorithm):
         return self.Server(z, h, *past)
 
     def model(self, server: Server) -> Tensor:
-        return self._fednmap.model(self.broadcast(server))
+        return self._fednmap.model(FedNMap.Server(server.z, server.h))
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return self._fednmap.known_gradient(self.broadcast(before), self.broadcast(after))
+        return self._fednmap.known_gradient(FedNMap.Server(*before[:2]), FedNMap.Server(*after[:2]))
 
     @property
     def _fednmap(self) -> FedNMap:

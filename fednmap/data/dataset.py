@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fednmap.data.sparse import digest, take
-from fednmap.tables.statistics import scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +50,8 @@ class Dataset:
 def standardized(data: Dataset, centre: bool) -> Dataset:
     """Columns divided by their deviation over the training rows, and with `centre` with mean 0 there; both are sums
     over rows, so over clients. A column that does not vary is left as it is."""
+    from fednmap.tables.statistics import scales  # which loads scikit-learn
+
     x = data.x_train.double()
     mean, deviation = x.mean(0), x.std(0, correction=0)
     scale = torch.from_numpy(scales(mean.cpu().numpy(), deviation.cpu().numpy())[1]).to(deviation)

@@ -115,7 +115,7 @@ class Separable(Regularizer):
     """
 
     parts: Sequence[tuple[slice, Regularizer]]
-    length: int | None = None
+    length: int | None = field(default=None, repr=False)
     """Of the vectors, where it is known; any other is refused."""
     rho: float = field(init=False, repr=False)
 
