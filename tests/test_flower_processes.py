@@ -234,7 +234,8 @@ def test_after_all_faults_the_optimum_is_reached_and_the_states_agree(tmp_path, 
     said = (folder / "server.log").read_text()
     assert "client-2: reply left out: y holds NaN or infinity" in said
     assert f"client-3: no reply within {deadline:g} s" in said
-    assert f"client-1: no reply within {deadline:g} s" in said
+    # Flower tells of a killed node by an error, or not at all, by when it is asked
+    assert f"client-1: no reply within {deadline:g} s" in said or "client-1: error" in said
     assert "continuing after round" in said
     assert_optimal(tmp_path, config, names)
 

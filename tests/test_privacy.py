@@ -303,6 +303,16 @@ def test_rounding_for_secure_aggregation_leaves_the_noise_out_of_the_state_too(w
     assert 0 < float(apart) < 10 * grid.step
 
 
+def test_rounding_moves_what_the_state_is_built_from_as_it_moves_what_is_sent():
+    """A client knows how its vector was rounded, and not the noise in it."""
+    grid, federation = Quantised(6, bound=2.0**14, bits=32), federation_of(PROBLEM)
+    known = NMAP.Up(torch.linspace(-1, 1, 6 * 4, dtype=torch.float64).reshape(6, 4))
+    sent = NMAP.Up(known.y + 0.3)
+    done = grid.apply(federation, Uplinks(0, torch.arange(6), sent, known), Rounding())
+    torch.testing.assert_close(done.known.y - known.y, done.sent.y - sent.y, rtol=0, atol=1e-12)
+    assert float((done.sent.y - sent.y).abs().max()) > 0.1 * grid.step
+
+
 def test_what_is_rounded_is_no_longer_than_the_clip():
     """Half a step in every coordinate makes a vector longer: the noise is for clip, not for clip and that."""
     grid, problem = Quantised(6, bound=2.0**14, bits=32), PROBLEM
