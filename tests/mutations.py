@@ -19,10 +19,11 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 TESTS = [  # those first that notice most, and soon
-    f"tests/test_{name}.py"
+    f"tests/{name}.py"
     for name in (
-        *("parities", "golden", "compression", "server_optimisers", "fednewton", "memory"),
-        *("algorithms", "simulation", "decentralized", "privacy"),
+        *(f"algorithms/test_{n}" for n in ("parities", "golden", "compression", "server_optimisers", "fednewton")),
+        *("algorithms/test_memory", "algorithms/test_methods", "simulation/test_simulate"),
+        *("decentralized/test_decentralized", "privacy/test_privacy"),
     )
 ]
 ROOMS = ("algorithms", "decentralized", "privacy", "simulation")

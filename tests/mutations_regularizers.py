@@ -3,7 +3,7 @@
 Each line of MUTATIONS damages one regularizer in memory, by one changed sign, constant or dropped term, and runs
 `check_regularizer` on it. Printed: class, damage, the property that failed. A damage that survives means that the
 check is too weak; the exit code is then 1. Damage that leaves value and prox in agreement, so that phi is sound but not
-the documented one, is for test_regularizers_brute_force.py, which knows the formulas.
+the documented one, is for regularizers/test_brute_force.py, which knows the formulas.
 """
 
 from __future__ import annotations

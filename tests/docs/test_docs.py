@@ -24,7 +24,7 @@ import pytest
 from fednmap.cli import COMMANDS, app
 from fednmap.data import cache
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 GENERATED = ("_build", "gallery", "reproduction")
 PAGES = [

@@ -20,7 +20,7 @@ EXACT = [name for name, make in MAKE.items() if make(Zero(), 1.0, 1).traits.fixe
 
 
 def test_every_method_has_a_maker_and_a_name():
-    tested_elsewhere = {"FedNMapMemory"}  # tests/test_memory.py
+    tested_elsewhere = {"FedNMapMemory"}  # tests/algorithms/test_memory.py
     assert {cls.__name__ for cls in A.ALGORITHMS.values()} == set(MAKE) | tested_elsewhere
 
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,12 +220,13 @@ def test_what_holds_itself_has_a_digest():
     assert identity(circle) == identity(circle)
 
 
+TESTS = str(Path(__file__).parents[1])
 PRINTS = "import test_identity as t; print(t.identity([t.network().made_of(), t.Descent(0.1), t.smoothed, {'a', 'b'}]))"
 
 
 def test_the_digest_is_the_same_in_another_process():
     here = identity([network().made_of(), Descent(0.1), smoothed, {"a", "b"}])
-    where = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    where = os.pathsep.join([os.path.dirname(__file__), TESTS, os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": where}
     there = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, env=environment, check=True)
     assert there.stdout.strip() == here

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -527,7 +528,7 @@ def test_processes_exchange_with_their_neighbours(tmp_path):
     code = f"""
 import sys, torch, torch.distributed as dist, warnings
 warnings.simplefilter("ignore")
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 if size > 1:
     dist.init_process_group("gloo", init_method="file://{tmp_path / "meeting"}", rank=rank, world_size=size)

@@ -446,7 +446,7 @@ def test_the_template_between_real_processes_is_the_estimator(tmp_path):
     """The four hospitals of the heart-disease data, each a node with a file of its own."""
     needs("heart_disease", "processed.va.data")
     hospitals = tmp_path / "hospitals"
-    script = Path(__file__).parents[1] / "examples" / "hospitals" / "files.py"
+    script = Path(__file__).parents[2] / "examples" / "hospitals" / "files.py"
     subprocess.run([sys.executable, script, hospitals], check=True)
     write(tmp_path / "my-tables", "tables")
     names = [path.stem for path in sorted(hospitals.iterdir())]

@@ -401,7 +401,7 @@ def test_large_entries_survive_near_the_limit_in_float32() -> None:
 
 
 def test_examples_in_the_documentation() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "regularizers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "regularizers.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 3
     namespace: dict[str, object] = {"__name__": "docs"}
@@ -410,7 +410,7 @@ def test_examples_in_the_documentation() -> None:
 
 
 def test_every_name_is_documented() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "regularizers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "regularizers.md").read_text()
     for name in R.REGULARIZERS:
         assert re.search(rf"`{name}[:`]", page), name
 

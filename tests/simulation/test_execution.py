@@ -29,6 +29,7 @@ from fednmap.simulation.loop import side_by_side
 from fednmap.simulation.states import Clients
 
 CROSS_ENTROPY = nn.functional.cross_entropy
+TESTS = str(Path(__file__).parents[1])
 
 
 def pictures(n=6, shape=(5,), classes=3, dtype=torch.float64, samples=20):
@@ -224,7 +225,7 @@ def test_parts_of_the_data_sum_to_all_of_it(monkeypatch):
 
 WORKER = """
 import sys, torch, torch.distributed as dist
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import test_execution as T
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method="file://{store}", rank=int(sys.argv[1]), world_size={size})
@@ -252,7 +253,9 @@ def scenarios():
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_have_the_bits_of_one(size, tmp_path, monkeypatch):
-    code = WORKER.format(tests=os.path.dirname(__file__), store=tmp_path / "store", out=tmp_path / "out-", size=size)
+    code = WORKER.format(
+        tests=[os.path.dirname(__file__), TESTS], store=tmp_path / "store", out=tmp_path / "out-", size=size
+    )
     monkeypatch.setattr(finite_sum, "CHUNK_BYTES", finite_sum.CHUNK_BYTES)  # as it was, afterwards
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     workers = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=environment) for rank in range(size)]

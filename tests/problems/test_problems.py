@@ -35,7 +35,7 @@ def differences(f, x, h=1e-5):
 
 def test_every_problem_is_tested():
     made = {type(make()).__name__ for make in KINDS.values()}
-    elsewhere = {"GLM", "Cox"}  # test_families.py, test_cox.py
+    elsewhere = {"GLM", "Cox"}  # problems/test_families.py, problems/test_cox.py
     assert made == set(problems.__all__) - {"FiniteSum", "Pooled", "families"} - elsewhere
 
 

@@ -179,7 +179,7 @@ def test_every_slow_test_of_real_processes_has_a_turn_in_ci():
     """The files that start processes of Flower; `make test-ci` and `.ci/run` go through the turns."""
     tests = PACKAGE.parent / "tests"
     turns = []
-    for file in tests.glob("test_*.py"):
+    for file in tests.rglob("test_*.py"):
         text = file.read_text()
         if "import fault_run" not in text and "launch import" not in text:
             continue
