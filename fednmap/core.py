@@ -204,13 +204,23 @@ class Algorithm(ABC):
         """Return what the server's state says besides the model; it goes into every record of a run."""
         return {}
 
-    def driver(self) -> Callable[..., Iterator[Any]] | None:
-        """What yields the rounds of a method without a server, called like `simulate`; None: that has the loop."""
-        return None
-
     def compression(self) -> Compressor | None:
         """Return how the one vector of the uplink is encoded; None where it travels as it is."""
         return None
+
+
+class Serverless(Algorithm):
+    """A method without a server: it runs its rounds itself, and its server state is what is measured."""
+
+    @abstractmethod
+    def simulate(self, problem: Problem, rounds: int, start: Tensor, **options: Any) -> Iterator[Any]:
+        """Yield the rounds, as `fednmap.simulate` does; options: drop, seed, eta_a, chunk, threads, after."""
+
+    def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
+        raise InputError(f"{self.name} has no server to send to; use fednmap.simulate or fednmap.run")
+
+    def aggregate(self, server: State, up: State, share: float) -> State:
+        raise InputError(f"{self.name} has no server to send to; use fednmap.simulate or fednmap.run")
 
 
 class Compressor(Protocol):

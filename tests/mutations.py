@@ -138,7 +138,7 @@ MUTATIONS = [
         "uplinks._replace(sent=sent)",
     ),
     ("client_level", "noise in the state", "sent=noised, known=sent", "sent=noised, known=noised"),
-    ("client_round", "state from what was not sent", "if done.known is not up:", "if False:"),
+    ("uplink", "state from what was not sent", "if done.known is not up:", "if False:"),
     ("client_level", "noise for the mean weight", "self.clip * largest_weight(federation)", "self.clip"),
     ("client_level", "shares for the mean weight", "self.clip * weight,", "self.clip,"),
     ("client_level", "divided by who came", "v / (share * federation.everybody)", "v / received.weight"),

@@ -43,16 +43,13 @@ class Mixing:
 
     def __call__(self, t: int, messages: State) -> State:
         """The mixed messages of this process's nodes."""
-        W = self._fixed(messages) if self.topology.static else _as_used(self.weights(t), messages)
+        if self._used is None or not self.topology.static:
+            self._used = _as_used(self.weights(t), messages)
+        W = self._used
         if distributed.size() == 1:
             with one_thread():
                 return type(messages)(*(W @ v for v in messages))
         return _across(W, messages)
-
-    def _fixed(self, messages: State) -> Tensor:
-        if self._used is None:
-            self._used = _as_used(self.weights(0), messages)
-        return self._used
 
 
 def _as_used(W: Tensor, messages: State) -> Tensor:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
-from fednmap.algorithms.hyperparameters import HasPhi, default_gamma, weakly_convex
+from fednmap.algorithms.hyperparameters import default_gamma, weakly_convex
+from fednmap.decentralized.contract import DecentralizedAlgorithm
 from fednmap.regularizers.parameters import positive, regularizer
 
 
-class Stepping(HasPhi, Protocol):
-    @property
-    def eta_a(self) -> float: ...
-
-
-class NormalMap(Stepping, Protocol):
-    @property
-    def gamma(self) -> float: ...
-
-
-def check_step(method: Stepping) -> None:
+def check_step(method: DecentralizedAlgorithm) -> None:
     """phi is a regularizer, eta_a a finite positive number."""
     regularizer(method, "phi", "L1(0.1), as the first argument")
     positive(method, "eta_a")
 
 
-def check_normal_map(method: NormalMap) -> None:
+def check_normal_map(method: Any) -> None:
     """The same; gamma is what was given, else 4 eta_a, and suits phi."""
     check_step(method)
     if method.gamma is None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from fednmap.core import Algorithm, Oracle, Regularizer, State, Traits
+from fednmap.core import Problem, Regularizer, Serverless, State, Traits
 from fednmap.decentralized.contract import DecentralizedAlgorithm
 from fednmap.decentralized.loop import Mean, rounds_of
 from fednmap.decentralized.topologies import Topology
 from fednmap.decentralized.weights import check_sums, connected
 from fednmap.names import InputError
+from fednmap.simulation.loop import Round
 
 
 @dataclass(frozen=True)
-class Decentralized(Algorithm):
+class Decentralized(Serverless):
     """A method without a server on a topology: `fednmap.simulate` and `fednmap.run` take it like any other.
 
     The clients of the problem are the nodes of the graph; each begins at `start`. Every node takes part in every round;
@@ -41,9 +42,6 @@ class Decentralized(Algorithm):
     topology: Topology
     eta_a: float = None  # type: ignore[assignment]  # given, or the method's
     phi: Regularizer = field(init=False, repr=False)
-
-    class Nothing(NamedTuple):
-        """What a server would send or receive."""
 
     def __post_init__(self) -> None:
         method, graph = self.method, self.topology
@@ -91,8 +89,8 @@ class Decentralized(Algorithm):
     def name(self) -> str:
         return type(self.method).__name__
 
-    def driver(self) -> Callable[..., Iterator[Any]]:
-        return rounds_of
+    def simulate(self, problem: Problem, rounds: int, start: Tensor, **options: Any) -> Iterator[Round]:
+        return rounds_of(self, problem, rounds, start, **options)
 
     def init(self, start: Tensor) -> tuple[Mean, State]:
         return Mean(start, start.new_zeros(())), self.method.init(start)
@@ -102,9 +100,3 @@ class Decentralized(Algorithm):
 
     def extra_metrics(self, server: Mean) -> dict[str, float]:
         return {"consensus": float(server.consensus)}
-
-    def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
-        raise InputError(f"{self.name} runs on a graph, without a server; use fednmap.simulate or fednmap.run")
-
-    def aggregate(self, server: Mean, up: State, share: float) -> Mean:
-        raise InputError(f"{self.name} runs on a graph, without a server; use fednmap.simulate or fednmap.run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,7 +38,17 @@ class Topology(ABC):
         """W of round t, (n, n)."""
 
 
-class Graph(Topology):
+@dataclass(frozen=True)
+class _Numbered(Topology):
+    """A topology that is made for any number of nodes."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        integer(self, "n", 1)
+
+
+class Graph(_Numbered):
     """Links in both directions, always the same, with Metropolis weights."""
 
     @abstractmethod
@@ -52,53 +63,53 @@ class Graph(Topology):
 class Ring(Graph):
     """Each node and the next, the last and the first. Gap O(1/n^2)."""
 
-    n: int
-
-    def __post_init__(self) -> None:
-        integer(self, "n", 1)
-
     def edges(self) -> list[Edge]:
         return _simple((i, (i + 1) % self.n) for i in range(self.n))
 
 
 @dataclass(frozen=True)
-class Grid(Graph):
-    """Rows and columns, neighbours beside, above and below; as square as n allows unless rows are given. Gap O(1/n)."""
-
-    n: int
+class _Lattice(Graph):
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        integer(self, "n", 1)
-        _check_rows(self)
+        super().__post_init__()
+        rows = self.rows
+        if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= self.n or self.n % rows):
+            raise InputError(
+                f"{type(self).__name__}: rows is {rows!r}, which does not divide n = {self.n}; leave it out"
+            )
 
-    def edges(self) -> list[Edge]:
-        return _lattice(self.n, self.rows, wrapped=False)
+    def _links(self, wrapped: bool) -> list[Edge]:
+        rows = self.rows or next(k for k in range(math.isqrt(self.n), 0, -1) if self.n % k == 0)
+        columns = self.n // rows
+        place = [(i, j) for i in range(rows) for j in range(columns)]
+        right = [((i, j), (i, j + 1)) for i, j in place if wrapped or j + 1 < columns]
+        below = [((i, j), (i + 1, j)) for i, j in place if wrapped or i + 1 < rows]
+        return _simple((a * columns + b, (c % rows) * columns + d % columns) for (a, b), (c, d) in right + below)
 
 
 @dataclass(frozen=True)
-class Torus(Graph):
-    """A grid whose opposite borders are neighbours. Gap O(1/n)."""
+class Grid(_Lattice):
+    """Rows and columns, neighbours left, right, above and below; as square as n allows unless rows are given.
 
-    n: int
-    rows: int | None = None
-
-    def __post_init__(self) -> None:
-        integer(self, "n", 1)
-        _check_rows(self)
+    Gap O(1/n).
+    """
 
     def edges(self) -> list[Edge]:
-        return _lattice(self.n, self.rows, wrapped=True)
+        return self._links(wrapped=False)
+
+
+@dataclass(frozen=True)
+class Torus(_Lattice):
+    """A grid whose opposite borders are neighbours. Gap O(1/n)."""
+
+    def edges(self) -> list[Edge]:
+        return self._links(wrapped=True)
 
 
 @dataclass(frozen=True)
 class Star(Graph):
     """Node 0 and each of the others: a server's graph. Gap O(1/n)."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        integer(self, "n", 1)
 
     def edges(self) -> list[Edge]:
         return [(0, i) for i in range(1, self.n)]
@@ -108,11 +119,6 @@ class Star(Graph):
 class Complete(Graph):
     """Everybody and everybody else: W = 1/n, one round makes all agree. Gap 1."""
 
-    n: int
-
-    def __post_init__(self) -> None:
-        integer(self, "n", 1)
-
     def edges(self) -> list[Edge]:
         return [(i, j) for i in range(self.n) for j in range(i)]
 
@@ -121,12 +127,11 @@ class Complete(Graph):
 class ErdosRenyi(Graph):
     """Each pair with probability p, by default 2 log(n) / n, drawn from `seed` until connected."""
 
-    n: int
     p: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        integer(self, "n", 1)
+        super().__post_init__()
         integer(self, "seed", 0)
         if self.p is not None and not (isinstance(self.p, int | float) and 0 < self.p <= 1):
             raise InputError(f"ErdosRenyi: p is {self.p!r}; the probability of a link must be in (0, 1]")
@@ -150,17 +155,12 @@ class ErdosRenyi(Graph):
 class UndirectedExponential(Graph):
     """Each node and those 1, 2, 4, ... places on, in both directions. Gap O(1/log n)."""
 
-    n: int
-
-    def __post_init__(self) -> None:
-        integer(self, "n", 1)
-
     def edges(self) -> list[Edge]:
         return _simple((i, (i + hop) % self.n) for i in range(self.n) for hop in _hops(self.n))
 
 
 @dataclass(frozen=True)
-class Exponential(Topology):
+class Exponential(_Numbered):
     """Each node hears those 1, 2, 4, ... places on, and they do not hear it: directed. Gap O(1/log n).
 
     W_ij = 1 / (1 + number of hops) for j = i, i + 1, i + 2, i + 4, ... mod n: doubly stochastic, as each node is heard
@@ -168,33 +168,23 @@ class Exponential(Topology):
     Provably Efficient for Decentralized Deep Training, 2021.
     """
 
-    n: int
     symmetric = False
-
-    def __post_init__(self) -> None:
-        integer(self, "n", 1)
 
     def weights(self, t: int) -> Tensor:
         hops = [0, *_hops(self.n)]
-        return sum((_shift(self.n, hop) for hop in hops), torch.zeros((), dtype=torch.float64, device="cpu")) / len(
-            hops
-        )
+        return torch.stack([_shift(self.n, hop) for hop in hops]).sum(0) / len(hops)
 
 
 @dataclass(frozen=True)
-class OnePeer(Topology):
+class OnePeer(_Numbered):
     """In round t each node hears one other, 2^(t mod log2 n) places on, and takes half of what it sends.
 
     After log2(n) rounds, n a power of two, everybody holds the exact mean: one message per node and round. Not
     symmetric, and another W in every round. Reference: as for Exponential.
     """
 
-    n: int
     symmetric = False
     static = False
-
-    def __post_init__(self) -> None:
-        integer(self, "n", 1)
 
     def weights(self, t: int) -> Tensor:
         hops = _hops(self.n) or [0]
@@ -202,18 +192,17 @@ class OnePeer(Topology):
 
 
 @dataclass(frozen=True)
-class Matchings(Topology):
+class Matchings(_Numbered):
     """In round t the nodes meet in random pairs, drawn from (seed, t), and take half of each other's.
 
     Reference: Boyd, Ghosh, Prabhakar and Shah, Randomized Gossip Algorithms, 2006.
     """
 
-    n: int
     seed: int = 0
     static = False
 
     def __post_init__(self) -> None:
-        integer(self, "n", 1)
+        super().__post_init__()
         integer(self, "seed", 0)
 
     def weights(self, t: int) -> Tensor:
@@ -304,43 +293,33 @@ class Lossy(Topology):
 
 
 def from_file(n: int, path: str) -> Topology:
-    """Links or weights of one's own, file:PATH: lines `i j` for a link of nodes 0 to n - 1, or n lines of n weights."""
-    name = f"file:{path}"
-    rows: list[list[float]] = []
+    """Links or weights of your own, file:PATH: lines `i j` for a link of nodes 0 to n - 1, or n lines of n weights."""
+    what, rows = f"topology file:{path}", []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise InputError(f"topology {name}: cannot be read, {error.strerror}") from None
+        raise InputError(f"{what}: cannot be read, {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InputError(f"topology {name}: is not text") from None
+        raise InputError(f"{what}: is not text") from None
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].replace(",", " ").replace(";", " ").split()
+        words = re.findall(r"[^\s,;]+", line.partition("#")[0])
         try:
-            rows.append([float(word) for word in words]) if words else None
+            rows += [[float(word) for word in words]] if words else []
         except ValueError:
-            raise InputError(f"topology {name}: line {number} is {line[:40]!r}; numbers are due") from None
+            raise InputError(f"{what}: line {number} is {line[:40]!r}; expected numbers") from None
     lengths = sorted({len(row) for row in rows})
     if len(lengths) != 1:
-        raise InputError(f"topology {name}: its lines hold {lengths or 'no'} numbers; all must hold 2, or {n}")
+        raise InputError(f"{what}: its lines hold {lengths or 'no'} numbers; all must hold 2, or {n}")
     if lengths == [2] and all(v == int(v) for row in rows for v in row if math.isfinite(v)):
-        return _from_edges(n, rows, f"topology {name}")
-    W = torch.tensor(rows, dtype=torch.float64, device="cpu")
-    if tuple(W.shape) != (n, n):
+        for v in (v for row in rows for v in row if not 0 <= v < n):
+            raise InputError(f"{what}: names node {v:g}, and there are {n} nodes, 0 to {n - 1}")
+        W = metropolis(n, _simple((int(i), int(j)) for i, j in rows))
+        connected(W, what)
+        return Weights(W)
+    if (len(rows), lengths[0]) != (n, n):
         found = f"{len(rows)} lines of {lengths[0]} numbers"
-        raise InputError(f"topology {name}: holds {found}, and there are {n} nodes; give links, or {n} lines of {n}")
-    return Weights(doubly_stochastic(W, f"topology {name}"))
-
-
-def _from_edges(n: int, rows: list[list[float]], what: str) -> Topology:
-    edges = []
-    for row in rows:
-        for v in row:
-            if not 0 <= v < n:
-                raise InputError(f"{what}: names node {v:g}, and there are {n} nodes, 0 to {n - 1}")
-        edges.append((int(row[0]), int(row[1])))
-    W = metropolis(n, _simple(edges))
-    connected(W, what)
-    return Weights(W)
+        raise InputError(f"{what}: holds {found}, and there are {n} nodes; give links, or {n} lines of {n}")
+    return Weights(doubly_stochastic(torch.tensor(rows, dtype=torch.float64, device="cpu"), what))
 
 
 TOPOLOGIES: dict[str, Callable[..., Topology]] = {
@@ -394,25 +373,6 @@ def check_name(spec: str) -> None:
 def _simple(edges: object) -> list[Edge]:
     """Each link once, none from a node to itself."""
     return sorted({(min(i, j), max(i, j)) for i, j in edges if i != j})  # type: ignore[attr-defined]
-
-
-def _lattice(n: int, rows: int | None, wrapped: bool) -> list[Edge]:
-    rows = _square(n) if rows is None else rows
-    columns = n // rows
-    place = [(i, j) for i in range(rows) for j in range(columns)]
-    right = [((i, j), (i, j + 1)) for i, j in place if wrapped or j + 1 < columns]
-    below = [((i, j), (i + 1, j)) for i, j in place if wrapped or i + 1 < rows]
-    return _simple((a * columns + b, (c % rows) * columns + d % columns) for (a, b), (c, d) in right + below)
-
-
-def _square(n: int) -> int:
-    return next(k for k in range(math.isqrt(n), 0, -1) if n % k == 0)
-
-
-def _check_rows(graph: Grid | Torus) -> None:
-    rows = graph.rows
-    if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= graph.n or graph.n % rows):
-        raise InputError(f"{type(graph).__name__}: rows is {rows!r}, which does not divide n = {graph.n}; leave it out")
 
 
 def _hops(n: int) -> list[int]:

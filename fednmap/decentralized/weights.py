@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from fednmap.names import InputError
@@ -33,16 +34,12 @@ def metropolis(n: int, edges: Iterable[Edge]) -> Tensor:
 
 
 def connected(W: Tensor, what: str) -> None:
-    """Every node hears of every other, directly or not."""
-    linked, seen, new = (W + W.T) != 0, {0}, [0]
-    while new:
-        found = {int(j) for i in new for j in linked[i].nonzero()} - seen
-        seen |= found
-        new = list(found)
-    if len(seen) < len(W):
-        lost = next(i for i in range(len(W)) if i not in seen)
+    """Raise InputError unless every node hears of every other, directly or not."""
+    _, part = connected_components((W != 0).numpy(), directed=False)
+    if part.any():
         raise InputError(
-            f"{what} is not connected: node {lost} hears nothing of node 0, as {len(seen)} of {len(W)} do; add links"
+            f"{what} is not connected: node {part.argmax()} hears nothing of node 0, as {(part == 0).sum()} of "
+            f"{len(W)} do; add links"
         )
 
 

@@ -25,11 +25,10 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import architecture, regularized
 from fednmap.runs.uplink_config import grid_of
 from fednmap.simulation import schedules, uplink
-from fednmap.simulation.client_round import client_round
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import Uniform
 from fednmap.simulation.quantised import Quantised
-from fednmap.simulation.traffic import Traffic
+from fednmap.simulation.uplink import Traffic, client_round
 
 Load = Callable[[Context], LocalProblem]
 MakePlan = Callable[[Context, LocalProblem], Plan]

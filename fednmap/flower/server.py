@@ -47,10 +47,9 @@ from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, sampler_of, take_part
-from fednmap.simulation.traffic import Traffic
 from fednmap.simulation.trajectory import TOTALS
 from fednmap.simulation.uplink import Federation as Everybody
-from fednmap.simulation.uplink import Received
+from fednmap.simulation.uplink import Received, Traffic
 
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"

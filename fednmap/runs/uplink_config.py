@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from fednmap.core import Algorithm, Problem
+from fednmap.core import Algorithm, Problem, Serverless
 from fednmap.names import InputError
 from fednmap.privacy import Counted, Privacy, PrivateRows, accounting, centre_of
 from fednmap.privacy.attacks import attack_of
@@ -73,7 +73,7 @@ def with_noise(config: Config, problem: FiniteSum, steps: int) -> Config:
 
 def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
     """Refuse methods that cannot be run this way, before anything runs."""
-    serverless = [type(a).__name__ for a in algorithms if a.driver() is not None]
+    serverless = [type(a).__name__ for a in algorithms if isinstance(a, Serverless)]
     if serverless:
         raise InputError(
             f"{', '.join(serverless)} has no server: leave dp_clip, aggregate and attack out, or use fednmap"

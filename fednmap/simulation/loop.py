@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
@@ -14,24 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Problem, SecondOrder, State, info_of, oracle_of
+from fednmap.core import Algorithm, Problem, SecondOrder, Serverless, State, info_of, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
-from fednmap.simulation.client_round import client_round
-from fednmap.simulation.groups import Groups
+from fednmap.simulation.groups import Groups, Tally
 from fednmap.simulation.memory import reuse_freed_memory
-from fednmap.simulation.participation import Participation, Sampler, Uniform, take_part, uneven
+from fednmap.simulation.participation import Sampler, Uniform, take_part, uneven
 from fednmap.simulation.schedules import Schedule
-from fednmap.simulation.states import Clients, Snapshot, alike
-from fednmap.simulation.tally import Tally
+from fednmap.simulation.states import Clients, Snapshot, same_kind
 from fednmap.simulation.threads import Crew, one_thread
-from fednmap.simulation.traffic import Traffic
-from fednmap.simulation.uplink import Federation, Part, Pipeline, Received, UplinkParts
+from fednmap.simulation.uplink import Federation, Part, Pipeline, Received, Traffic, UplinkParts, client_round
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
-
-
-HOMES = {"sampler": "participation", "eta_a": "schedules"}
 
 
 class Round(NamedTuple):
@@ -106,30 +100,35 @@ def simulate(
     clients (`fednmap.simulation.groups`), the server's state is the same everywhere, to the bit what one process has.
     """
     check_kinds(algorithm, problem)
-    _check_numbers(algorithm, problem, drop)
     integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
-    for name, value in (("sampler", sampler), ("eta_a", eta_a)):
-        if isinstance(value, type) or (name == "sampler" and value is not None and not callable(value)):
-            raise InputError(f"{name} is {_kind(value)}; see fednmap.simulation.{HOMES[name]} for what can be given")
+    if not isinstance(drop, Real) or not 0 <= drop < 1:
+        raise InputError(f"drop is {drop!r}; the probability of a lost reply must be in [0, 1)")
+    if isinstance(sampler, type) or not (sampler is None or callable(sampler)):
+        raise InputError(f"sampler is {_kind(sampler)}; see fednmap.simulation.participation for what can be given")
+    if isinstance(eta_a, type):
+        raise InputError(f"eta_a is {_kind(eta_a)}; see fednmap.simulation.schedules for what can be given")
     schedules.check_end(eta_a, rounds)
     uplink = with_secagg(uplink, secagg)
-    own = algorithm.driver()
-    if own is not None:
+    if isinstance(algorithm, Serverless):
         if uplink is not None:
             raise InputError(f"{algorithm.name} has no server that receives uplinks; leave uplink out")
-        given: dict[str, Any] = {
-            "start": start,
-            "participation": participation,
-            "drop": drop,
-            "seed": seed,
-            "sampler": sampler,
-        }
-        given |= {"eta_a": eta_a, "chunk": chunk, "threads": threads, "store": store}
-        return own(algorithm, problem, rounds=rounds, after=after, **given)
+        if participation != 1 or sampler is not None:
+            raise InputError(
+                f"{algorithm.name} runs on a graph where every node takes part in every round; leave participation and "
+                "sampler out: drop says how many links fail"
+            )
+        if store is not None:
+            raise InputError("store is for clients that rest between rounds; on a graph nobody does: leave it out")
+        return algorithm.simulate(
+            *(problem, rounds, first_point(problem, start)),
+            **{"drop": drop, "seed": seed, "eta_a": eta_a, "chunk": chunk, "threads": threads, "after": after},
+        )
     everybody = participation == 1 and drop == 0 and sampler is None
     who = Uniform(participation) if sampler is None else sampler
+    name = type(algorithm).__name__
+    if algorithm.traits.central and problem.n != 1:
+        raise InputError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
     if algorithm.traits.full_participation and not everybody:
-        name = type(algorithm).__name__
         raise InputError(f"{name} needs every client in every round; use participation=1 and drop=0, or FedNMap")
     if algorithm.traits.hessians:
         oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)  # refused here where it cannot be had
@@ -146,59 +145,44 @@ def simulate(
             UserWarning,
             stacklevel=2,
         )
-    first, message = 0, dry_run(algorithm, server, initial)
-    _check_vectors(algorithm, message)
+    message, steps = first_uplink(algorithm, server, initial)
+    for field, v in zip(message._fields, message, strict=True):
+        if v.ndim != 1:  # a number per client would look like a vector once clients are stacked
+            raise InputError(
+                f"{algorithm.name} sends {field} of shape {tuple(v.shape)}, and uplinks are vectors: give it one axis, "
+                "as norm(dim=-1, keepdim=True) does"
+            )
     pipeline.bind(algorithm, algorithm.broadcast(server), initial, message)
-    if about.steps_per_round is not None:
-        whole_epochs(algorithm, about.steps_per_round, gradients_of(algorithm, server, initial))
+    whole_epochs(algorithm, about.steps_per_round, steps)
     traffic = Traffic(algorithm, server, message, pipeline)
     if after is not None:
         check_after(after, problem.n, server, initial, rounds)
-    together = chunk or side_by_side(problem, start)
+    together = chunk or clients_per_group(problem, start)
     reuse_freed_memory(min(together, federation.per_round) * start.numel() * start.element_size())
     groups = Groups(problem.n, federation.per_round, together, sampled=not everybody)
-    release = _hold(None if store is None else Path(store))
-    try:
-        folder = None if store is None else Path(store)
-        before = None if after is None else after.clients.thaw(initial, folder, groups.mine)
-        clients = Clients(problem.n, initial, folder) if before is None else before
-    except InputError:
-        release()
-        raise
-    if after is not None:
-        first, server = after.t + 1, after.server
-    crew = Crew(threads if start.device.type == "cpu" else 1) if about.concurrent else None
-    step = _Step(problem, federation, pipeline, message, groups, crew)
+    crew = Crew(threads if start.device.type == "cpu" else 1, concurrent=bool(about.concurrent))
+    step, folder = _Step(problem, federation, pipeline, message, groups, crew), None if store is None else Path(store)
 
-    def who_in(t: int) -> Participation:
-        return take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
-
-    def last_counted() -> Tensor:
-        """Who was counted in the last round that moved the server, before the first of this call."""
-        earlier = (who_in(t).counted for t in reversed(range(first if traffic.follows else 0)))
-        return next((ids for ids in earlier if step.accepts(ids)), torch.arange(0, device="cpu"))
-
-    def loop() -> Iterator[Round]:
-        nonlocal server
-        try:
-            holders = last_counted()
+    def loop(server: State) -> Iterator[Round]:
+        with crew, _hold(folder):
+            clients = after.clients.thaw(initial, folder, groups.mine) if after else Clients(problem.n, initial, folder)
+            first, holders = after.t + 1 if after else 0, torch.arange(0, device="cpu")
+            for t in reversed(range(first if traffic.follows else 0)):  # who was counted last, before this call
+                counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed).counted
+                if pipeline.aggregator.accepts(federation, counted, federation.weight(counted)):
+                    holders = counted
+                    break
             for t in range(first, rounds):
-                participants, counted = who_in(t)
-                server = step(schedules.at(algorithm, eta_a, t), t, server, clients, counted)
+                participants, counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
                 up, down = len(participants) * traffic.up, traffic.received(participants, holders)
-                holders = counted if step.accepts(counted) else holders
+                weight = federation.weight(counted)
+                if pipeline.aggregator.accepts(federation, counted, weight):
+                    holders = counted
+                    method = algorithm if eta_a is None else schedules.at(algorithm, eta_a, t)
+                    server = step(method, t, server, clients, counted, weight)
                 yield Round(t, server, clients.snapshot(), participants, counted, up, down)
-        finally:
-            end()
 
-    def end() -> None:
-        release()
-        if crew is not None:
-            crew.end()
-
-    running = loop()
-    weakref.finalize(running, end)  # also if it is never begun
-    return running
+    return loop(after.server if after else server)
 
 
 def with_secagg(uplink: UplinkParts | None, secagg: Part | None) -> UplinkParts | None:
@@ -223,12 +207,18 @@ def federation_of(
     return Federation(problem.n, info_of(problem).weights, who, drop, seed)
 
 
-def _hold(store: Path | None) -> Callable[[], None]:
+@contextmanager
+def _hold(store: Path | None) -> Iterator[None]:
     """A folder of states is for one simulation at a time."""
     if store is None:
-        return lambda: None
+        yield
+        return
     store.mkdir(parents=True, exist_ok=True)
-    return lock.hold(store / f".lock-{distributed.rank()}", f"{store}")
+    release = lock.hold(store / f".lock-{distributed.rank()}", f"{store}")
+    try:
+        yield
+    finally:
+        release()
 
 
 def check_kinds(algorithm: Algorithm, problem: Problem) -> None:
@@ -258,7 +248,7 @@ def check_after(after: Round, n: int, server: State, initial: State, rounds: int
     """The round to continue from is one of this method on this problem, and not the last of `rounds`."""
     if not isinstance(after, Round):
         raise InputError(f"after is {_kind(after)}; a Round is due, such as `last` of a Result")
-    if not alike(after.server, server) or not after.clients.fits(n, initial):
+    if not same_kind(after.server, server) or not after.clients.fits(n, initial):
         raise InputError(
             f"the round to go on from is of another run, with {after.clients.n} clients and a "
             f"{type(after.server).__qualname__} of {_tensors(after.server)}; this one has {n} and "
@@ -274,14 +264,6 @@ def check_after(after: Round, n: int, server: State, initial: State, rounds: int
 def _tensors(state: State) -> str:
     first = next(iter(state))
     return f"{str(first.dtype).removeprefix('torch.')} {tuple(first.shape)}"
-
-
-def _check_numbers(algorithm: Algorithm, problem: Problem, drop: float) -> None:
-    if not isinstance(drop, Real) or not 0 <= drop < 1:
-        raise InputError(f"drop is {drop!r}; the probability of a lost reply must be in [0, 1)")
-    if algorithm.traits.central and problem.n != 1:
-        name = type(algorithm).__name__
-        raise InputError(f"{name} is a central method, given {problem.n} clients; use problems.Pooled(problem)")
 
 
 def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
@@ -303,8 +285,8 @@ def origin(problem: Problem, start: Tensor) -> Tensor:
     return torch.zeros_like(start) if info_of(problem).start is None else first_point(problem)
 
 
-def side_by_side(problem: Problem, start: Tensor) -> int:
-    """How many clients are computed together: the problem's own choice, else as many as fit into the cache.
+def clients_per_group(problem: Problem, start: Tensor) -> int:
+    """How many clients are computed in one call: the problem's own choice, else as many as fit into the cache.
 
     A rule and not a measurement at run time: sums may round differently in another grouping, and the same seed must
     give the same bits again.
@@ -313,24 +295,8 @@ def side_by_side(problem: Problem, start: Tensor) -> int:
     return max(1, VECTORS_BYTES // (start.numel() * start.element_size())) if chunk is None else chunk
 
 
-def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
-    """The uplink of one client, from a round without data: its shapes are what counts."""
-    g = SecondOrder(lambda x, q: torch.zeros_like(x), lambda x: x.new_zeros(*x.shape, x.shape[-1]))
-    return algorithm.local(algorithm.broadcast(server), client, g)[0]
-
-
-def _check_vectors(algorithm: Algorithm, message: State) -> None:
-    """A number per client would look like a vector once clients are stacked."""
-    for name, v in zip(message._fields, message, strict=True):
-        if v.ndim != 1:
-            raise InputError(
-                f"{algorithm.name} sends {name} of shape {tuple(v.shape)}, and uplinks are vectors: give it one axis, "
-                "as norm(dim=-1, keepdim=True) does"
-            )
-
-
-def gradients_of(algorithm: Algorithm, server: State, client: State) -> int:
-    """How many gradients a client asks for in its first round."""
+def first_uplink(algorithm: Algorithm, server: State, client: State) -> tuple[State, int]:
+    """Run the first round of one client without data; return its uplink and how many gradients it asked for."""
     asked = 0
 
     def g(x: Tensor, q: int) -> Tensor:
@@ -338,8 +304,13 @@ def gradients_of(algorithm: Algorithm, server: State, client: State) -> int:
         asked += 1
         return torch.zeros_like(x)
 
-    algorithm.local(algorithm.broadcast(server), client, SecondOrder(g, lambda x: x.new_zeros(*x.shape, x.shape[-1])))
-    return asked
+    hessian = SecondOrder(g, lambda x: x.new_zeros(*x.shape, x.shape[-1]))
+    return algorithm.local(algorithm.broadcast(server), client, hessian)[0], asked
+
+
+def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
+    """Return an uplink of one client, made without data; its shapes are what counts."""
+    return first_uplink(algorithm, server, client)[0]
 
 
 def whole_epochs(algorithm: Algorithm, due: int | None, steps: int) -> None:
@@ -363,7 +334,7 @@ def mean(ups: Sequence[State], weights: Sequence[float] | None = None) -> State:
 
 
 class _Step:
-    """One round: returns the server's new state, and replaces the clients' states in the store.
+    """One round: returns the server's new state, and replaces the clients' states.
 
     What a lost reply held is never used, so only the clients that are counted are computed.
     """
@@ -375,67 +346,49 @@ class _Step:
         pipeline: Pipeline,
         message: State,
         groups: Groups,
-        crew: Crew | None,
+        crew: Crew,
     ) -> None:
         self.problem, self.federation, self.pipeline = problem, federation, pipeline
         self.message, self.groups, self.crew = message, groups, crew
-        self.individual = pipeline.aggregator.needs_individual_uplinks
-        self.ones = torch.ones(problem.n, dtype=torch.float64, device="cpu")
+        self.individual, self.alone = pipeline.aggregator.needs_individual_uplinks, distributed.size() == 1
 
-    def __call__(self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor) -> State:
-        if not self.accepts(counted):
-            return server
-        down = algorithm.broadcast(server)
-        tally, groups = Tally(self.groups.sections, self.message), self.groups(counted)
-        with one_thread():  # a second thread of torch would stay awake for some ms, on a core that is wanted
-            clients.admit(groups[0][1] if len(groups) == 1 else torch.cat([counted[:0], *(ids for _, ids in groups)]))
-        every: list[list[Tensor]] = []  # the rows of all clients, where they are asked for
+    def __call__(
+        self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor, weight: float
+    ) -> State:
+        down, groups = algorithm.broadcast(server), self.groups(counted)
+        with one_thread():  # OpenMP threads spin after use and slow the next kernel
+            for _, ids in groups if len(clients) < clients.n else ():
+                clients.admit(ids)
+        every: list[list[Tensor]] = []  # the rows of all clients, where they are needed
+        tally = Tally(self.groups.sections, self.message, here=self.alone)
 
-        def together(group: tuple[int, Tensor]) -> tuple[int, list[Tensor]]:
-            """The weighted sums of the uplinks of some clients, computed side by side."""
+        def work(group: tuple[int, Tensor]) -> tuple[int, Tensor, State, State, list[Tensor]]:
+            """A group's section and clients, their old and new states, and the weighted sums of their uplinks."""
             section, ids = group
+            before = clients[ids]
             if not len(ids):
-                return section, [v.new_zeros((0, *v.shape) if self.individual else v.shape) for v in self.message]
-            rows = clients.rows(ids)
-            before = clients.view(ids, rows)
+                return section, ids, before, before, [v.new_zeros(v.shape) for v in self.message]
             g = oracle_of(algorithm, self.problem, ids, t)
             up, new = client_round(algorithm, self.pipeline, self.federation, t, ids, down, before, g)
+            rows = [v.expand(len(ids), *v.shape[-1:]) for v in up]  # a field that is the same for all comes unstacked
             if self.individual:
-                sums = [v.expand(len(ids), *v.shape[-1:]) for v in clients.without_aliases(up)]
-            else:
-                sums = [_weighted_sum(v, self._weights(ids)) for v in up]
-            clients.replace(ids, new, rows)  # last: the uplink may be the old state itself
-            return section, sums
+                return section, ids, before, new, rows
+            weights = self.federation.weights_of(ids)
+            return section, ids, before, new, [torch.matmul(weights.to(v), v) for v in rows]
 
-        def add(done: tuple[int, list[Tensor]]) -> None:
-            if self.individual:
-                every.append(done[1])
-            else:
-                tally.add(*done)
+        def take(done: tuple[int, Tensor, State, State, list[Tensor]]) -> None:
+            section, ids, before, new, parts = done
+            if not self.individual:
+                tally.add(section, parts)
+            elif len(ids):
+                every.append(parts)
+            clients.replace(ids, before, new)
 
-        if self.crew is None:
-            for group in groups:
-                add(together(group))
-        else:
-            self.crew.share(groups, together, add)
+        self.crew.share(groups, work, take)
         with one_thread():  # a method, or its prox, may take sums
             parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.individual else tally.total()
-            received = Received(t, counted, parts, self.federation.weight(counted))
-            up, share = self.pipeline.aggregator.aggregate(self.federation, received)
+            up, share = self.pipeline.aggregator.aggregate(self.federation, Received(t, counted, parts, weight))
             server = algorithm.aggregate(server, type(self.message)(*up), share)
-            finite = all(isfinite(float(v.sum())) for v in server)
-        if not finite:
-            raise Diverged(t)
+            if not all(isfinite(float(v.sum())) for v in server):
+                raise Diverged(t)
         return server
-
-    def accepts(self, ids: Tensor) -> bool:
-        """Whether the replies of these clients move the server: not where there are none, or they weigh nothing."""
-        return self.pipeline.aggregator.accepts(self.federation, ids, self.federation.weight(ids))
-
-    def _weights(self, ids: Tensor) -> Tensor:
-        return self.ones[: len(ids)] if self.federation.weights is None else self.federation.weights_of(ids)
-
-
-def _weighted_sum(v: Tensor, weights: Tensor) -> Tensor:
-    """sum_i weights_i v_i over a stack of clients; a field that is the same for all may come unstacked."""
-    return torch.matmul(weights.to(v), v.expand(weights.shape[0], *v.shape[-1:]))

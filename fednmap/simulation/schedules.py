@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from typing import TypeVar
 
 from fednmap.core import Algorithm, with_fields
 from fednmap.names import InputError, choose
+
+AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
 
 Schedule = Callable[[int], float]
 """eta_a of round t = 0, 1, 2, ..."""
@@ -81,7 +84,7 @@ def step_of(algorithm: Algorithm) -> float:
     return float(algorithm.eta_a)
 
 
-def at(algorithm: Algorithm, eta_a: float | Schedule | None, t: int) -> Algorithm:
+def at(algorithm: AnyAlgorithm, eta_a: float | Schedule | None, t: int) -> AnyAlgorithm:
     """The method with its step of round t; what else was made from eta_a, such as gamma, stays."""
     if eta_a is None:
         return algorithm

@@ -1,4 +1,4 @@
-"""The clients' states between rounds, kept only for clients that have taken part; each round's are a value."""
+"""The clients' states between rounds, stored only for clients that have taken part; each round's are a value."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,9 +17,11 @@ from fednmap.simulation import distributed
 
 
 class Clients:
-    """States of n clients: `clients[ids]` stacks them, `clients[ids] = states` replaces them.
+    """States of n clients: `clients[ids]` returns a stacked copy, `clients[ids] = states` replaces them.
 
-    Row 0 of every table is the initial state, which is what all clients without a row of their own have.
+    Row 0 of every table is the initial state, which is what all clients without a row of their own have. Rows are
+    overwritten. The one rule that keeps a `Snapshot` a value: what is overwritten is given to the snapshots that
+    somebody still holds. A simulation has it in a copy already, so that this costs no time.
 
     folder: where the tables are kept as memory-mapped files; the system writes out what does not fit into memory.
             Whoever made such tables last there owns them.
@@ -35,7 +35,7 @@ class Clients:
         self._used = 1
         self._version = 0
         self._token = secrets.token_hex(8)
-        self._snapshots: list[weakref.ref[Snapshot]] = []
+        self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._owner.write_text(self._token)
@@ -46,55 +46,51 @@ class Clients:
         return self._used - 1
 
     def __getitem__(self, ids: Tensor) -> State:
-        rows = self._row[ids].reshape(-1)
-        near = _range(rows.numpy())
-        copies = (
-            table[near].clone() if isinstance(near, slice) else table.index_select(0, rows.to(table.device))
-            for table in self._tables
-        )
-        return self._make(*(v.reshape((*ids.shape, *v.shape[1:])).to(self._device) for v in copies))
-
-    def view(self, ids: Tensor, rows: Tensor | slice | None = None) -> State:
-        """As `clients[ids]`, but without a copy where rows are neighbours: valid until `replace`."""
-        rows = self.rows(ids) if rows is None else rows
-        return self._make(*(table[rows].to(self._device) for table in self._tables))
-
-    def rows(self, ids: Tensor) -> Tensor | slice:
-        """Where the states of these clients are, until others are admitted."""
-        return _range(self._row.numpy()[ids.numpy()])
+        rows = self._row[ids.reshape(-1)]
+        copies = (table.index_select(0, rows.to(table.device)).to(self._device) for table in self._tables)
+        return self._make(*(v.reshape((*ids.shape, *v.shape[1:])) for v in copies))
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
         self.admit(ids)
-        self.replace(ids, states)
+        self.replace(ids, self[ids], states)
 
     def admit(self, ids: Tensor) -> None:
-        """Every client among these gets a row of its own, as all of them are about to be replaced."""
+        """Give every client among these a row of its own."""
+        new = ids[self._row[ids] == 0] if self._tables else ids[:0]
+        if not len(new):
+            return
+        end = self._used + len(new)
+        if end > len(self._tables[0]):  # tables at least double, never beyond a row for everybody
+            size = min(max(end, 2 * len(self._tables[0])), self.n + 1)
+            self._tables = [self._table(k, v, size) for k, v in enumerate(self._tables)]
+        for table in self._tables:
+            table[self._used : end] = table[0]
+        self._row[new] = torch.arange(self._used, end, device="cpu")
+        self._used = end
+
+    def replace(self, ids: Tensor, old: State, new: State) -> None:
+        """Overwrite the states of clients that were admitted; `old` is `clients[ids]`."""
         if not self._tables:
             return
         self._version += 1
-        self._save(ids)
-        if self._used > self.n:  # everybody has one
-            return
-        new = ids[self._row[ids] == 0]
-        if len(new):
-            self._reserve(self._used + len(new))
-            for table in self._tables:
-                table[self._used : self._used + len(new)] = table[0]
-            self._row[new] = torch.arange(self._used, self._used + len(new), device="cpu")
-            self._used += len(new)
+        if self._folder is None:
+            for held in list(self._snapshots):
+                held.keep(ids, old)
+        rows = self._row[ids]
+        for table, values in zip(self._tables, new, strict=True):
+            each = values.expand(len(ids), *table.shape[1:])
+            table.index_copy_(0, rows.to(table.device), each.to(table.device, table.dtype))
 
-    def replace(self, ids: Tensor, states: State, rows: Tensor | slice | None = None) -> None:
-        """New states of clients that were admitted; different clients may be replaced in several threads at once."""
-        rows = self.rows(ids) if rows is None else rows
-        for table, values in zip(self._tables, self.without_aliases(states), strict=True):
-            table[rows] = values.to(table.device)
+    def snapshot(self) -> Snapshot:
+        """Return the states as they are now, whatever comes later."""
+        taken = Snapshot(self, self._version, self._used)
+        self._snapshots.add(taken)
+        return taken
 
-    def without_aliases(self, tensors: State) -> State:
-        """The same values, copied where they share memory with the tables, as old states lent by `view` do."""
-        places = [(table.data_ptr(), table.data_ptr() + table.nbytes) for table in self._tables]
-        return type(tensors)(
-            *(v.clone() if any(low <= v.data_ptr() < high for low, high in places) else v for v in tensors)
-        )
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Set what `Snapshot.tensors` returned; in a process group every process has all, until a simulation begins."""
+        if len(tensors["ids"]):
+            self[tensors["ids"]] = self._make(*(tensors[name] for name in self._make._fields))
 
     @property
     def replaced(self) -> bool:
@@ -105,34 +101,6 @@ class Clients:
     def _owner(self) -> Path:
         assert self._folder is not None
         return self._folder / f"owner-{distributed.rank()}"
-
-    def snapshot(self) -> Snapshot:
-        """The states as they are now, whatever comes later."""
-        taken = Snapshot(self, self._version, self._used)
-        self._snapshots.append(weakref.ref(taken))
-        return taken
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """What `Snapshot.tensors` gave; in a process group every process has all, until a simulation takes its own."""
-        if len(tensors["ids"]):
-            self[tensors["ids"]] = self._make(*(tensors[name] for name in self._make._fields))
-
-    def _save(self, ids: Tensor) -> None:
-        """What is about to be replaced goes to the snapshots that somebody still holds."""
-        held = [taken for ref in self._snapshots if (taken := ref()) is not None]
-        self._snapshots = [weakref.ref(taken) for taken in held]
-        if held and self._folder is None:
-            states = self[ids]
-            for taken in held:
-                taken.save(ids, states)
-            self._snapshots = [weakref.ref(taken) for taken in held if not taken.complete]
-
-    def _reserve(self, rows: int) -> None:
-        """Tables at least double when they grow, never beyond a row for everybody."""
-        have = len(self._tables[0])
-        if rows > have:
-            size = min(max(rows, 2 * have), self.n + 1)
-            self._tables = [self._table(k, v, size) for k, v in enumerate(self._tables)]
 
     def _table(self, k: int, have: Tensor, size: int) -> Tensor:
         """The rows of `have` and room for more, `size` in all."""
@@ -151,65 +119,53 @@ class Clients:
 
 
 class Snapshot:
-    """The clients' states after one round. They stay what they are while the simulation goes on.
+    """The clients' states after one round. They stay what they are while the simulation continues.
 
-    Nothing is copied as long as nothing is replaced; what is replaced later is saved here first, if anybody still holds
-    this object. States on disk are not saved: there only the newest snapshot can be read.
+    States on disk are not kept: there only the newest snapshot can be read.
     """
 
     def __init__(self, clients: Clients, version: int, used: int) -> None:
         self.n = clients.n
         self._clients, self._version, self._used = clients, version, used
-        self._is_saved: Tensor | None = None
-        self._saved: list[tuple[Tensor, State]] = []
+        self._place: Tensor | None = None  # of each client's state among those kept here, -1 if it is not
+        self._kept: list[State] = []
+        self._count = 0
 
     def __len__(self) -> int:
         """How many clients have a state of their own."""
         return self._used - 1
 
+    def __getitem__(self, ids: Tensor) -> State:
+        self._check()
+        states = self._clients[ids]
+        if self._place is None:
+            return states
+        place = self._place[ids]
+        here = place >= 0
+        for into, kept in zip(states, zip(*self._kept, strict=True), strict=True):
+            into[here.to(into.device)] = torch.cat(kept)[place[here].to(into.device)]
+        return states
+
+    def keep(self, ids: Tensor, states: State) -> None:
+        """Keep those of these states, about to be replaced, that are not kept already."""
+        if self._place is None:
+            self._place = torch.full((self.n,), -1, device="cpu")
+        new = self._place[ids] < 0
+        if not bool(new.any()):
+            return
+        if not bool(new.all()):
+            ids, states = ids[new], type(states)(*(v[new.to(v.device)] for v in states))
+        self._place[ids] = torch.arange(self._count, self._count + len(ids), device="cpu")
+        self._kept.append(states)
+        self._count += len(ids)
+
     def fits(self, n: int, initial: State) -> bool:
         """Whether these are states of n clients, like `initial`."""
         mine = self._clients._make(*(table[0] for table in self._clients._tables))
-        return self.n == n and alike(mine, initial)
-
-    def __getitem__(self, ids: Tensor) -> State:
-        self._check()
-        now = self._clients[ids]
-        if self._is_saved is None or not bool(self._is_saved[ids].any()):
-            return now
-        flat = ids.reshape(-1)
-        stacked = [v.reshape(len(flat), *v.shape[ids.ndim :]).clone() for v in now]
-        place = torch.full((self.n,), -1, device="cpu")
-        for saved, states in self._saved:
-            place[saved] = torch.arange(len(saved), device="cpu")
-            rows = place[flat]
-            for into, values in zip(stacked, states, strict=True):
-                into[rows >= 0] = values[rows[rows >= 0]]
-            place[saved] = -1
-        return type(now)(*(v.reshape(old.shape) for v, old in zip(stacked, now, strict=True)))
-
-    @property
-    def complete(self) -> bool:
-        """Whether every client's state is saved here: nothing that comes later matters."""
-        return self._is_saved is not None and bool(self._is_saved.all())
-
-    def save(self, ids: Tensor, states: State) -> None:
-        """The states of these clients, which are about to be replaced."""
-        if self._is_saved is None and len(ids) == self.n:  # all at once
-            self._saved.append((ids, states))
-            self._is_saved = torch.ones(self.n, dtype=torch.bool, device="cpu")
-            return
-        if self._is_saved is None:
-            self._is_saved = torch.zeros(self.n, dtype=torch.bool, device="cpu")
-        new = ~self._is_saved[ids]
-        if bool(new.all()):
-            self._saved.append((ids, states))
-        elif bool(new.any()):
-            self._saved.append((ids[new], type(states)(*(v[new] for v in states))))
-        self._is_saved[ids] = True
+        return self.n == n and same_kind(mine, initial)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything there is, for a checkpoint; `Clients.restore` is the way back.
+        """Return all states, for a checkpoint; `Clients.restore` sets them again.
 
         In a process group all processes call this together, and process 0 gets the states of all.
         """
@@ -218,7 +174,7 @@ class Snapshot:
         return {name: distributed.gather(v) for name, v in named.items()}
 
     def thaw(self, initial: State, folder: Path | None, mine: Callable[[Tensor], Tensor]) -> Clients:
-        """States of their own to go on from: the tables themselves where these are on disk, else a copy.
+        """Return states to continue from: the tables themselves where these are on disk, else a copy.
 
         mine: which of some clients this process keeps.
         """
@@ -229,9 +185,7 @@ class Snapshot:
             return self._clients
         clients, ids = Clients(self.n, initial, folder), self._taken()
         ids = ids[mine(ids)]
-        if len(ids):
-            ids = ids[self._clients._row[ids].argsort()]  # neighbours stay neighbours
-            clients[ids] = self[ids]
+        clients[ids] = self[ids]
         return clients
 
     def _taken(self) -> Tensor:
@@ -248,16 +202,8 @@ class Snapshot:
             )
 
 
-def alike(state: State, like: State) -> bool:
-    """Whether two states are of one kind, with tensors of the same shapes and types."""
+def same_kind(state: State, like: State) -> bool:
+    """Whether two states are of one type, with tensors of the same shapes and types."""
     return type(state) is type(like) and all(
         v.shape == due.shape and v.dtype == due.dtype for v, due in zip(state, like, strict=True)
     )
-
-
-def _range(numbers: npt.NDArray[np.int64]) -> Tensor | slice:
-    """Neighbouring rows as a slice: a view instead of a copy."""
-    k = len(numbers)
-    if k and numbers[-1] - numbers[0] == k - 1 and bool((numbers[1:] > numbers[:-1]).all()):
-        return slice(int(numbers[0]), int(numbers[0]) + k)
-    return torch.from_numpy(numbers)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fednmap.core import Problem, ProblemInfo, info_of
 from fednmap.simulation import distributed
-from fednmap.simulation.tally import Tally
+from fednmap.simulation.groups import Tally
 from fednmap.simulation.threads import Crew, one_thread
 
 

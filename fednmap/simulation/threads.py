@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Barrier
 from typing import TypeVar
 
@@ -64,16 +64,19 @@ def checked(count: int) -> int:
 
 
 class Crew:
-    """Some threads that share pieces of work. They start when there is more than one piece, and end with the crew."""
+    """Some threads that share pieces of work. They start when there is more than one piece, and end with the crew.
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = default() if threads is None else checked(threads)
+    concurrent: whether several threads may work; if not, this one does, with as many threads of torch as it has.
+    """
+
+    def __init__(self, threads: int | None = None, *, concurrent: bool = True) -> None:
+        self.threads, self._concurrent = default() if threads is None else checked(threads), concurrent
         self._pool: ThreadPoolExecutor | None = None
 
     def share(self, pieces: Sequence[Piece], work: Callable[[Piece], Value], take: Callable[[Value], object]) -> None:
         """take(work(piece)) for every piece: `work` in any thread, `take` in this one and in the pieces' order."""
-        with one_thread():
-            if min(self.threads, len(pieces)) < 2:
+        with one_thread() if self._concurrent else nullcontext():
+            if min(self.threads, len(pieces)) < 2 or not self._concurrent:
                 for piece in pieces:
                     take(work(piece))
                 return

@@ -121,6 +121,8 @@ def run_and_measure(
     pipeline, federation = Pipeline(with_secagg(uplink, secagg)), federation_of(problem, **options)
     earlier = list(earlier) or result.records
     _check_spent(result.last, earlier, pipeline, federation)
+    if isinstance(after, Round) and earlier and sample is None:
+        _check_belongs(after, earlier[-1], float(objective(whole, phi, result.x)))
     clock = result.totals
 
     def recorded(of: Problem, done: int, server: State) -> Record:
@@ -208,7 +210,7 @@ def run_and_measure(
         for _ in range(first, rounds):
             if reason:
                 break
-            began, result.last = time.perf_counter(), None  # nobody holds the round before: its states need no copy
+            began = time.perf_counter()
             result.last = next(rounds_to_go)
             account(result.last, time.perf_counter() - began)
             reason, server = close(server, result.last), result.last.server
@@ -235,6 +237,16 @@ def check_measuring(every: int, closing: int, measure_gamma: float | None, metri
             raise InputError(f"the metric {name!r} is {function!r:.60}; give a function of the model x")
         if name in ("round", *EVALUATED, *TOTALS, *KEPT):
             raise InputError(f"a metric is called {name!r}, which means something else here; give it another name")
+
+
+def _check_belongs(last: Round, record: Record, psi: float) -> None:
+    """Refuse records of another run than the round: what is recorded of that round is its psi."""
+    done, known = last.t + 1, record.get("objective", psi)
+    if record["round"] > done or (record["round"] == done and not math.isclose(known, psi, rel_tol=1e-3)):
+        raise InputError(
+            f"the last of the earlier records is of round {record['round']:g} with psi = {known:.6g}, and the round to "
+            f"continue from is round {done} with psi = {psi:.6g}; give the records of the same run"
+        )
 
 
 def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeline, federation: Federation) -> None:

@@ -1,5 +1,7 @@
 """The uplink pipeline: what clients do to their uplinks before they send them, and what the server makes of them.
 
+`client_round` is a client's half of a round, which the simulator and the Flower client call; `Traffic` counts bytes.
+
 A pipeline is a list. Each `Stage` changes the uplinks on the client: clipping, noise, rounding, an attack. At most one
 `Aggregator` says what the server makes of the uplinks that arrive; without one it takes their mean.
 """
@@ -13,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, State, nbytes
+from fednmap.core import Algorithm, Oracle, State, nbytes, pack
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.participation import Sampler, Uniform
@@ -236,3 +238,53 @@ def _flat(part: object) -> tuple[Part, ...]:
         return (part,)
     kind = f"the class {part.__name__}" if isinstance(part, type) else f"{type(part).__name__}"
     raise InputError(f"uplink: expected parts of fednmap.privacy such as Privacy(clip=1.0), got {kind}")
+
+
+def client_round(
+    algorithm: Algorithm,
+    pipeline: Pipeline,
+    federation: Federation,
+    t: int,
+    ids: Tensor,
+    down: State,
+    client: State,
+    g: Oracle,
+) -> tuple[State, State]:
+    """Run round t of one client (0-d `ids`), or of a stack of clients; return what is sent and the new state.
+
+    The local steps are the method's. The pipeline's stages then change the uplink, and the new state is built from what
+    was sent, so that the client and the server agree on it.
+    """
+    up, state = algorithm.local(down, client, g)
+    if not pipeline.stages:
+        return up, state
+    done = pipeline.apply(federation, Uplinks(t, ids, up, up))
+    if done.known is not up:
+        state = algorithm.state_after_sending(down, client, up, done.known)
+    return done.sent, state
+
+
+class Traffic:
+    """Bytes of one client's messages in a round.
+
+    A client that was counted in the last round that moved the server holds what it was sent then. Where the method can
+    follow from there (`Traits.broadcast_follows`), it is sent the mean uplink of that round and not the broadcast.
+    """
+
+    def __init__(self, algorithm: Algorithm, server: State, message: State, pipeline: Pipeline | None = None) -> None:
+        """message: an uplink, whose shapes count."""
+        down, pipeline = algorithm.broadcast(server), pipeline or Pipeline()
+        self.up = pipeline.nbytes(pack(algorithm, message), message)
+        self.down, self.following = nbytes(down), nbytes(message)
+        self.follows = algorithm.traits.broadcast_follows and self.following < self.down
+        """Whether following is possible, and saves something."""
+
+    def received(self, participants: Tensor, holders: Tensor) -> int:
+        """Bytes that all participants receive, of whom those among `holders` can follow."""
+        if not self.follows or not len(holders):
+            following = 0
+        elif torch.equal(participants, holders):  # the usual case, with everybody there
+            following = len(participants)
+        else:
+            following = int(torch.isin(participants, holders).sum())
+        return following * self.following + (len(participants) - following) * self.down

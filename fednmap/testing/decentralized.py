@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fednmap.core import FixedPoint, Regularizer, State, nbytes
 from fednmap.decentralized import Complete, Decentralized, DecentralizedAlgorithm, Matchings, Ring, Topology, Weights
@@ -14,7 +13,7 @@ from fednmap.decentralized.exchange import Mixing
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
-from fednmap.testing.algorithm import heterogeneous, optimum, smoothness
+from fednmap.testing.algorithm import _close, _copies, _same, heterogeneous, optimum, smoothness
 
 Make = Callable[[Regularizer, float], DecentralizedAlgorithm]
 """make(phi, L): the method with step sizes that suit smoothness L."""
@@ -74,14 +73,6 @@ def _after(
     return last.clients[torch.arange(problem.n)]
 
 
-def _close(a: State, b: State) -> bool:
-    return all(torch.allclose(u, v, rtol=1e-10, atol=1e-10) for u, v in zip(a, b, strict=True))
-
-
-def _copies(state: State) -> list[Tensor]:
-    return [v.clone() for v in state]
-
-
 def _check_message(method: DecentralizedAlgorithm, problem: LeastSquares, name: str) -> None:
     states = _after(method, problem, Ring(problem.n), 3)
     g, before = problem.oracle(torch.arange(problem.n), 3), _copies(states)
@@ -92,12 +83,11 @@ def _check_message(method: DecentralizedAlgorithm, problem: LeastSquares, name: 
         f"{name}: sends {vectors:g} vectors, its traits say {method.traits.vectors}"
     )
     again = method.message(states, g)
-    assert all(torch.equal(u, v) for u, v in zip(again[0], held[0], strict=True)), f"{name}: message is not pure"
+    assert _same(again[0], held[0]), f"{name}: message is not pure"
     new, twice = method.update(kept, message), method.update(kept, message)
-    assert all(torch.equal(u, v) for u, v in zip(new, twice, strict=True)), f"{name}: update is not pure"
+    assert _same(new, twice), f"{name}: update is not pure"
     for state, copy in ((states, before), (message, held[0]), (kept, held[1])):
-        same = all(torch.equal(u, v) for u, v in zip(state, copy, strict=True))
-        assert same, f"{name}: a call changed its {type(state).__name__} in place"
+        assert _same(state, copy), f"{name}: a call changed its {type(state).__name__} in place"
 
 
 def _check_stacking(method: DecentralizedAlgorithm, problem: LeastSquares, name: str) -> None:

@@ -272,7 +272,7 @@ def vectors_down(federation):
 @pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("schedule", ["constant", "sqrt"])
 def test_who_was_counted_is_sent_one_vector_and_follows_to_the_bit(tmp_path, monkeypatch, method, share, schedule):
-    from fednmap.simulation.traffic import Traffic
+    from fednmap.simulation.uplink import Traffic
 
     settings = {"algorithm": method, "participation": share, "seed": 3, "schedule": schedule, "rounds": 8}
     settings |= {"batch_size": 4}

@@ -25,7 +25,7 @@ from fednmap.problems.kernels import DenseKernel, VmapKernel
 from fednmap.problems.kernels.dense import DenseLayers
 from fednmap.regularizers import L1
 from fednmap.runs.workers import check_workers, group
-from fednmap.simulation.loop import side_by_side
+from fednmap.simulation.loop import clients_per_group
 from fednmap.simulation.states import Clients
 
 CROSS_ENTROPY = nn.functional.cross_entropy
@@ -157,9 +157,9 @@ def test_the_same_seed_gives_the_same_bits():
 def test_the_grouping_is_a_rule():
     """Nothing that was timed may decide it, or the same seed would not give the same bits."""
     small, large = network(), Network(mlp(784, 10), CROSS_ENTROPY, pictures(shape=(784,), dtype=torch.float32))
-    assert side_by_side(small, small.start) > 100
-    assert 2 <= side_by_side(large, large.start) <= 100
-    assert side_by_side(conv_problem(), small.start) == 1
+    assert clients_per_group(small, small.start) > 100
+    assert 2 <= clients_per_group(large, large.start) <= 100
+    assert clients_per_group(conv_problem(), small.start) == 1
 
 
 def test_mobilenet_alone_and_in_a_stack():

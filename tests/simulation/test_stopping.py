@@ -290,3 +290,12 @@ def test_what_could_not_be_measured_is_not_convergence():
     assert tolerance.on_record({"stationarity": 1e-20, "objective": 0.5}).startswith("converged")
     patience = Patience(3)
     assert not any(patience.on_record({"objective": value}) for value in (math.nan, 8.0, 4.0, 2.0, 1.0, 0.5))
+
+
+def test_earlier_records_of_another_run_are_refused():
+    problem = heterogeneous()
+    one, other = (A.FedNMap(PHI, eta_a=eta_a, Q=1) for eta_a in (0.1 / L, 0.01 / L))
+    mine, strange = (run(method, problem, rounds=4, every=2) for method in (one, other))
+    with pytest.raises(InputError, match="give the records of the same run"):
+        run(one, problem, rounds=6, after=mine.last, earlier=strange.records)
+    assert run(one, problem, rounds=6, after=mine.last, earlier=mine.records).final["round"] == 6

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fednmap.simulation import distributed
+from fednmap.simulation.groups import Tally
 from fednmap.simulation.sums import divided
-from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew
 
 

@@ -23,10 +23,9 @@ from fednmap.problems import LeastSquares, Logistic, Network, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.runs.folder import RunFolder
 from fednmap.simulation import distributed, threads
-from fednmap.simulation.groups import FAIR, Groups
+from fednmap.simulation.groups import FAIR, Groups, Tally
 from fednmap.simulation.states import Clients
 from fednmap.simulation.sums import divided
-from fednmap.simulation.tally import Tally
 from fednmap.simulation.threads import Crew
 
 CROSS_ENTROPY = nn.functional.cross_entropy
