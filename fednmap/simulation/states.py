@@ -21,7 +21,7 @@ class Clients:
 
     Row 0 of every table is the initial state, which is what all clients without a row of their own have. Rows are
     overwritten. The one rule that keeps a `Snapshot` a value: what is overwritten is given to the snapshots that
-    somebody still holds. A simulation has it in a copy already, so that this costs no time.
+    somebody still holds.
 
     folder: where the tables are kept as memory-mapped files; the system writes out what does not fit into memory.
             Whoever made such tables last there owns them.
@@ -76,6 +76,8 @@ class Clients:
         if self._folder is None:
             for held in list(self._snapshots):
                 held.keep(ids, old)
+                if held.complete:  # nothing that comes later matters to it
+                    self._snapshots.discard(held)
         rows = self._row[ids]
         for table, values in zip(self._tables, new, strict=True):
             each = values.expand(len(ids), *table.shape[1:])
@@ -145,6 +147,11 @@ class Snapshot:
         for into, kept in zip(states, zip(*self._kept, strict=True), strict=True):
             into[here.to(into.device)] = torch.cat(kept)[place[here].to(into.device)]
         return states
+
+    @property
+    def complete(self) -> bool:
+        """Whether every client's state is kept here."""
+        return self._count == self.n
 
     def keep(self, ids: Tensor, states: State) -> None:
         """Keep those of these states, about to be replaced, that are not kept already."""
