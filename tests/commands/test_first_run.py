@@ -114,6 +114,8 @@ def test_the_shell_completes_options():
     assert {"--resume", "--reg"} <= set(re.split(r"\s+", told.stdout))
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=9)
 def test_a_machine_that_never_drew_a_picture_gets_one(tmp_path):
     """There pyplot takes seconds to import, in a thread beside the jobs; who needs it then waits for it."""
     words = ["compare", "--algorithms", "fednmap,fedavg", "--rounds", "1", "--clients", "3", "--jobs", "2", "--quiet"]

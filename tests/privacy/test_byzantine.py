@@ -72,6 +72,8 @@ def test_the_median_of_two_in_the_middle():
     assert torch.equal(median(torch.tensor([[4.0], [1.0], [2.0], [100.0]])), torch.tensor([3.0]))
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=1)
 def test_without_attack_only_the_mean_and_self_consistent_clipping_are_exact():
     due = optimum(TEN, PHI, 4000)
     assert error(NormClip(0.3), 600, due) < 1e-8

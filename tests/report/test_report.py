@@ -105,6 +105,8 @@ def test_a_large_comparison_stays_below_ten_megabytes(large):
     assert large.stat().st_size < 10e6
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=0)
 def test_twenty_thousand_rounds_do_not_make_a_larger_page(tmp_path, large):
     report([made_up(tmp_path / "run", METHODS[:3], 20_000)], tmp_path / "long.html")
     assert (tmp_path / "long.html").stat().st_size < 10e6
@@ -277,6 +279,8 @@ def test_names_that_nobody_knows_any_more_stay_readable(tmp_path, command):
     comparison(folder, tmp_path / "plot.png")
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=1)
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.77])
 def test_a_cut_table_of_measurements_can_be_looked_at(tmp_path, command, share):
     """Also where not one measurement of a method, or of a trial, is whole."""

@@ -251,6 +251,8 @@ def scenarios():
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=6)
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_have_the_bits_of_one(size, tmp_path, monkeypatch):
     code = WORKER.format(
