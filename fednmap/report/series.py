@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednmap.measure import Quantity, quantities
-from fednmap.runs.folder import Curves, Job, RunFolder
+from fednmap.names import InputError
+from fednmap.runs.folder import Curves, Job, Model, RunFolder
 
 Values = NDArray[np.float64]
 
@@ -68,6 +69,20 @@ def collect(folders: Sequence[RunFolder]) -> list[Series]:
             ended = [r for r in results if r["method"] == method]
             found.append(Series(label, [curves[job] for job in jobs if job in curves], ended, folder, jobs[0]))
     return found
+
+
+def models(series: Sequence[Series]) -> tuple[dict[str, Model], list[str]]:
+    """Return what the first trials have trained, by label, and a line for each file that cannot be read."""
+    found: dict[str, Model] = {}
+    damaged = []
+    for one in series:
+        try:
+            model = one.folder.model(one.first)
+        except InputError as error:
+            damaged.append(str(error))
+        else:
+            found |= {one.label: model} if model is not None else {}
+    return found, damaged
 
 
 def expected(folder: RunFolder) -> int:

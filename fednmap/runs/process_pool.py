@@ -18,7 +18,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -107,15 +106,12 @@ class ProcessPool:
     def _cause(self) -> str:
         """Which process was killed, and how; the executor has ended the others."""
         self._executor.shutdown()
-        lost = sorted(self._processes, key=lambda process: process.exitcode == -signal.SIGTERM)[0]
-        code = lost.exitcode or 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-        return f"process {lost.pid} {how}"
+        return lost_process(sorted(self._processes, key=lambda process: process.exitcode == -signal.SIGTERM)[0])
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             for process in self._processes:
@@ -184,6 +180,13 @@ def _do(k: int, job: Any) -> Any:
     except Exception:
         _stop.set()  # here, because the next job may begin before the owner knows
         raise
+
+
+def lost_process(process: BaseProcess) -> str:
+    """Describe how a process has ended."""
+    code = process.exitcode or 0
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    return f"process {process.pid} {how}"
 
 
 def end_with(parent: int) -> None:

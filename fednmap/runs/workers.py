@@ -21,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap.names import InputError
 from fednmap.runs.execution import follow
-from fednmap.runs.process_pool import end_with
+from fednmap.runs.process_pool import end_with, lost_process
 from fednmap.runs.recording import Interrupted
 from fednmap.simulation import distributed
 
@@ -139,11 +139,9 @@ def _dismiss() -> None:
 
 
 def _cause(others: ProcessContext) -> str:
-    """How the first process that is gone has ended."""
+    """Describe how the first process that is gone has ended."""
     for process in others.processes:
         process.join(timeout=1)
         if process.exitcode not in (None, 0):
-            code = process.exitcode
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-            return f"worker process {process.pid} {how}"
+            return f"worker {lost_process(process)}"
     return "a worker process was lost"
