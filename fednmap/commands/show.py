@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from rich import box
 from rich.table import Table
 
@@ -46,7 +46,9 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: A
     >>> sparkline([0, 1, 2, 3, 2, 1, 0])
     '▁▃▆█▆▃▁'
     """
-    y, common = (_scaled(v, log) for v in (values, values if scale is None else scale))
+    y, common = (np.asarray(v, dtype=float) for v in (values, values if scale is None else scale))
+    if log:
+        y, common = (np.log10(np.where(v > 0, v, np.nan)) for v in (y, common))
     if len(y) > width:
         y = y[np.linspace(0, len(y) - 1, width).round().astype(int)]
     finite = common[np.isfinite(common)]
@@ -54,11 +56,6 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: A
         return ""
     low, span = finite.min(), np.ptp(finite) or 1.0
     return "".join(BLOCKS[min(7, round(7 * (v - low) / span))] if np.isfinite(v) else " " for v in y)
-
-
-def _scaled(values: ArrayLike, log: bool) -> NDArray[np.float64]:
-    y = np.asarray(values, dtype=float)
-    return np.log10(np.where(y > 0, y, np.nan)) if log else y
 
 
 def _show(folder: RunFolder) -> None:

@@ -93,7 +93,11 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
             f"eval_samples is {given['eval_samples']}, and a sweep compares |F_nat|^2 of all samples, which fewer "
             "would drown in noise; leave it out"
         )
-    kind, numbers = checked(over, _numbers(values))
+    try:
+        parts = [int(part) for part in values.split(",")]
+    except ValueError:
+        raise InputError(f"--values is {values!r}; give whole numbers separated by commas, such as 5,10,20") from None
+    kind, numbers = checked(over, parts)
     config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
         first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
@@ -145,10 +149,3 @@ def forecast(experiment: Experiment, eps2: float) -> Rounds:
         shift2=float((x - problem.start).square().sum()),
         gradients2=mean_gradient2(problem, x),
     )
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--values is {text!r}; give whole numbers separated by commas, such as 5,10,20") from None

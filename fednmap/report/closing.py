@@ -67,7 +67,8 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     """
     by_method = _by_method(results)
     table = rows(by_method)
-    columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
+    cells = [[Text(c.text.replace(" ±", "\n±"), "bold" if c.best else "") for c in row.cells] for row in table]
+    columns_ = [(q.head, [row[k] for row in cells]) for k, q in enumerate(columns(by_method))]
     below = [gamma_line(results, gamma), *cost_lines(results), *ended_lines(results)]
     return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(filter(None, below)))
 
@@ -118,11 +119,6 @@ def _learnt(method: str, trials: Trials, what: str) -> str:
     named = {"zeros": "zeros", "test_accuracy": "accuracy"}
     shown = [(QUANTITIES[key].text(_mean(trials, key)), word) for key, word in named.items()]
     return f"{method}{what}: {', '.join(f'{text} % {word}' for text, word in shown if text != '-')}"
-
-
-def _styled(cell: Cell) -> Text:
-    text = cell.text.replace(" ±", "\n±")  # else wider than a terminal
-    return Text(text, "bold" if cell.best else "")
 
 
 def _column(column: Quantity, results: Mapping[str, Trials], flaws: Sequence[str]) -> list[Cell]:

@@ -39,17 +39,14 @@ class Series(NamedTuple):
         At most `points` of its values, first and last among them.
         """
         rounds: Values = reduce(np.intersect1d, (np.asarray(curves["round"]) for curves in self.trials))
-        column = np.array([_at(rounds, curves, name) for curves in self.trials])
+        column = np.full((len(self.trials), len(rounds)), np.nan)
+        for row, curves in zip(column, self.trials, strict=True):
+            if name in curves:
+                known, first = np.unique(curves["round"], return_index=True)
+                row[:] = np.asarray(curves[name])[first[np.isin(known, rounds)]]
         if points is None or len(rounds) <= points:
             return column
         return column[:, np.linspace(0, len(rounds) - 1, points).round().astype(int)]
-
-
-def _at(rounds: Values, curves: Curves, name: str) -> Values:
-    if name not in curves:
-        return np.full(len(rounds), np.nan)
-    known, first = np.unique(curves["round"], return_index=True)
-    return np.asarray(curves[name], dtype=np.float64)[first[np.isin(known, rounds)]]
 
 
 def collect(folders: Sequence[RunFolder]) -> list[Series]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,11 @@ def run(
     simulate(algorithm, problem, rounds=rounds, start=start, **{name: options[name] for name in simulating})
     settings = _settings(algorithm, problem, start, options, tag)
     job = Job(algorithm.name.lower(), 0)
-    task = Task(
-        job, algorithm, problem, start, rounds, checkpoint_every, settings, options, _saved(problem), facts=settings
-    )
+
+    def saved(x: Tensor) -> Model:
+        return Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, ())
+
+    task = Task(job, algorithm, problem, start, rounds, checkpoint_every, settings, options, saved, facts=settings)
     return _warned(_run_in_folder(Path(folder), task, listeners(callbacks)))
 
 
@@ -243,10 +245,6 @@ def _ended_by_round(folder: RunFolder, task: Task) -> dict[str, Any] | None:
         return None
     reason = heard(task.options["stop"], lambda callback: callback.on_round(last, totals))
     return closing | {"ended": reason} if reason is not None else None
-
-
-def _saved(problem: Problem) -> Callable[[Tensor], Model]:
-    return lambda x: Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, ())
 
 
 def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:

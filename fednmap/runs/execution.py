@@ -19,8 +19,8 @@ from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
 from fednmap.runs.process_pool import ProcessPool, Send
 from fednmap.runs.recording import (
-    Companion,
     Interrupted,
+    Recorder,
     Reporter,
     RunInfo,
     StopFlag,
@@ -127,9 +127,10 @@ def follow() -> None:
         if order.done != (0 if after is None else after.t + 1):
             raise InputError(f"{order.folder} is not what process 0 sees; give all machines the same folder")
         earlier = [record for record in folder.records(*order.job) if 0 < order.done >= record["round"]]
-        result, _ = task.go(after, before, (Companion(task),), earlier)
+        recorder = Recorder(task)
+        result, _ = task.go(after, before, (recorder,), earlier)
         if result.ended and result.last is not None:
-            result.last.clients.tensors()  # process 0 writes a checkpoint
+            recorder.save(result.last, result.totals)
 
 
 def _nothing() -> Order | None:

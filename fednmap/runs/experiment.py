@@ -211,7 +211,12 @@ def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
     dataset = _typed(load(config) if loaded is None else loaded, config)
     config = _settled(config, dataset)
     if config.standardize:
-        dataset = _standardized(dataset, config)
+        if is_sparse(dataset.x_train):
+            raise InputError(f"{config.data} is sparse, and standardised columns would not be; leave --standardize out")
+        if dataset.x_train.ndim != 2:
+            raise InputError(f"{config.data} holds pictures, and --standardize is for tables; leave it out")
+        linear = config.model in ("logistic", "least-squares")
+        dataset = standardized(dataset, centre=config.intercept or not linear)
     _check(dataset, config)
     parts = datasets.partition(config.partition, dataset.y_train, config.clients, seed=config.seed, ids=dataset.clients)
     data = ClientData.split(dataset.x_train, dataset.y_train, parts)
@@ -264,14 +269,6 @@ def architecture(problem: FiniteSum) -> nn.Module | None:
 def regularized(problem: Problem) -> slice | None:
     """The coefficients of a linear model with an intercept, which is not penalised; None where all of x is."""
     return problem.coefficients if isinstance(problem, GLM) and problem.intercept else None
-
-
-def _standardized(dataset: Dataset, config: Config) -> Dataset:
-    if is_sparse(dataset.x_train):
-        raise InputError(f"{config.data} is sparse, and standardised columns would not be; leave --standardize out")
-    if dataset.x_train.ndim != 2:
-        raise InputError(f"{config.data} holds pictures, and --standardize is for tables; leave it out")
-    return standardized(dataset, centre=config.intercept or config.model not in ("logistic", "least-squares"))
 
 
 def _typed(dataset: Dataset, config: Config) -> Dataset:

@@ -16,8 +16,6 @@ from fednmap.names import InputError
 from fednmap.simulation import lock
 
 LOCK = ".lock"
-TURN = ".turn"
-"""Locked by the process of a run that writes to its folder."""
 
 
 class FolderError(OSError):

@@ -21,6 +21,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -35,7 +36,6 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import (
     LOCK,
-    TURN,
     add_checksum,
     clear_errors,
     finite,
@@ -163,7 +163,7 @@ class RunFolder:
         with clear_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             with locked(path):
-                if any(_is_content(p) for p in path.iterdir()):
+                if not all(p.name == LOCK or re.fullmatch(r"\..*\.part", p.name) for p in path.iterdir()):
                     raise InputError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
                 for name, data in (more or {}).items():
                     write_atomically(path / name, data)
@@ -265,7 +265,7 @@ class RunFolder:
         for row in rows:
             if any(character in row.metric for character in ',"\r\n'):
                 raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
-        with clear_errors(self.path), lock.exclusive(self.path / TURN), (self.path / "metrics.csv").open("ab") as file:
+        with clear_errors(self.path), self._writing(), (self.path / "metrics.csv").open("ab") as file:
             file.write(b"".join(row.line() for row in rows))
 
     def flush(self) -> None:
@@ -302,7 +302,7 @@ class RunFolder:
 
     def forget_after(self, job: Job, done: int) -> None:
         """Drop the measurements of rounds that will be run again."""
-        with clear_errors(self.path), lock.exclusive(self.path / TURN):
+        with clear_errors(self.path), self._writing():
             if any(row.job == job and row.round > done for row in self._rows()):
                 self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
 
@@ -313,6 +313,10 @@ class RunFolder:
             self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
             results = sorted(self.results(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
             write_atomically(self.path / "results.json", to_json([add_checksum(r) for r in results]))
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Wait until no other process of this run writes; each locks run.toml meanwhile, which does not change."""
+        return lock.exclusive(self.path / "run.toml")
 
     def _rewrite(self, rows: Iterator[Row]) -> None:
         with replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
@@ -369,7 +373,7 @@ class RunFolder:
                 data = save(tensors, metadata={"fednmap": about})  # several keys would change places
                 write_atomically(path, data)
                 facts["model_sha256"] = hashlib.sha256(data).hexdigest()
-            with lock.exclusive(self.path / TURN):
+            with self._writing():
                 entries = [add_checksum(r) for r in self.results() if (r["method"], r["trial"]) != job]
                 write_atomically(self.path / "results.json", to_json([*entries, add_checksum(facts)]))
         return dict(finite(facts))
@@ -439,10 +443,6 @@ def redacted(words: Sequence[str]) -> list[str]:
             shown.append(f"{name}=***" if named and equals else ASSIGNMENT.sub(r"\1***", word))
         secret = named and not equals and not secret
     return shown
-
-
-def _is_content(path: Path) -> bool:
-    return path.name not in (LOCK, TURN) and not (path.name.startswith(".") and path.name.endswith(".part"))
 
 
 def _fresh(path: Path) -> Path:

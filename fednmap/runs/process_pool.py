@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
@@ -130,12 +129,8 @@ def parallel_map(function: Callable[[Any], Any], count: int) -> Iterator[Map]:
     if count < 2 or sys.platform != "linux":
         yield lambda jobs: [function(job) for job in jobs]
         return
-    with ProcessPool(partial(_without_messages, function), count) as pool:
+    with ProcessPool(lambda job, _: function(job), count) as pool:  # forks need not pickle it
         yield pool.map
-
-
-def _without_messages(function: Callable[[Any], Any], job: Any, _: Send) -> Any:
-    return function(job)
 
 
 class _SharedFlag:

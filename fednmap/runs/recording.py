@@ -142,13 +142,14 @@ def run_and_record(
     announce(done)
     try:
         earlier = folder.records(*job)
-        result, error = task.go(after, before, (_Recorder(task, folder, asked), *callbacks), earlier)
+        recorder = Recorder(task, folder, asked)
+        result, error = task.go(after, before, (recorder, *callbacks), earlier)
         if error:
             message(f"{job.method}: {error}")
         if result.warning:
             message(f"warning: {job.method}: {result.warning}")
         if result.ended and result.last is not None:  # a later call may continue
-            _save(task, folder, result.last, result.totals)
+            recorder.save(result.last, result.totals)
         # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
         records = result.records or earlier
         facts = summary(records[-1]) if records else {"rounds": done}
@@ -201,50 +202,37 @@ def summary(record: Record) -> dict[str, Any]:
     }
 
 
-class _Recorder(Callback):
-    """Writes measurements and checkpoints; stops after the round in which the user asked to."""
+class Recorder(Callback):
+    """Writes measurements and checkpoints; stops after the round in which the user asked to.
 
-    def __init__(self, task: Task, folder: RunFolder, asked: StopFlag) -> None:
+    folder: None in the other processes of a group, which only send their clients' states to process 0.
+    """
+
+    def __init__(self, task: Task, folder: RunFolder | None = None, asked: StopFlag | None = None) -> None:
         self.task, self.folder, self.asked = task, folder, asked
 
     def on_record(self, record: Record) -> None:
-        self.folder.append(self.task.job, record)
+        if self.folder is not None:
+            self.folder.append(self.task.job, record)
 
     def on_round(self, round: Round, totals: Record) -> None:
-        save, stop = _due(round, self.task, self.asked.is_set())
-        if save:
-            _save(self.task, self.folder, round, totals)
+        done = round.t + 1
+        if done == self.task.rounds:  # what comes next is the result itself
+            return
+        stop = distributed.any_process(self.asked is not None and self.asked.is_set())  # the same in all of them
+        if stop or done % self.task.checkpoint_every == 0:
+            self.save(round, totals)
         if stop:
             raise Interrupted
 
-
-def _save(task: Task, folder: RunFolder, round: Round, totals: Record) -> None:
-    folder.flush()
-    with clear_errors(folder.path):
-        checkpoints.write(folder.checkpoints(task.job), round, totals, task.settings)
-
-
-class Companion(Callback):
-    """The recorder's part in the other processes of a group: their clients' states go to process 0."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def on_round(self, round: Round, totals: Record) -> None:
-        save, stop = _due(round, self.task, False)
-        if save:
+    def save(self, round: Round, totals: Record) -> None:
+        """Write a checkpoint; its measurements are on disk before it."""
+        if self.folder is None:
             round.clients.tensors()
-        if stop:
-            raise Interrupted
-
-
-def _due(round: Round, task: Task, asked: bool) -> tuple[bool, bool]:
-    """Return whether to write a checkpoint after this round, and whether to stop; the same in all processes."""
-    done = round.t + 1
-    if done == task.rounds:  # what comes next is the result itself
-        return False, False
-    stop = distributed.any_process(asked)
-    return stop or done % task.checkpoint_every == 0, stop
+            return
+        self.folder.flush()
+        with clear_errors(self.folder.path):
+            checkpoints.write(self.folder.checkpoints(self.task.job), round, totals, self.task.settings)
 
 
 _pool_flag: StopFlag | None = None
