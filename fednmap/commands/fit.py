@@ -80,7 +80,7 @@ def fit(
             estimator.refill = _refill(preprocessor, list(features.values()))
     folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path})
     with locked(folder.path):
-        folder.recognise(_digest(sites))
+        folder.check_data_digest(_digest(sites))
         if choice:
             _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
         estimator.fit(frame, y, where)

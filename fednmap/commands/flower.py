@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Set, with_config
+from fednmap.commands.tune import settle, take_auto
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
@@ -25,7 +25,7 @@ from fednmap.report.progress import describe
 from fednmap.report.terminal import console as make_console
 from fednmap.runs.configuration import Config, code_in, parse_set
 from fednmap.runs.experiment import prepare, settled
-from fednmap.runs.files import clear_errors, from_json, json_text
+from fednmap.runs.files import clear_errors, from_json, from_toml, json_text
 from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
 
 def _base(file: Path) -> dict[str, Any]:
     """The settings of a TOML file; code that it names is never loaded."""
-    if code := code_in(Config.read(file, look_up=False).model_dump()):
+    if code := code_in(from_toml(file)):
         raise InputError(
             f"{file} names code, {code[0]}, which a federation's settings cannot; write an app of your own"
         )

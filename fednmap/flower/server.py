@@ -486,7 +486,7 @@ class Coordinator:
 
     def _extend(self) -> None:
         """What may be changed, and was, stands in run.toml from now on."""
-        before = self.folder.config(look_up=False)
+        before = self.folder.config(trust=True)
         after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
         if after != before:
             write_atomically(self.folder.path / "run.toml", after.toml().encode())

@@ -13,7 +13,7 @@ import torch
 import fednmap
 from fednmap import algorithms as A
 from fednmap.commands.show import sparkline
-from fednmap.report.ending import ending
+from fednmap.report.closing import ending
 from fednmap.runs.configuration import Config
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.presets import preset, presets

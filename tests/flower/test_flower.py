@@ -207,7 +207,7 @@ def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch
     typed = program == "fednmap"
     assert ("fednmap --token '***' '--app-password=***' -c 'db.secret=*** rounds=3'" in shown) is typed
     assert (b"rounds=3" in page) is typed
-    assert ("made by" in shown) is (b"Made by" in page) is typed
+    assert ("made by" in shown) is (b"made by: " in page) is typed
     assert not [name for name, data in everything(tmp_path).items() if b"tok3n" in data]
 
 

@@ -20,7 +20,7 @@ from fednmap.report.plots import comparison
 from fednmap.report.progress import Bar, describe
 from fednmap.report.series import collect
 from fednmap.report.terminal import console
-from fednmap.runs.folder import OLD_HEADING, Job, Model, RunFolder
+from fednmap.runs.folder import HEADING, Job, Model, RunFolder
 from fednmap.runs.recording import RunInfo, summary
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
@@ -37,7 +37,7 @@ def made_up(path, methods=METHODS, rounds=1000, trials=1, more=None, without=(No
     toml = (path / "run.toml").read_text().replace('"fednmap",', ", ".join(f'"{m}"' for m in methods) + ",")
     (path / "run.toml").write_text(toml)
     torch.manual_seed(0)
-    (path / "metrics.csv").write_bytes(OLD_HEADING + b"\n")
+    (path / "metrics.csv").write_bytes(HEADING)
     for k, job in ((k, Job(method, trial)) for k, method in enumerate(methods) for trial in range(trials)):
         lines = []
         for t in range(rounds + 1):
