@@ -76,7 +76,7 @@ class CrossValidated(Federated):
         # first: prepared rows take memory
         chosen, spent = (None, Spent(0, 0)) if found is None else self._by_folds(rows, found)
         prepared = self._prepare(rows)
-        self.path_ = walk(self, prepared, self.lambdas_, null_model(self, prepared))
+        self.path_ = walk(self, prepared, self.lambdas_, null_model(self, prepared), polish=chosen)
         if chosen is None:
             chosen = self._by_criterion(rows)
             warn_unconverged([fit.converged for fit in self.path_.fits], "models of the path")

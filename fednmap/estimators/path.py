@@ -172,14 +172,18 @@ def lambdas_down(first: float, given: int | Sequence[float], far: float) -> Floa
     return first * np.geomspace(1, far, int(given)) if first > 0 else np.zeros(1)
 
 
-def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None) -> RegularizationPath:
+def walk(
+    estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None, polish: int | None = None
+) -> RegularizationPath:
     """The models at these lam: all in the same rounds, or each begun where the one before ended.
+
+    polish: the number of a lam whose model is found more exactly, where all are found in the same rounds.
 
     The first is for penalties whose minimum does not depend on where one begins, and problems that `path_solver` takes.
     """
     phis = [estimator._regularizer(prepared, lam) for lam in lambdas]
     first = None if null is None else null.start
-    found = prepared.solve_path(phis, estimator.tol, estimator.max_rounds, first)
+    found = prepared.solve_path(phis, estimator.tol, estimator.max_rounds, first, polish)
     if found is None:
         fits: list[Fit] = []
         last = None if null is None else null.fit

@@ -58,6 +58,10 @@ NEWTON = 20
 """Changes of the set of nonzero coefficients, at most, before prox steps are taken instead."""
 BACK = 0.25
 """How far the next trial goes, where steps fail although the model has learnt from them."""
+POLISH = 1e-7
+"""The tolerance of a model that is polished, relative to the others',"""
+MORE = 30
+"""and how many rounds of its own that may take, at most: rounding may forbid it."""
 TINY = float(np.finfo(np.float64).tiny)
 EPS = float(np.finfo(np.float64).eps)
 
@@ -250,12 +254,14 @@ def solve(
     max_rounds: int,
     constant: bool,
     first: Floats | None = None,
+    polish: int | None = None,
 ) -> Found:
     """Rounds until |F_nat| <= tol for every penalty, or max_rounds.
 
     diagonal: about that of the Hessian; gamma of F_nat is 1 / its sum.
     constant: the Hessian is the same everywhere, so that all penalties share one model.
     first:    the gradient at the start, where it is known.
+    polish:   the number of a penalty whose minimiser is found more exactly, so that it does not depend on rounding.
     """
     k, gamma = len(phi.l1), 1 / float(diagonal.sum())
     x = np.repeat(start[None], k, 0)
@@ -266,6 +272,9 @@ def solve(
     refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
     earlier = np.full((k, 2, len(start)), np.nan)
     inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
+    goal, more = np.full(k, tol), MORE
+    if polish is not None:
+        goal[polish] *= POLISH
     inside[[-1, *(rows[0] for rows in phi.neighbours())]] = True
     for done in range(1, max_rounds):
         if not inside.all():
@@ -273,8 +282,9 @@ def solve(
             x[late], g[late], inside[late] = x[near], g[near], True
             values[late] = phi.some(late).value(x[late])
             sizes[late] = _norms(phi.some(late).residuals(x[late], g[late], gamma))
-        left = np.flatnonzero(inside & ~(sizes <= tol))
-        if not len(left):
+        left = np.flatnonzero(inside & ~(sizes <= goal))
+        more -= bool((sizes <= tol).all())
+        if not len(left) or more < 0:
             break
         total += 1
         if done == 2 and not constant and k > 1:

@@ -31,9 +31,9 @@ FLAT = 1e-2
 """Infinite estimates are suspected where the curvature of f along the last steps is below this, relative to that at the
 model without columns,"""
 HELD = 1e-3
-"""and phi grows less along them, relative to the decrease of f."""
+"""and phi grows less per step as far as a coefficient is then fixed, relative to the decrease of f."""
 SHIFT = 10.0
-"""How much further a coefficient is then fixed, of a column of deviation 1, besides twice its value,"""
+"""How much further that is, of a column of deviation 1, besides twice its value,"""
 NEGLIGIBLE = 0.1
 """and the likelihood ratio statistic below which that is as good a fit."""
 MOVING = 0.05
@@ -92,6 +92,8 @@ class Layout:
         """The model on the scale of the given columns."""
         end = self.outputs * self.columns
         intercept = x[end : end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
+        if self.outputs > 1:
+            intercept = intercept - intercept.mean()  # what is common to all classes changes no probability
         scale = float(x[-1]) if self.constants else None
         return Parameters(*self.scaling.original(self.coefficients(x), intercept), scale)
 
@@ -125,11 +127,17 @@ class Prepared(Layout):
         return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
 
     def solve_path(
-        self, phis: Sequence[Regularizer], tol: float, max_rounds: int, first: Tensor | None = None
+        self,
+        phis: Sequence[Regularizer],
+        tol: float,
+        max_rounds: int,
+        first: Tensor | None = None,
+        polish: int | None = None,
     ) -> PathFits | None:
         """The minimisers for several phi at once, in the same rounds; None where `path_solver` does not take them.
 
-        first: the gradient at the start, where it is known.
+        first:  the gradient at the start, where it is known.
+        polish: the number of a phi whose minimiser is found more exactly.
         """
         kinds = [shrinkage(phi) for phi in phis]
         if self.constants or len(self.start) > path_solver.SIZE or None in kinds:
@@ -145,6 +153,7 @@ class Prepared(Layout):
             max_rounds=min(max_rounds, PATIENCE),
             constant=isinstance(self.family, Gaussian),
             first=None if first is None else first.numpy(),
+            polish=polish,
         )
         losses = self.problem.losses(torch.from_numpy(found.x)).numpy()
         objectives = losses + shrink.value(found.x)
@@ -183,10 +192,11 @@ class Prepared(Layout):
         s = fit.x - before
         fall, whole = -float(g @ s), self.with_penalty(phi)
         flat = 0 < fall <= FLAT * float(np.square(s.numpy()) @ self.diagonal)
-        if not flat or not float(whole.value(fit.x + s) - whole.value(fit.x)) <= HELD * fall:
-            return [], fit
         k = int((s[: self.outputs * self.columns].abs() * dense(np.tile(self._deviation, self.outputs))).argmax())
-        start = fit.x + s * (fit.x[k].abs() + SHIFT / self._deviation[k % self.columns]) / s[k].abs()
+        steps = float((fit.x[k].abs() + SHIFT / self._deviation[k % self.columns]) / s[k].abs())
+        start = fit.x + steps * s
+        if not flat or not float(whole.value(start) - whole.value(fit.x)) <= HELD * fall * steps:
+            return [], fit
         fixed = Separable([(slice(k, k + 1), Box(float(start[k]), float(start[k])))])
         rounds = min(max_rounds, PATIENCE)
         other = minimise(self.problem, fixed, start, tol=0.01 * tol * self.unit, max_rounds=rounds)
