@@ -1,4 +1,5 @@
-"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or for many at once, in few rounds.
+"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or for many at once, in few rounds; l1 may be a weight
+for every coefficient.
 
 A round sends points to the sites and their gradients back, as every round here does; with several penalties it carries
 a point of each that has not ended, so that a whole path takes about as many rounds as one fit, and a site goes through
@@ -73,7 +74,7 @@ Gradients = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Penalties:
-    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates, for k penalties (l1 and l2 are (k, 1))."""
+    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties; l1 is (k, 1) or (k, end), l2 (k, 1)."""
 
     l1: Floats
     l2: Floats
@@ -94,7 +95,7 @@ class Penalties:
 
     def value(self, x: Floats) -> Floats:
         w = x[:, : self.end]
-        found: Floats = self.l1[:, 0] * np.abs(w).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
+        found: Floats = (self.l1 * np.abs(w)).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
         return found
 
     def some(self, rows: Numbers) -> Penalties:
@@ -104,7 +105,7 @@ class Penalties:
 
     def neighbours(self) -> list[Numbers]:
         """The numbers of penalties that are near each other, in their order."""
-        weight = np.maximum((self.l1 + self.l2)[:, 0], TINY)
+        weight = np.maximum((self.l1 + self.l2).max(1), TINY)
         steps = np.floor(np.log(weight[0] / weight) / np.log(NEAR))
         return np.split(np.arange(len(weight)), np.flatnonzero(np.diff(steps)) + 1)
 
@@ -180,22 +181,22 @@ class HessianModel:
     def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """argmin of the model for each row of x."""
         if len(x) == 1:
-            found = self._by_sets(x[0], g[0], float(phi.l1[0, 0]), float(phi.l2[0, 0]), phi.end)
+            found = self._by_sets(x[0], g[0], phi.l1[0], float(phi.l2[0, 0]), phi.end)
             if found is not None:
                 return found[None]
         return self._by_steps(x, g, phi, close)
 
-    def _by_sets(self, x: Floats, g: Floats, l1: float, l2: float, end: int) -> Floats | None:
+    def _by_sets(self, x: Floats, g: Floats, l1: Floats, l2: float, end: int) -> Floats | None:
         """Semismooth Newton: guess which coefficients are not 0 and of what sign, solve, look again; None: no end."""
         D, b = self.D, self.D @ x - g
-        diagonal, pull = D.diagonal().copy(), np.full_like(x, l1)
+        diagonal, pull = D.diagonal().copy(), np.zeros_like(x)
         diagonal[:end] += l2
-        pull[end:] = 0.0
-        if l1 == 0:
+        pull[:end] = l1
+        if not pull.any():
             return _solved(_ridged(D.copy(), l2, end), b)
         v = x * diagonal - g  # of a step by the diagonal alone, times the diagonal
         v[:end] -= l2 * x[:end]
-        sign = _signs(v, l1, end)
+        sign = _signs(v, pull)
         for _ in range(NEWTON):
             inside = sign.nonzero()[0]
             A = D[inside[:, None], inside]
@@ -206,7 +207,7 @@ class HessianModel:
             u[inside] = solved
             slope = D @ u - b
             slope[:end] += l2 * u[:end]
-            new = _signs(diagonal * u - slope, l1, end)
+            new = _signs(diagonal * u - slope, pull)
             if bool((new == sign).all()):
                 return u
             sign = new
@@ -343,11 +344,9 @@ def _working(models: list[HessianModel], groups: list[Numbers], meant: Numbers) 
             yield model, mine
 
 
-def _signs(v: Floats, l1: float, end: int) -> Floats:
+def _signs(v: Floats, pull: Floats) -> Floats:
     """Of the coefficients after a prox step; those that are not penalised are marked too."""
-    found = np.sign(v) * (np.abs(v) > l1)
-    found[end:] = 2.0
-    return found
+    return np.where(pull > 0, np.sign(v) * (np.abs(v) > pull), 2.0)
 
 
 def _ridged(A: Floats, l2: float, end: int) -> Floats:

@@ -139,11 +139,12 @@ class Prepared(Layout):
         first:  the gradient at the start, where it is known.
         polish: the number of a phi whose minimiser is found more exactly.
         """
-        kinds = [shrinkage(phi) for phi in phis]
-        if self.constants or len(self.start) > path_solver.SIZE or None in kinds:
+        end = self.outputs * self.columns
+        kinds = [kind for phi in phis if (kind := shrinkage(phi, end)) is not None]
+        if self.constants or len(self.start) > path_solver.SIZE or len(kinds) < len(phis):
             return None
-        weights = np.array(kinds, float)
-        shrink = path_solver.Penalties(weights[:, :1], weights[:, 1:], self.outputs * self.columns)
+        l1, l2 = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, part))) for part in zip(*kinds, strict=True))
+        shrink = path_solver.Penalties(l1, l2, end)
         found = path_solver.solve(
             lambda points: self.problem.gradients(torch.from_numpy(points)).numpy(),
             self.start.numpy(),
