@@ -74,7 +74,7 @@ Gradients = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Penalties:
-    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties; l1 is (k, 1) or (k, end), l2 (k, 1)."""
+    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 (k, 1) or (k, end), l2 (k, 1)."""
 
     l1: Floats
     l2: Floats
