@@ -17,7 +17,7 @@ from fednmap.names import InputError, choose
 from fednmap.problems.curvature import by_client, largest_eigenvalue
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
-from fednmap.problems.finite_sum import Buffers, FiniteSum, Options, Weight
+from fednmap.problems.finite_sum import FiniteSum, Options, Weight
 from fednmap.problems.weighting import per_client
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
@@ -322,10 +322,10 @@ class GLM(FiniteSum):
         in every step."""
         return b.to(dtype) if self.family.outputs == 1 or b.is_floating_point() else b
 
-    def _gather(self, rows: Tensor, x: Tensor, buffers: Buffers | None = None) -> tuple[Tensor, Tensor]:
+    def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         if is_sparse(self.data.x):
             return stacked(self.data.x, rows), self._targets(self.data.y[rows], x.dtype)
-        a, b = super()._gather(rows, x, buffers)
+        a, b = super()._gather(rows, x)
         return a, self._targets(b, x.dtype)
 
 
