@@ -60,7 +60,7 @@ class Launcher:
     def __enter__(self) -> Self:
         if not loopback.tells_users():
             raise InputError(
-                f"expected {loopback.CONNECTIONS} to say whose a connection is, got no answer: every user of this "
+                "expected the system to say whose a local connection is (sock_diag), got no answer: every user of this "
                 "machine could use the ports of Flower; run it on Linux"
             )
         script = Path(__file__).with_name("watchdog.py")
@@ -220,7 +220,7 @@ class Launcher:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",  # the nodes share this machine's cores
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "NO_COLOR": "1",

@@ -991,10 +991,13 @@ def test_requests_of_another_user_do_not_reach_the_app(monkeypatch, user, due):
     scope = {"type": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
     asyncio.run(loopback.own_user_only(app)(scope, None, send))
     assert sent[0]["status"] == due
+    sent.clear()
+    asyncio.run(loopback.own_user_only(app)(scope | {"client": None}, None, send))
+    assert sent[0]["status"] == 403  # of somebody unknown
 
 
 def test_where_the_system_does_not_say_whose_a_connection_is_nothing_is_started(monkeypatch, tmp_path):
-    monkeypatch.setattr(loopback, "CONNECTIONS", tmp_path / "none")
+    monkeypatch.setattr(loopback, "SOCK_DIAG", 21)  # no such family
     with pytest.raises(InputError, match="run it on Linux"), Launcher(tmp_path):
         pass
 
