@@ -153,8 +153,7 @@ def up(
 ) -> None:
     """Try a federation on this machine: a SuperLink and a node for each client, on loopback."""
     _needs_flower()
-    from fednmap.flower.app import run_settings
-    from fednmap.flower.settings import Federation, read
+    from fednmap.flower.settings import Federation, read, run_settings
 
     if resume is not None:
         if values or algorithm or set or config or out:
@@ -237,9 +236,10 @@ def _base(file: Path) -> dict[str, Any]:
 
 def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers."""
-    from fednmap.flower.app import run_settings, write_trial
     from fednmap.flower.keys import node_key
     from fednmap.flower.launch import Launcher
+    from fednmap.flower.local_federation import write_trial
+    from fednmap.flower.settings import run_settings
 
     folder = RunFolder.open(federation.run_folder)
     place = Path(tempfile.mkdtemp(prefix="fednmap-flower-"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,8 +20,6 @@ from fednmap.simulation.loop import mean
 from fednmap.simulation.quantised import Quantised
 
 EVERYBODY = "*"  # stands for the client's name where only the sum over clients is known
-
-log = logging.getLogger("flwr")
 
 
 class Measurement(NamedTuple):
@@ -58,22 +55,17 @@ def told(
     """
     message = _model(x)
     found = exchange(grid, nodes, MessageType.EVALUATE, lambda _: message, deadline)
-    said: dict[str, dict[str, float]] = {}
-    gradients: list[Point] = []
-    for name, content in found.replies.items():
-        try:
-            about = _numbers(content["about"])
-            if exactly:
-                gradients.append(wire.unpack(content.get("gradient"), Point(x)))
-            said[name] = about
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s: measurement left out: %.200s", name, error)
+    gradients: dict[str, Point] = {}
+    if exactly:
+        gradients = found.read(lambda content: wire.unpack(content.get("gradient"), Point(x)), "measurement")
+        found.replies = {name: found.replies[name] for name in gradients}
+    said = found.read(lambda content: _numbers(content["about"]), "measurement")
 
     def average(key: str) -> float:
         having = [name for name in said if key in said[name]]
         return sum(counts(name) * said[name][key] for name in having) / sum(map(counts, having)) if having else math.nan
 
-    gradient = mean(gradients, [counts(name) for name in said]).x if gradients else None
+    gradient = mean([gradients[name] for name in said], [*map(counts, said)]).x if exactly and said else None
     wires = found.wire_up, found.wire_down
     return Measurement(said, len(said), average("loss"), gradient, average("accuracy"), *wires)
 

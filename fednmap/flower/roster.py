@@ -77,6 +77,7 @@ class Exchange:
         self.replies: dict[str, RecordDict] = {}
         self.heard: set[str] = set()
         self.errors: dict[str, str] = {}
+        """Of clients that sent an error, or a reply that `read` left out."""
         self.wire_down, self.wire_up = wire_down, 0
 
     def take(self, other: Exchange) -> None:
@@ -92,6 +93,17 @@ class Exchange:
         else:
             self.replies[name] = reply.content
             self.wire_up += wire.wire_bytes(reply)
+
+    def read(self, read: Callable[[RecordDict], Any], what: str = "reply") -> dict[str, Any]:
+        """read(reply) by client, without the replies for which it fails: whatever a stranger's message provokes."""
+        good: dict[str, Any] = {}
+        for name, reply in self.replies.items():
+            try:
+                good[name] = read(reply)
+            except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
+                self.errors[name] = f"{error}"[:200]
+                log.warning("%s: %s left out: %s", name, what, self.errors[name])
+        return good
 
 
 class Roster:

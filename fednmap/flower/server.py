@@ -29,10 +29,10 @@ from fednmap.flower import wire
 from fednmap.flower.identity import Identities
 from fednmap.flower.measuring import NOTHING, Measurement, summed, told
 from fednmap.flower.plan import Plan, plan_from
+from fednmap.flower.preflight import Sites
 from fednmap.flower.roster import Exchange, Roster, end_pulls_with_the_deadline, exchange
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import Federation, read, threshold
-from fednmap.flower.sites import Sites
 from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
 from fednmap.privacy import Privacy
@@ -80,6 +80,11 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     plan: from the settings, and a function that asks a client for the first model, to the Plan of the run. For a
           network give `lambda config, start: plan_from(config, start(), module)`, so that regularizers know its layers.
     """
+    return app_of(lambda grid, context: Coordinator(grid, *read(context.run_config), plan).run())
+
+
+def app_of(run: Callable[[Grid, Context], object]) -> ServerApp:
+    """A ServerApp that ends with its SuperLink."""
     app = ServerApp()
 
     @app.main()
@@ -87,8 +92,7 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
         torch.set_num_threads(1)
         end_with_the_superlink()
         end_pulls_with_the_deadline()
-        config, federation = read(context.run_config)
-        Coordinator(grid, config, federation, plan).run()
+        run(grid, context)
 
     return app
 
@@ -249,9 +253,7 @@ class Coordinator:
         def reason(name: str) -> str:
             if name not in self.roster.nodes:
                 return "not connected"
-            if name in self.sites.unfit:
-                return "its data does not fit"
-            return found.errors.get(name) or self.refused[name] or late
+            return "its data does not fit" if name in self.sites.unfit else found.errors.get(name, late)
 
         return {name: reason(name) for name in (self.federation.names[i] for i in drawn) if name not in order}
 
@@ -286,11 +288,11 @@ class Coordinator:
         if self.quantised is not None:
             return self.secure(nodes, MessageType.TRAIN, content, ticket, self.up_like, self.quantised, least)
         found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
-        ups = self._accept(found, ticket)
+        ups = found.read(lambda content: self._uplink(content, ticket))
+        self.refused |= {name: "" if name in ups else found.errors[name] for name in found.replies}
         order = [name for name in self.federation.names if name in ups]
-        return Sum(
-            order, mean([ups[name] for name in order], [self._counts(name) for name in order]) if order else None, found
-        )
+        up = mean([ups[name] for name in order], [*map(self._counts, order)]) if order else None
+        return Sum(order, up, found)
 
     def _participants(self, drawn: list[int], least: int, t: int, attempt: int) -> dict[str, int]:
         """Those of the simulator's draw who are connected; a repeated round draws among whoever is.
@@ -345,22 +347,11 @@ class Coordinator:
 
         return content
 
-    def _accept(self, found: Exchange, ticket: str) -> dict[str, State]:
-        """The uplinks that pass the check; a client whose reply did not is told so with its next message."""
-        ups: dict[str, State] = {}
-        for name, content in found.replies.items():
-            try:
-                if content["round"]["ticket"] != ticket:
-                    raise InputError("a reply to another round")
-                ups[name] = self._uplink(content.get("up"))
-                self.refused[name] = ""
-            except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
-                self.refused[name] = f"{error}"[:200]
-                log.warning("%s: reply left out: %s", name, self.refused[name])
-        return ups
-
-    def _uplink(self, record: Any) -> State:
-        packed = wire.unpack(record, self.packed_like)
+    def _uplink(self, content: RecordDict, ticket: str) -> State:
+        """The uplink, if it passes the check; a client whose reply did not is told so with its next message."""
+        if content["round"]["ticket"] != ticket:
+            raise InputError("a reply to another round")
+        packed = wire.unpack(content.get("up"), self.packed_like)
         for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
             if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
                 raise InputError(f"{name} is {v.item()}, due was {due.item()}")

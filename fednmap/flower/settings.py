@@ -88,16 +88,12 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     >>> config.clients, config.eta_a, federation.names
     (2, 0.05, ('a', 'b'))
     """
-    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
-    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
+    own, given = split(run_config, {**Config.model_fields, "algorithm": None})
     federation = Federation.make(**own)
     if "algorithm" in given:
         given["algorithms"] = (given.pop("algorithm"),)
     if "set" in given:
         given["set"] = parse_set(str(given["set"]).split())
-    for key in given:
-        if key not in Config.model_fields:
-            raise unknown("setting", key, ["algorithm", *Config.model_fields, *Federation.model_fields])
     if code := code_in(given):
         raise InputError(f"{code[0]!r} names code, which settings of a federation cannot; write an app of your own")
     if given.get("secagg") and "secagg_bound" not in given and federation.norm_bound:
@@ -105,6 +101,26 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     config = Config.make(**{**given, "clients": len(federation.names)})
     _agree(config, federation)
     return config, federation
+
+
+def split(run_config: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The given settings of the federation, and the others, of which only these names are known."""
+    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
+    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
+    for key in given:
+        if key not in others:
+            raise unknown("setting", key, [*others, *Federation.model_fields])
+    return own, given
+
+
+def run_settings(config: Config, federation: Federation) -> dict[str, Any]:
+    """The run configuration that `read` turns back into the two records."""
+    left_out = {"algorithms", "set", "clients", "drop", "trials"}
+    values = config.model_dump(exclude=left_out) | federation.model_dump(mode="json")
+    values |= {"algorithm": config.algorithms[0], "names": ",".join(federation.names)}
+    words = {key: str(v).lower() if isinstance(v, bool) else str(v) for key, v in config.set.items()}
+    values["set"] = " ".join(f"{key}={word}" for key, word in words.items())
+    return {key.replace("_", "-"): "" if v is None else v for key, v in values.items()}
 
 
 def check_keys(federation: Federation) -> None:

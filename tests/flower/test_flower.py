@@ -123,14 +123,14 @@ def test_gradients_are_sent_only_where_the_federation_allows_it(tmp_path):
 
 def test_a_client_without_test_rows_has_none_and_the_others_have_their_own(tmp_path):
     """Every fifth row of a client is for the test, so b, with three rows, has none; a feature says whose a row is."""
-    from fednmap.flower import trial
+    from fednmap.flower import local_federation
 
     rows = {"a": 6, "b": 3, "c": 10, "d": 5}
     lines = [f"{name},{k},{i % 2}" for k, (name, count) in enumerate(rows.items()) for i in range(count)]
     (tmp_path / "clinics.csv").write_text("\n".join(["client,clinic,ill", *lines, ""]))
     settings = {"names": ",".join(rows), "run-folder": "x", "data": f"csv:{tmp_path / 'clinics.csv'}"}
     settings["model"] = "logistic"
-    parts = [trial.load(context(name, settings, tmp_path)) for name in rows]
+    parts = [local_federation.load(context(name, settings, tmp_path)) for name in rows]
     assert [part.problem.data.x[:, 0].tolist() for part in parts] == [[0] * 5, [1] * 3, [2] * 8, [3] * 4]
     assert [None if p.test is None else p.test[0][:, 0].tolist() for p in parts] == [[0], None, [2, 2], [3]]
 

@@ -19,13 +19,13 @@ pytest.importorskip("flwr")
 from safetensors.torch import load_file
 
 from fednmap import simulate
-from fednmap.flower.app import run_settings, write_trial
 from fednmap.flower.keys import make
 from fednmap.flower.launch import GUARDED, Certificates, Launcher, free_port
 from fednmap.flower.ledger import Store
+from fednmap.flower.local_federation import write_trial
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_from
-from fednmap.flower.settings import Federation
+from fednmap.flower.settings import Federation, run_settings
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import settings as settings_of
