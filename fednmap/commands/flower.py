@@ -165,9 +165,8 @@ def up(
         base = _base(config) if config else {}
         values, auto = take_auto(TRIAL | base | values | {"set": base.get("set", {}) | parse_set(set)})
         settings, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        settings = settled(
-            experiment or prepare(settings)
-        ).config  # what can be refused is refused before there is a folder
+        # what can be refused is refused before there is a folder
+        settings = settled(experiment or prepare(settings)).config
         n = settings.clients
         facts = {
             "names": tuple(f"client-{i}" for i in range(n)),
@@ -305,16 +304,14 @@ def _watch(
 
 
 def _killed(folder: RunFolder, before: object) -> bool:
-    """Whether the server of this run, and not that of an earlier one, has begun and is gone without an end."""
+    """Whether the server of this run, and not that of an earlier one, has begun and is gone without an end.
+
+    Its parent, the SuperLink, may not have taken notice of that yet: then it is a zombie.
+    """
     status = _status(folder)
     pid = status.get("pid")
     if not pid or pid == before or status.get("finished") or status.get("error"):
         return False
-    return _has_ended(pid)
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a process is no more; also one of whose end its parent, the SuperLink, has not taken notice yet."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -101,10 +101,6 @@ class Identities:
             raise InputError(f"it calls itself {name}, whose key is {due}, and has {found}")
         return found
 
-    def holds(self, name: str, found: str) -> bool:
-        """Whether the key is still that client's."""
-        return self.read()[0].get(name) == found
-
     def add(self, name: str, public: bytes) -> str:
         """A client that is new; its fingerprint."""
         known, revoked = self.read()

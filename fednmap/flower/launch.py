@@ -5,7 +5,6 @@ Their ports serve the processes of this user alone.
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import socket
@@ -16,9 +15,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+import httpx
 import tomli_w
 
 from fednmap.flower import loopback
@@ -69,9 +68,7 @@ class Launcher:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for name in list(self.processes):
             self.stop(name, wait=False)
         end = time.monotonic() + 5
@@ -94,12 +91,10 @@ class Launcher:
                 raise OSError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
             self._log("superlink").unlink()
             self.port = free_port()
-        connection: dict[str, Any] = {"address": f"{HOST}:{self.port}"}
-        connection |= (
-            {"insecure": True} if not self.certificates else {"root-certificates": str(self.certificates.authority)}
-        )
-        home = self._home("cli")
-        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
+        c = self.certificates
+        connection = {"insecure": True} if c is None else {"root-certificates": str(c.authority)}
+        known = {"default": NAME, NAME: connection | {"address": f"{HOST}:{self.port}"}}
+        (self._home("cli") / "config.toml").write_text(tomli_w.dumps({"superlink": known}))
 
     def _superlink(self) -> bool:
         """Whether it answers in the end: this one, and not somebody else's at the same port."""
@@ -152,8 +147,7 @@ class Launcher:
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         """A process with its own log, group and Flower home; a former one of that name must have ended."""
-        former = self.processes.get(name)
-        if former is not None:
+        if name in self.processes:
             self.kill(name)
         home = "cli" if name == "run" else name
         with self._log(name).open("ab") as file:
@@ -227,19 +221,12 @@ class Launcher:
         }
 
     def _healthy(self) -> bool:
-        connection: http.client.HTTPConnection
-        if self.certificates is None:
-            connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
-        else:
-            context = ssl.create_default_context(cafile=str(self.certificates.authority))
-            connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=context)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        c = self.certificates
+        scheme, verify = ("https", ssl.create_default_context(cafile=str(c.authority))) if c else ("http", False)
+        with suppress(httpx.HTTPError):
+            url = f"{scheme}://{HOST}:{self.port}/health"
+            return httpx.get(url, verify=verify, timeout=5, trust_env=False).status_code == 200
+        return False
 
 
 def free_port() -> int:

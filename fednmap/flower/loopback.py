@@ -34,14 +34,15 @@ def user_of(client: Address, server: Address) -> int | None:
     Asks the kernel for this one socket (man 7 sock_diag): microseconds, where a read of /proc/net/tcp takes
     milliseconds. None if there is no such connection, if it is being closed, or if the system does not say.
     """
-    ends = struct.pack("!HH4s12x4s12x", client[1], server[1], socket.inet_aton(client[0]), socket.inet_aton(server[0]))
-    request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << ESTABLISHED) + ends + bytes(4) + ANY
     try:
+        hosts = socket.inet_aton(client[0]), socket.inet_aton(server[0])
+        ends = struct.pack("!HH4s12x4s12x", client[1], server[1], *hosts)
+        request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << ESTABLISHED) + ends + bytes(4) + ANY
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as kernel:
             kernel.settimeout(1.0)
             kernel.send(struct.pack("=IHHII", 16 + len(request), BY_FAMILY, REQUEST, 1, 0) + request)
             reply = kernel.recv(4096)
-    except (OSError, AttributeError):  # outside Linux there is no netlink
+    except (OSError, struct.error, AttributeError):  # other addresses than IPv4; outside Linux there is no netlink
         return None
     if len(reply) < 88 or struct.unpack_from("=H", reply, 4) != (BY_FAMILY,):
         return None

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import sklearn.datasets  # noqa: F401  # slow to import, and many a `load` does
@@ -76,7 +77,8 @@ def serve(address: str, node: subprocess.Popen[bytes]) -> None:
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
         retry_invoker=once,
     )
-    pull_and_inflate_object_from_tree.__kwdefaults__["initial_backoff"] = POLL  # Flower's is 1 s, in every message
+    pulls: Any = pull_and_inflate_object_from_tree
+    pulls.__kwdefaults__["initial_backoff"] = POLL  # seconds between tries; Flower waits 1 s in every message
     children: set[int] = set()
     last = time.monotonic()
     while node.poll() is None:

@@ -268,7 +268,7 @@ class SumClient(NamedTuple):
         ticket, before = self.order["ticket"], STAGES[STAGES.index(stage) - 1]
         if secrets is None or (secrets.ticket, secrets.stage) != (ticket, before):
             raise InputError(
-                f"secagg: stage {stage} of {ticket!s:.40} is not due here; this client waits for the next round"
+                f"secagg: stage {stage} of {ticket!s:.40} is not expected here; this client waits for the next round"
             )
         return secrets._replace(keys=tuple(Keys(*keys) for keys in secrets.keys))
 
@@ -294,5 +294,5 @@ def _boxes(reply: RecordDict) -> dict[int, bytes]:
 
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes) or len(value) > 4096:
-        raise InputError("no key or share where one was due")
+        raise InputError("expected the bytes of a key or share")
     return value

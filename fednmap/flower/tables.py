@@ -29,7 +29,7 @@ from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster, exchange
-from fednmap.flower.server import HELLO, Coordinator, app_of, identities
+from fednmap.flower.server import Coordinator, app_of
 from fednmap.flower.settings import Federation, check_keys, client_name, split
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
@@ -97,8 +97,10 @@ def client_app(load: LoadTable) -> ClientApp:
             if context.node_config.get("require-secagg"):
                 raise Disagreement("this client takes part with secure aggregation alone; a fit of tables has none")
             _ask_once(context, question)
-            kept_here = question["ask"] == "agree"
-            said = (_keep if kept_here else _told)(context, question, rows(context))
+            if question["ask"] == "agree":
+                said = _keep(context, question, rows(context))
+            else:
+                said = answer(question, rows(context), read(context.run_config)[0])
             content = RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
         except Exception as error:
             content = RecordDict({"refused": ConfigRecord(_refusal(site, error))})
@@ -134,7 +136,7 @@ def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
     path = federation.run_folder
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
-    roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities(federation))
+    roster = Roster.of(grid, federation)
     roster.wait(len(federation.names), federation.deadline)
 
     def ask(question: Question) -> Answers:
@@ -265,11 +267,6 @@ def _ask_once(context: Context, question: Question) -> None:
                 raise Disagreement(f"the server asks about {kind!r:.20} again in this run, in other words; refused")
             known[kind] = list(dict.fromkeys([*before, mark]))
         write_atomically(path, to_json(known))
-
-
-def _told(context: Context, question: Question, rows: Table) -> dict[str, Any]:
-    task, _ = read(context.run_config)
-    return answer(question, rows, task)
 
 
 def _keep(context: Context, question: Question, rows: Table) -> dict[str, Any]:

@@ -197,6 +197,6 @@ def centre_of(spec: str, **options: Any) -> Centre | None:
         numbers = [float(argument)] if colon else []
     except ValueError:
         raise InputError(
-            f"aggregate: expected mean, median, trimmed[:SHARE], geometric-median or clip:C, got {spec!r}"
+            f"aggregate: expected mean, median, trimmed[:SHARE], geometric-median or clip:C (clip:1.0), got {spec!r}"
         ) from None
     return kind(*numbers, **options)

@@ -517,10 +517,10 @@ def lying(y):
 
 BAD = {
     "NaN": (with_nan, "y holds NaN or infinity"),
-    "shape": (lambda y: {"y": Array(y[:-1].copy())}, "y is float64 (5,), due was float64 (6,)"),
+    "shape": (lambda y: {"y": Array(y[:-1].copy())}, "y is float64 (5,), expected float64 (6,)"),
     "dtype": (lambda y: {"y": Array(y.astype(np.float32))}, "y is float32"),
-    "names": (lambda y: {"z": Array(y)}, "arrays named 'z', due were y"),
-    "more": (lambda y: {"y": Array(y), "z": Array(y)}, "arrays named 'y', 'z', due were y"),
+    "names": (lambda y: {"z": Array(y)}, "arrays named 'z', expected y"),
+    "more": (lambda y: {"y": Array(y), "z": Array(y)}, "arrays named 'y', 'z', expected y"),
     "nothing": (lambda y: {}, "arrays named nothing"),
     "long": (lambda y: {"y": Array(1e6 * y)}, "above the bound"),
     "lying": (lying, "y decodes to float64 (2,)"),
@@ -937,7 +937,7 @@ def test_settings_that_cannot_be_are_refused(settings, why):
 
 def test_a_vector_that_claims_to_be_long_is_refused_before_memory_is_taken():
     record = ArrayRecord({"x": Array("float64", (10**12,), "numpy.ndarray", b"short")})
-    with pytest.raises(ValueError, match="no vector"):
+    with pytest.raises(ValueError, match="as a vector x"):
         wire.first_vector(record, "float64")
 
 
@@ -971,6 +971,7 @@ def test_a_connection_is_its_users_while_it_is_open_and_nobodys_afterwards():
         kept, _ = server.accept()
         assert loopback.user_of(*ends) == os.getuid()
         assert loopback.user_of(ends[0], ("127.0.0.1", 1)) is None
+        assert loopback.user_of(("::1", 1), ("a socket's file", None)) is None
         client.close()
         assert loopback.user_of(*ends) is None
         kept.close()
