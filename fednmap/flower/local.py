@@ -26,7 +26,7 @@ class LocalProblem:
     >>> from fednmap.problems import LeastSquares
     >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
     >>> local.samples, local.loss(torch.zeros(2))
-    (2, tensor(0.5000))
+    (2, 0.5)
     """
 
     problem: FiniteSum

@@ -137,7 +137,7 @@ def mismatches(sites: Mapping[str, Site], expected: Site | None = None) -> dict[
 
     >>> sizes = {"dimension": 20, "dtype": "float32", "inputs": (20,), "samples": 100, "test_samples": 0}
     >>> a = Site(**sizes, columns=(), labels=(), fednmap="1.0", torch="2.9", python="3.11")
-    >>> mismatches({"a": a, "b": a.model_copy(update={"dimension": 19, "inputs": (19,)}), "c": a})
+    >>> mismatches({"a": a, "b": a.model_copy(update={"dimension": 19, "inputs": (19,)}), "c": a}, a)
     {'b': 'samples have shape (19,), expected (20,); the model has 19 parameters, expected 20'}
     """
     due = usual(sites) if expected is None else expected

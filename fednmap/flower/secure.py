@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,9 @@ from fednmap.simulation.quantised import Levels, Quantised
 STATE = "secagg"
 BRIEF = 60.0  # seconds that the stages without computation may take at most
 STAGES = ("keys", "shares", "masked", "unmask")
+
+Read = Callable[[RecordDict], Any]
+Ask = Callable[[str, Callable[[int], dict[str, Any]], Read, int], dict[int, Any]]
 
 log = logging.getLogger("flwr")
 
@@ -95,54 +98,53 @@ class SecureSum:
 
         like: a vector as it is due; its shapes count.
         """
-        whole = Exchange(0)
+        whole, left = Exchange(0), dict(nodes)
+        due = Masked.like(like, quantised)
+
+        def ask(stage: str, about: Callable[[int], dict[str, Any]], read: Read, least: int) -> dict[int, Any]:
+            """One stage: what the clients that are left say, by number. Those who say nothing good are left no more."""
+            vectors = stage == "masked"
+
+            def order(name: str) -> RecordDict:
+                own: dict[str, Any] = {STATE: ConfigRecord({"ticket": ticket, **about(self.numbers[name])})}
+                return RecordDict({**content(name), **own} if vectors else own)
+
+            seconds = self.deadline if vectors else min(BRIEF, self.deadline)
+            found = exchange(self.grid, left, kind if vectors else f"train.{stage}", order, seconds)
+            whole.take(found)
+            if vectors:
+                whole.replies, whole.heard, whole.errors = found.replies, found.heard, found.errors
+            good = found.read(read)
+            if len(good) < least:
+                raise InputError(f"{len(good)} good replies to stage {stage}, {least} needed")
+            for name in left.keys() - good.keys():
+                del left[name]
+            return {self.numbers[name]: good[name] for name in sorted(left, key=self.numbers.__getitem__)}
+
         try:
-            names, levels = self._levels(nodes, kind, content, ticket, Masked.like(like, quantised), least, whole)
+            names, levels = self._sum(ask, kind, ticket, due, max(least, self.threshold.least))
         except InputError as error:
             log.warning("secure sum of %s: %s", ticket, error)
             return Sum([], None, whole)
         return Sum(names, mean_of(levels, quantised, len(names), like), whole)
 
-    def _levels(
-        self,
-        nodes: Mapping[str, int],
-        kind: str,
-        content: Content,
-        ticket: str,
-        due: Masked,
-        least: int,
-        whole: Exchange,
-    ) -> tuple[list[str], Levels]:
+    def _sum(self, ask: Ask, kind: str, ticket: str, due: Masked, least: int) -> tuple[list[str], Levels]:
         """Whose levels are in the sum, and the sum; raises InputError where there is none."""
-        least = max(least, self.threshold.least)
-        keys = self._ask(nodes, "keys", lambda n: {"client": n}, ticket, least, whole, _keys)
-        numbers, threshold = sorted(keys), self.threshold.of(len(keys))
-        least = max(least, self.threshold.summed(len(keys)))
-        everybody = {
-            "clients": numbers,
-            "mask": [keys[i].mask for i in numbers],
-            "share": [keys[i].share for i in numbers],
-        }
-        nodes = self._those(nodes, keys)
-        sealed = self._ask(nodes, "shares", lambda _: everybody, ticket, least, whole, _boxes)
-        nodes = self._those(nodes, sealed)
+        keys = ask("keys", lambda i: {"client": i}, _keys, least)
+        threshold, least = self.threshold.of(len(keys)), max(least, self.threshold.summed(len(keys)))
+        of_all = [list(part) for part in zip(*keys.values(), strict=True)]
+        everybody = {"clients": list(keys), "mask": of_all[0], "share": of_all[1]}
+        sealed = ask("shares", lambda _: everybody, _boxes, least)
 
         def letters(i: int) -> dict[str, Any]:
             from_ = [j for j in sealed if j != i and i in sealed[j]]
-            return {"clients": from_, "sealed": [sealed[j][i] for j in from_]}
+            return {"run": self.run, "clients": from_, "sealed": [sealed[j][i] for j in from_]}
 
-        def order(name: str) -> RecordDict:
-            about = ConfigRecord({"ticket": ticket, "run": self.run, **letters(self.numbers[name])})
-            return RecordDict({**content(name), STATE: about})
-
-        found = exchange(self.grid, nodes, kind, order, self.deadline)
-        whole.take(found)
-        whole.replies, whole.heard, whole.errors = found.replies, found.heard, found.errors
-        masked = self._good(found, lambda c: wire.unpack(c.get("masked"), due).levels.numpy(), "masked", least)
-        names = [self.names[i] for i in sorted(masked)]
-        self._unmasked(kind).settle(round_of(ticket), names, "has been unmasked for {}, who are due again")
+        masked = ask("masked", letters, lambda reply: wire.unpack(reply.get("masked"), due).levels.numpy(), least)
+        names = [self.names[i] for i in masked]
+        self._unmasked(kind).settle(round_of(ticket), names, "has been unmasked for {}; ask the same clients again")
         lists = {"survivors": sorted(masked), "lost": sorted(sealed.keys() - masked.keys())}
-        told = self._ask(self._those(nodes, masked), "unmask", lambda _: lists, ticket, threshold, whole, _boxes)
+        told = ask("unmask", lambda _: lists, _boxes, threshold)
         shares: dict[int, list[bytes]] = {}
         for own in told.values():
             for whose, share in own.items():
@@ -150,34 +152,6 @@ class SecureSum:
         total = sum(v.view(f"u{v.dtype.itemsize}") for v in masked.values())
         dealt = {i: keys[i] for i in sealed}
         return names, masking.proved(masking.uncover(total, masked, dealt, shares, threshold))
-
-    def _ask(
-        self,
-        nodes: Mapping[str, int],
-        stage: str,
-        content: Callable[[int], dict[str, Any]],
-        ticket: str,
-        least: int,
-        whole: Exchange,
-        read: Callable[[RecordDict], Any],
-    ) -> dict[int, Any]:
-        """One of the stages without computation: what clients say, by number."""
-
-        def order(name: str) -> RecordDict:
-            return RecordDict({STATE: ConfigRecord({"ticket": ticket, **content(self.numbers[name])})})
-
-        found = exchange(self.grid, nodes, f"train.{stage}", order, min(BRIEF, self.deadline))
-        whole.take(found)
-        return self._good(found, read, stage, least)
-
-    def _good(self, found: Exchange, read: Callable[[RecordDict], Any], stage: str, least: int) -> dict[int, Any]:
-        good = {self.numbers[name]: value for name, value in found.read(read).items()}
-        if len(good) < least:
-            raise InputError(f"{len(good)} good replies to stage {stage}, {least} needed")
-        return good
-
-    def _those(self, nodes: Mapping[str, int], numbers: Iterable[int]) -> dict[str, int]:
-        return {self.names[i]: nodes[self.names[i]] for i in sorted(numbers)}
 
 
 def flat(message: State, quantised: Quantised) -> Levels:

@@ -41,7 +41,7 @@ class PrivateRows:
     >>> from fednmap.problems import LeastSquares
     >>> private = PrivateRows(LeastSquares([(torch.eye(2), torch.ones(2))]), clip=1.0, noise_multiplier=3.0)
     >>> round(private.epsilon(rounds=10, steps=1, delta=1e-5).pld, 1)
-    4.5
+    4.7
     """
 
     exact_gradients = False
