@@ -438,7 +438,7 @@ class Coordinator:
             self._check_settings()
         self.folder.repair()
         if self.federation.resume:  # what may be changed, and was, stands in run.toml from now on
-            before = self.folder.config(look_up=False)
+            before = self.folder.config(trust=True)
             after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
             if after != before:
                 write_atomically(self.folder.path / "run.toml", after.toml().encode())
