@@ -9,14 +9,15 @@ library's own, see `docs/family.md`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fednmap.algorithms.compressors import Compressor, compressor
-from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.fednmap import FedNMap
+from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
 
@@ -96,6 +97,7 @@ class CompressedFedNMap(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q", "K")
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
         integer(self, "bits", 1)
         integer(self, "seed", 0)
         if self.control is not None:
@@ -103,24 +105,20 @@ class CompressedFedNMap(Algorithm):
         if self.pace is not None:
             positive(self, "pace")
             fraction(self, "pace")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
         self.compression()
+
+    @cached_property
+    def _fednmap(self) -> FedNMap:
+        return FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero, start.new_zeros(())), self.Client(zero, zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, h, e, step, compress = down.z, client.h, client.e, Steps(self.eta_a, g), self.compression()
-        d = (self._pull(z) + down.h) - h  # (z - x)/gamma + c_i: fixed during the round
-        z_i = z
-        for q in range(self.Q):
-            z_i = step.down(z_i, self._prox(z_i), q, d)
-        G = step.mean(z, z_i, self.Q) - d
-        eta = compress.control(z.shape[-1]) if self.control is None else self.control
+        (h, e), compress = client, self.compression()
+        G = self._fednmap.local(FedNMap.Server(down.z, down.h), FedNMap.Client(h), g)[1].h
+        eta = compress.control(h.shape[-1]) if self.control is None else self.control
         D = compress(G - h - eta * e, down.t)
         h = h + D
         return self.Up(D), self.Client(h, e + h - G)
@@ -128,17 +126,12 @@ class CompressedFedNMap(Algorithm):
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         z, h, t = server
         pace = self.compression().pace(z.shape[-1]) if self.pace is None else self.pace
-        z = z - pace * self.Q * self.eta_s * self.eta_a * (self._pull(z) + h + up.D)
+        pull = (z - self.phi.prox(z, self.gamma)) / self.gamma
+        z = z - pace * self.Q * self.eta_s * self.eta_a * (pull + h + up.D)
         return self.Server(z, h + share * up.D, t + 1)
 
     def model(self, server: Server) -> Tensor:
-        return self._prox(server.z)
+        return self.phi.prox(server.z, self.gamma)
 
     def compression(self) -> Compressor:
         return compressor(self.compressor, self.K, self.bits, self.seed)
-
-    def _prox(self, z: Tensor) -> Tensor:
-        return self.phi.prox(z, self.gamma)
-
-    def _pull(self, z: Tensor) -> Tensor:
-        return (z - self._prox(z)) / self.gamma

@@ -74,50 +74,52 @@ class Compressor(ABC):
 
 
 @dataclass(frozen=True)
-class TopK(Compressor):
-    """The K entries that are largest in magnitude; K below 1 is a fraction of all."""
+class _Sparsifier(Compressor):
+    """Keeps K entries; K below 1 is a fraction of all."""
 
     K: float
 
+    def kept(self, p: int) -> int:
+        """How many of p entries K stands for."""
+        return min(p, int(self.K) if self.K >= 1 else max(1, round(self.K * p)))
+
     def delta(self, p: int) -> float:
-        return kept(self.K, p) / p
+        return self.kept(p) / p
+
+    def pack(self, v: Tensor) -> Sparse:
+        size = v.shape[-1]
+        indices = v.abs().topk(self.kept(size)).indices
+        return Sparse(v.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
+
+    def unpack(self, packed: Sparse) -> Tensor:
+        v = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))
+        return v.scatter(-1, packed.indices.long(), packed.values)
+
+
+@dataclass(frozen=True)
+class TopK(_Sparsifier):
+    """The K entries that are largest in magnitude; K below 1 is a fraction of all."""
 
     def pace(self, p: int) -> float:
         """Twenty times what is proved, at most 1: what matters most comes first. Measured, see `docs/family.md`."""
         return min(1.0, 20 * super().pace(p))
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
-        indices = v.abs().topk(kept(self.K, v.shape[-1])).indices
+        indices = v.abs().topk(self.kept(v.shape[-1])).indices
         return torch.zeros_like(v).scatter(-1, indices, v.gather(-1, indices))
-
-    def pack(self, v: Tensor) -> Sparse:
-        return _sparse(v, self.K)
-
-    def unpack(self, packed: Sparse) -> Tensor:
-        return _dense(packed)
 
 
 @dataclass(frozen=True)
-class RandomK(Compressor):
-    """K entries drawn anew in each round from the seed, the same for all clients; K below 1 is a fraction of all."""
+class RandomK(_Sparsifier):
+    """K entries drawn again in each round from the seed, the same for all clients; K below 1 is a fraction of all."""
 
-    K: float
     seed: int
-
-    def delta(self, p: int) -> float:
-        return kept(self.K, p) / p
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         p = v.shape[-1]
-        chosen = np.random.default_rng([self.seed, ENTRIES, int(t)]).choice(p, kept(self.K, p), replace=False)
+        chosen = np.random.default_rng([self.seed, ENTRIES, int(t)]).choice(p, self.kept(p), replace=False)
         mask = torch.zeros(p, dtype=v.dtype, device=v.device).index_fill(0, torch.from_numpy(chosen).to(v.device), 1)
         return v * mask
-
-    def pack(self, v: Tensor) -> Sparse:
-        return _sparse(v, self.K)
-
-    def unpack(self, packed: Sparse) -> Tensor:
-        return _dense(packed)
 
 
 @dataclass(frozen=True)
@@ -176,19 +178,3 @@ def compressor(name: str, K: float, bits: int, seed: int) -> Compressor:
         raise InputError(f"bits is {bits}; choose from 4, 8")
     made: dict[str, Compressor] = {"top": TopK(K), "random": RandomK(K, seed), "quantised": Quantised(bits)}
     return choose("compressor", name, made)
-
-
-def kept(K: float, p: int) -> int:
-    """How many of p entries K stands for."""
-    return min(p, int(K) if K >= 1 else max(1, round(K * p)))
-
-
-def _sparse(v: Tensor, K: float) -> Sparse:
-    size = v.shape[-1]
-    indices = v.abs().topk(kept(K, size)).indices
-    return Sparse(v.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
-
-
-def _dense(packed: Sparse) -> Tensor:
-    v = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))
-    return v.scatter(-1, packed.indices.long(), packed.values)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.compressors import Compressor, compressor
-from fednmap.algorithms.hyperparameters import check, convex
+from fednmap.algorithms.hyperparameters import check, convex, default
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import integer, positive
+from fednmap.regularizers.parameters import integer
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,10 @@ class EControlDA(Algorithm):
         check(self, "eta_a", "Q", "K")
         if self.Q != 1:
             raise InputError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", 1 / self.eta_a)
-        positive(self, "gamma")
+        default(self, "gamma", 1 / self.eta_a)
         integer(self, "seed", 0)
         integer(self, "bits", 1)
-        convex(self, self.phi)
+        convex(self)
         self.compression()
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

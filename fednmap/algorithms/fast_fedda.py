@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, convex
+from fednmap.algorithms.hyperparameters import check, convex, default
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,8 @@ class FastFedDA(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q", "mu")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", 1 / self.eta_a)
-        positive(self, "gamma")
-        convex(self, self.phi)
+        default(self, "gamma", 1 / self.eta_a)
+        convex(self)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(-self.gamma * start, torch.zeros_like(start), start.new_zeros(())), self.Client()

@@ -60,7 +60,7 @@ class FedDA(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        convex(self, self.phi)
+        convex(self)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start, start.new_zeros((), dtype=torch.float64)), self.Client()

@@ -56,7 +56,7 @@ class FedMiD(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        convex(self, self.phi)
+        convex(self)
         if self.server_only:
             object.__setattr__(self, "traits", replace(self.traits, prox="0 + 1", fixed_point=FixedPoint.BIASED))
 

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.semismooth import newton_point
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, SecondOrder, Traits
 from fednmap.measure import residual
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import positive
 
 LIMIT = 2000  # coordinates: a client then sends 2 million numbers per round
 DAMPED = 1e-3  # mu after the first step that was taken back, in units of H's mean eigenvalue; then 10 times as much,
@@ -101,10 +100,7 @@ class FedNewton(Algorithm):
                 f"FedNewton needs a prox with a derivative almost everywhere, and that of {type(self.phi).__name__} "
                 "jumps; use a weakly convex regularizer, or FedNMap"
             )
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", safe_step(self.phi, self.eta_a))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
+        prox_step(self, "gamma", self.eta_a)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         p = start.numel()

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.control_variates import correction, revealed_gradient
-from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
+from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import fraction, positive
+from fednmap.regularizers.parameters import fraction
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,7 @@ class FedNMap(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         fraction(self, "forget")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fednmap.algorithms import quasi_newton
 from fednmap.algorithms.fednmap import FedNMap
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import check, prox_step
+from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, State, Traits
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import integer
+from fednmap.regularizers.parameters import fraction, integer
 
 
 @dataclass(frozen=True)
@@ -63,43 +65,40 @@ class FedNMapMemory(Algorithm):
         Y: Tensor
         counts: Tensor
 
-    class Down(NamedTuple):
-        z: Tensor
-        h: Tensor
-
-    class Client(NamedTuple):
-        h: Tensor
-
     class Up(NamedTuple):
         y: Tensor
 
     def __post_init__(self) -> None:
-        plain = FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma, self.forget)
+        check(self, "eta_a", "eta_s", "Q")
+        fraction(self, "forget")
         integer(self, "memory", 1)
         if not self.phi.rho < math.inf:
             name = type(self.phi).__name__
             raise InputError(f"FedNMapMemory needs a weakly convex phi, and {name} has rho = inf; use FedNMap")
-        object.__setattr__(self, "gamma", plain.gamma)
-        object.__setattr__(self, "_plain", plain)
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
+    @cached_property
+    def _fednmap(self) -> FedNMap:
+        """The method without memory."""
+        return FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma, self.forget)
+
+    def init(self, start: Tensor) -> tuple[Server, FedNMap.Client]:
         server, client = self._fednmap.init(start)
-        return self.Server(*server, *quasi_newton.empty(start, self.memory)), self.Client(*client)
+        return self.Server(*server, *quasi_newton.empty(start, self.memory)), client
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.z, server.h)
+    def broadcast(self, server: Server) -> FedNMap.Server:
+        return FedNMap.Server(server.z, server.h)
 
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        up, new = self._fednmap.local(FedNMap.Server(*down), FedNMap.Client(*client), g)
-        return self.Up(*up), self.Client(*new)
+    def local(self, down: FedNMap.Server, client: FedNMap.Client, g: Oracle) -> tuple[Up, FedNMap.Client]:
+        up, client = self._fednmap.local(down, client, g)
+        return self.Up(up.y), client
 
-    def state_after_sending(self, down: Down, client: Client, up: Up, sent: Up) -> Client:
-        plain = FedNMap.Server(*down), FedNMap.Client(*client), FedNMap.Up(*up), FedNMap.Up(*sent)
-        return self.Client(*self._fednmap.state_after_sending(*plain))
+    def state_after_sending(self, down: State, client: State, up: State, sent: State) -> State:
+        return self._fednmap.state_after_sending(down, client, up, sent)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        plain = self._fednmap.aggregate(FedNMap.Server(server.z, server.h), FedNMap.Up(*up), share)
-        h, eta_hat = plain.h, self.Q * self.eta_s * self.eta_a
+        h = self._fednmap.aggregate(self.broadcast(server), FedNMap.Up(up.y), share).h
+        eta_hat = self.Q * self.eta_s * self.eta_a
         past = quasi_newton.Past(*server[2:])
         z, past = quasi_newton.next_point(
             self.phi, self.gamma, eta_hat, server.z, up.y, h, past, share, local=self.Q > 1
@@ -107,12 +106,7 @@ class FedNMapMemory(Algorithm):
         return self.Server(z, h, *past)
 
     def model(self, server: Server) -> Tensor:
-        return self._fednmap.model(FedNMap.Server(server.z, server.h))
+        return self.phi.prox(server.z, self.gamma)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return self._fednmap.known_gradient(FedNMap.Server(*before[:2]), FedNMap.Server(*after[:2]))
-
-    @property
-    def _fednmap(self) -> FedNMap:
-        """The method without memory, with the same settings."""
-        return self._plain  # type: ignore[attr-defined, no-any-return]
+        return self._fednmap.known_gradient(self.broadcast(before), self.broadcast(after))

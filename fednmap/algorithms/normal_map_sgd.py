@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
+from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,7 @@ class NormalMapSGD(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, 1.0, 1))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
+        prox_step(self, "gamma", 4 * self.eta_a)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client()

@@ -7,16 +7,16 @@ magnitude as in Han, Pool, Tran and Dally, Learning both Weights and Connections
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Real
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fednmap.algorithms.fedavg import FedAvg
-from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.hyperparameters import check
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.names import InputError
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import below_one
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,9 @@ class PrunedFedAvg(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        smooth(self, self.phi)
-        if isinstance(self.zeros, bool) or not isinstance(self.zeros, Real) or not 0 <= self.zeros < 1:
-            raise InputError(f"PrunedFedAvg: zeros is {self.zeros!r}; the share of zeros must be in [0, 1)")
+        below_one(self, "zeros")
 
-    @property
+    @cached_property
     def _fedavg(self) -> FedAvg:
         return FedAvg(self.phi, self.eta_a, self.eta_s, self.Q)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.hyperparameters import check
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
@@ -65,7 +65,6 @@ class Scaffnew(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
         integer(self, "seed", 0)
-        smooth(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         t = start.new_zeros((), dtype=torch.int64)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.control_variates import correction, revealed_gradient
-from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.hyperparameters import check
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
@@ -68,7 +68,6 @@ class SCAFFOLD(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        smooth(self, self.phi)
         fraction(self, "forget")
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
