@@ -27,8 +27,14 @@ ON_SIMPLEX = torch.tensor([[0.9, 0, 0, 0, 0, 0], [0.1, 0.2, 0.3, 0.1, 0.1, 0.1],
 
 # file, class, arguments, line before, line after
 MUTATIONS: list[tuple[str, str, tuple[Any, ...], str, str]] = [
-    ("norms", "L1", (0.3,), "softshrink(v, step * self.weight)", "softshrink(v, self.weight)"),
-    ("norms", "L1", (0.3,), "self.weight * x.abs().sum(-1)", "x.abs().sum(-1)"),
+    (
+        "norms",
+        "L1",
+        (0.3,),
+        "self.check_step(step) * weights_for(self, self.weight, v",
+        "weights_for(self, self.weight, v",
+    ),
+    ("norms", "L1", (0.3,), "else weight * x.abs().sum(-1)", "else x.abs().sum(-1)"),
     ("norms", "L1", (torch.linspace(0, 1, 6),), "v - v.clamp", "v + v.clamp"),
     ("norms", "ElasticNet", (0.3, 0.2), "1 + 2 * step", "1 + step"),
     ("norms", "ElasticNet", (0.3, 0.2), "softshrink(v, step * self.nu1)", "softshrink(v, step * self.nu2)"),

@@ -8,7 +8,7 @@ library's own, see `docs/family.md`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fednmap.algorithms.compressors import Compressor, compressor
 from fednmap.algorithms.fednmap import FedNMap
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Algorithm, Oracle, Regularizer
 from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
 
 
@@ -41,13 +41,13 @@ class CompressedFedNMap(Algorithm):
     e_i sums up what the server was not told; eta e_i of it is sent on. Where C is the identity this is FedNMap.
 
     K:          entries that top and random keep: an integer, or a fraction of p below 1.
-    compressor: "top" keeps the K largest; "random" K entries drawn anew in each round from `seed`, the same for all
+    compressor: "top" keeps the K largest; "random" K entries drawn again in each round from `seed`, the same for all
                 clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
     control:    eta, the share of e_i that is sent on. Default, with delta = K/p: EControl's
                 delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1. With exact gradients 0
                 needs fewer rounds and is exact too: e_i then plays no part, as in EF21. Noise is averaged out only
                 where eta > 0.
-    pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what C bears, so that steps that
+    pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what suits C, so that steps that
                 suit FedNMap do here: 1 - sqrt(1 - delta), about delta/2, for random; 20 times that, at most 1, for
                 top; 1 for quantised. With few clients per round random may need less.
     gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
@@ -70,18 +70,7 @@ class CompressedFedNMap(Algorithm):
     pace: float | None = None
     seed: int = 0
 
-    traits = Traits(
-        composite=True,
-        up=1,
-        down=2,
-        broadcast_follows=True,
-        control_variate="h",
-        prox="Q + 1",
-        fixed_point=FixedPoint.EXACT,
-        rate="-",
-        server_variable="z",
-        normal_map=True,
-    )
+    traits = replace(FedNMap.traits, rate="-")
 
     class Server(NamedTuple):
         z: Tensor

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fednmap import core
 from fednmap.names import InputError, choose
 
 ENTRIES = 5
@@ -37,8 +38,8 @@ class Codes(NamedTuple):
     size: Tensor
 
 
-class Compressor(ABC):
-    """C, and how what it gives is packed."""
+class Compressor(core.Compressor, ABC):
+    """C, and how what it gives is packed: `pack`, and `unpack`, which gives the same bits back."""
 
     @abstractmethod
     def delta(self, p: int) -> float:
@@ -47,14 +48,6 @@ class Compressor(ABC):
     @abstractmethod
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         """C(v) in round t."""
-
-    @abstractmethod
-    def pack(self, v: Tensor) -> Any:
-        """C(v) as it travels."""
-
-    @abstractmethod
-    def unpack(self, packed: Any) -> Tensor:
-        """The way back, to the bit."""
 
     def control(self, p: int) -> float:
         """EControl's share of the error that is sent on: delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1.
@@ -66,7 +59,7 @@ class Compressor(ABC):
         return min(1.0, delta / (3 * rest * (1 + rest))) if delta < 1 else 0.0
 
     def pace(self, p: int) -> float:
-        """The share of a step that it bears, with an entry heard of every 1/delta rounds only: 1 - sqrt(1 - delta).
+        """The share of a step that is stable if an entry is sent every 1/delta rounds only: 1 - sqrt(1 - delta).
 
         That is what EF21's theorem allows of 1/L; about delta / 2 where little gets through, 1 where all does.
         """
@@ -141,7 +134,7 @@ class Quantised(Compressor):
         return 1 - 1 / self.bits  # of vectors as they come; for certain it is 1/p only
 
     def pace(self, p: int) -> float:
-        return 1.0  # every entry is heard of in every round
+        return 1.0  # every entry is sent in every round
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         unit = self._unit(v)

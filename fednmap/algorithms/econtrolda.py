@@ -30,7 +30,7 @@ class EControlDA(Algorithm):
     The server keeps z = x_0 - S/gamma.
 
     K:          coordinates kept: an integer, or a fraction of p below 1.
-    compressor: "top" keeps the K largest in magnitude; "random" K coordinates drawn anew in each round from `seed`,
+    compressor: "top" keeps the K largest in magnitude; "random" K coordinates drawn again each round from `seed`,
                 the same for all clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
     gamma:      1 / gamma is the step. Default: 1 / eta_a.
 

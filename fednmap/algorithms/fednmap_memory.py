@@ -7,7 +7,7 @@ The method: Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fednmap.algorithms import quasi_newton
 from fednmap.algorithms.fednmap import FedNMap
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, State, Traits
+from fednmap.core import Algorithm, Oracle, Regularizer, State
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import fraction, integer
 
@@ -44,16 +44,7 @@ class FedNMapMemory(Algorithm):
     memory: int = 10
     forget: float = 0.0
 
-    traits = Traits(
-        composite=True,
-        up=1,
-        down=2,
-        prox="Q + 1",
-        fixed_point=FixedPoint.EXACT,
-        rate="-",
-        control_variate="h",
-        normal_map=True,
-    )
+    traits = replace(FedNMap.traits, rate="-", broadcast_follows=False, server_variable=None)
 
     class Server(NamedTuple):
         z: Tensor

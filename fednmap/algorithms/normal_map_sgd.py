@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,6 @@ class NormalMapSGD(Algorithm):
     class Server(NamedTuple):
         z: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Up(NamedTuple):
         z: Tensor
 
@@ -59,10 +56,10 @@ class NormalMapSGD(Algorithm):
         check(self, "eta_a", "Q")
         prox_step(self, "gamma", 4 * self.eta_a)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         z, step = down.z, Steps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)

@@ -6,15 +6,14 @@ magnitude as in Han, Pool, Tran and Dally, Learning both Weights and Connections
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from torch import Tensor
 
 from fednmap.algorithms.fedavg import FedAvg
 from fednmap.algorithms.hyperparameters import check
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import below_one
 
@@ -30,7 +29,7 @@ class PrunedFedAvg(Algorithm):
 
     >>> import torch
     >>> method = PrunedFedAvg(zeros=0.5)
-    >>> method.model(method.Server(torch.tensor([3.0, -1.0, 0.5, -2.0])))
+    >>> method.model(FedAvg.Server(torch.tensor([3.0, -1.0, 0.5, -2.0])))
     tensor([ 3.,  0.,  0., -2.])
     """
 
@@ -40,18 +39,7 @@ class PrunedFedAvg(Algorithm):
     Q: int = 10
     zeros: float = 0.8
 
-    traits = Traits(
-        composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.NONE, rate="-", server_variable="x"
-    )
-
-    class Server(NamedTuple):
-        x: Tensor
-
-    class Client(NamedTuple):
-        pass
-
-    class Up(NamedTuple):
-        change: Tensor
+    traits = replace(FedAvg.traits, fixed_point=FixedPoint.NONE)
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
@@ -61,17 +49,16 @@ class PrunedFedAvg(Algorithm):
     def _fedavg(self) -> FedAvg:
         return FedAvg(self.phi, self.eta_a, self.eta_s, self.Q)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start), self.Client()
+    def init(self, start: Tensor) -> tuple[FedAvg.Server, NoState]:
+        return self._fedavg.init(start)
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        up, _ = self._fedavg.local(FedAvg.Server(down.x), FedAvg.Client(), g)
-        return self.Up(up.change), client
+    def local(self, down: FedAvg.Server, client: NoState, g: Oracle) -> tuple[FedAvg.Up, NoState]:
+        return self._fedavg.local(down, client, g)
 
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        return self.Server(server.x + self.eta_s * up.change)
+    def aggregate(self, server: FedAvg.Server, up: FedAvg.Up, share: float) -> FedAvg.Server:
+        return self._fedavg.aggregate(server, up, share)
 
-    def model(self, server: Server) -> Tensor:
+    def model(self, server: FedAvg.Server) -> Tensor:
         x, smallest = server.x, int(self.zeros * server.x.numel() + 1e-6)  # 0.29 of 100 are 29
         if smallest == 0:
             return x

@@ -29,7 +29,7 @@ class Scaffnew(Algorithm):
         otherwise:             x_i = xhat_i
 
     All clients share the coin, p = 1/Q. One round is the steps up to a communication: their number is geometric with
-    mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i when it next hears from the server, by
+    mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i with the next broadcast, by
     the eta_a with which its xhat_i was made: that of the round before, where steps follow a schedule.
 
     >>> Scaffnew(eta_a=0.1, Q=5).traits.full_participation

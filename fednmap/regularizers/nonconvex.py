@@ -15,7 +15,7 @@ from fednmap.names import InputError
 from fednmap.regularizers.parameters import integer, nonnegative, positive, wrong
 
 # Both proxes are odd and piecewise linear: soft thresholding plus a multiple of a clamped one. All terms
-# have the sign of v, so nothing cancels, also where the steep middle piece has slope 1 / (1 - s rho) >> 1.
+# have the sign of v, so nothing cancels, even if the steep middle piece has slope 1 / (1 - s rho) >> 1.
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class L0(Regularizer):
         return self.lam * (x != 0).sum(-1).to(x.dtype)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
-        return hardshrink(v, math.sqrt(2 * _checked(step) * self.lam))
+        return hardshrink(v, math.sqrt(2 * self.check_step(step) * self.lam))
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class TopK(Regularizer):
         return x.new_full(inside.shape, math.inf).masked_fill_(inside, 0.0)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
-        _checked(step)
+        self.check_step(step)
         kept = v.abs().topk(min(self.k, v.shape[-1])).indices
         return torch.zeros_like(v).scatter_(-1, kept, v.gather(-1, kept))
 
@@ -234,11 +234,3 @@ def _only_if_allowed(name: str, allowed: bool, instead: str) -> None:
         "the stationarity measure of this library are lost",
         stacklevel=4,  # the line that calls the constructor, past __post_init__ and __init__
     )
-
-
-def _checked(step: float | Tensor) -> float:
-    """The step, where rho = inf leaves nothing to compare it with."""
-    step = float(step)
-    if not 0 <= step < math.inf:
-        raise InputError(f"the prox step is {step:g}; it must be finite and at least 0")
-    return step
