@@ -144,9 +144,9 @@ class Traits:
 class Algorithm(ABC):
     """A federated method: frozen hyper-parameters and pure functions, a client half and a server half.
 
-    A subclass declares NamedTuples `Server`, `Client` and `Up`, and `Down` where the clients do not receive the
-    server's state as it is; `Up` and `Down` are what is sent. `local` is written for one client; given stacked client
-    states (k, p) the same lines run k clients.
+    A subclass declares NamedTuples `Server` and `Up`, `Client` unless its clients keep nothing (`NoState`), and `Down`
+    where they do not receive the server's state as it is; `Up` and `Down` are what is sent. `local` is written
+    for one client; given stacked client states (k, p) the same lines run k clients.
     """
 
     traits: ClassVar[Traits]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class PrunedFedAvg(Algorithm):
 
     >>> import torch
     >>> method = PrunedFedAvg(zeros=0.5)
-    >>> method.model(FedAvg.Server(torch.tensor([3.0, -1.0, 0.5, -2.0])))
+    >>> method.model(method.Server(torch.tensor([3.0, -1.0, 0.5, -2.0])))
     tensor([ 3.,  0.,  0., -2.])
     """
 
@@ -41,6 +42,12 @@ class PrunedFedAvg(Algorithm):
 
     traits = replace(FedAvg.traits, fixed_point=FixedPoint.NONE)
 
+    class Server(NamedTuple):
+        x: Tensor
+
+    class Up(NamedTuple):
+        change: Tensor
+
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         below_one(self, "zeros")
@@ -49,16 +56,17 @@ class PrunedFedAvg(Algorithm):
     def _fedavg(self) -> FedAvg:
         return FedAvg(self.phi, self.eta_a, self.eta_s, self.Q)
 
-    def init(self, start: Tensor) -> tuple[FedAvg.Server, NoState]:
-        return self._fedavg.init(start)
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
 
-    def local(self, down: FedAvg.Server, client: NoState, g: Oracle) -> tuple[FedAvg.Up, NoState]:
-        return self._fedavg.local(down, client, g)
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
+        up, _ = self._fedavg.local(FedAvg.Server(down.x), client, g)
+        return self.Up(up.change), client
 
-    def aggregate(self, server: FedAvg.Server, up: FedAvg.Up, share: float) -> FedAvg.Server:
-        return self._fedavg.aggregate(server, up, share)
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        return self.Server(server.x + self.eta_s * up.change)
 
-    def model(self, server: FedAvg.Server) -> Tensor:
+    def model(self, server: Server) -> Tensor:
         x, smallest = server.x, int(self.zeros * server.x.numel() + 1e-6)  # 0.29 of 100 are 29
         if smallest == 0:
             return x

@@ -96,7 +96,7 @@ def test_fedmid_says_where_it_ends_either_way():
 def test_of_entries_that_are_equally_small_as_many_are_pruned_as_is_said(zeros):
     method = A.PrunedFedAvg(zeros=zeros)
     x = torch.tensor([1.0, -1.0, 1.0, 5.0, -1.0, 1.0, 1.0, -1.0])
-    model = method.model(A.FedAvg.Server(x))
+    model = method.model(method.Server(x))
     assert int((model == 0).sum()) == zeros * 8
     assert model[3] == 5.0
     assert torch.equal(model[model != 0], x[model != 0])
