@@ -52,7 +52,7 @@ def newton_point(phi: Regularizer, gamma: float, z: Tensor, g: Tensor, H: Tensor
     values = values.abs() + mu
     largest = max(float(values[-1]), float(values[0]), torch.finfo(z.dtype).tiny)
     floor = 10 * torch.finfo(z.dtype).eps * largest
-    B = (vectors * values.clamp_min(floor)) @ vectors.mT
+    B: Tensor = (vectors * values.clamp_min(floor)) @ vectors.mT
     x = phi.prox(z, gamma)
     s = 1 / max(largest, 2 * phi.rho)
 
