@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fednmap.algorithms.hyperparameters import HasPhi, default_gamma, weakly_convex
+from fednmap.algorithms.hyperparameters import HasPhi, prox_step
 from fednmap.regularizers.parameters import positive, regularizer
 
 
@@ -27,7 +27,4 @@ def check_step(method: Stepping) -> None:
 def check_normal_map(method: NormalMap) -> None:
     """The same; gamma is what was given, else 4 eta_a, and suits phi."""
     check_step(method)
-    if method.gamma is None:
-        object.__setattr__(method, "gamma", default_gamma(method.phi, method.eta_a, 1.0, 1))
-    positive(method, "gamma")
-    weakly_convex(method, "gamma", method.gamma)
+    prox_step(method, "gamma", 4 * method.eta_a)
