@@ -28,7 +28,8 @@ TESTS = [  # those first that notice most, and soon
     )
 ]
 ROOMS = ("algorithms", "decentralized", "privacy", "simulation")
-NAMED = {"quasi_newton": "memory"}  # what tests call a file whose name they do not have
+NAMED = {"quasi_newton": "memory", "server_optimiser": "server_optimiser or fedavgm"}
+"""What tests call a file whose name they do not have."""
 
 # method (a file of fednmap/algorithms, decentralized or privacy), what is damaged, the line before, the line after
 MUTATIONS = [
