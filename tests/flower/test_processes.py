@@ -206,6 +206,8 @@ def status(folder):
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=2)
 def test_after_all_faults_the_optimum_is_reached_and_the_states_agree(tmp_path, monkeypatch):
     """A node killed in the middle of a round and restarted, one that sends NaN, one that is late, the server killed."""
     names = ("client-0", "client-1", "client-2", "client-3")
@@ -313,7 +315,7 @@ def zombie(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=2)
+@pytest.mark.ci(turn=4)
 def test_the_template_runs_as_it_is(running, tmp_path):
     """Three made-up clients; the server holds no data and finds the three features that matter."""
     write(tmp_path / "my-federation")
@@ -336,7 +338,7 @@ def commands(readme, heading):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=1)
+@pytest.mark.ci(turn=5)
 def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
     """Keys, TLS, registration and a run; afterwards the folder is shown and its model exported."""
     app = tmp_path / "my-federation"
@@ -376,7 +378,7 @@ def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=0)
+@pytest.mark.ci(turn=6)
 def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
     command = [sys.executable, "-m", "fednmap", "flower", "up"]
     options = ["--clients", "2", "--rounds", "3", "--model", "logistic", "--out", str(tmp_path / "run"), "--json"]
@@ -397,7 +399,7 @@ def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=3)
+@pytest.mark.ci(turn=7)
 def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_path):
     """Real processes: keys, shares, masks and their end travel as messages; a second run sees fresh ones."""
     from fednmap.simulation.quantised import Quantised
@@ -423,7 +425,7 @@ def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=2)
+@pytest.mark.ci(turn=8)
 def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "mallory"], "127.0.0.1")
     keys, names = tmp_path / "keys", ("client-0", "client-1")
@@ -445,7 +447,7 @@ def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=0)
+@pytest.mark.ci(turn=9)
 def test_a_port_that_somebody_else_has_taken_is_not_taken_for_ones_own(tmp_path):
     """Not even if a SuperLink answers there."""
     with Launcher(tmp_path / "a") as first, Launcher(tmp_path / "b") as second:
@@ -479,7 +481,7 @@ def test_ports_refuse_other_users_of_the_machine(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=1)
+@pytest.mark.ci(turn=9)
 def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
     with Launcher(tmp_path / "flower") as launcher:
         launcher.superlink()
@@ -498,7 +500,7 @@ def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "secagg",
-    [pytest.param([], marks=pytest.mark.ci(turn=4)), pytest.param(["--secagg"], marks=pytest.mark.ci(turn=5))],
+    [pytest.param([], marks=pytest.mark.ci(turn=10)), pytest.param(["--secagg"], marks=pytest.mark.ci(turn=11))],
 )
 def test_a_run_under_fire_ends_at_the_optimum(tmp_path, secagg):
     """A few faults of each kind; tests/fault_run.py alone makes more of them."""

@@ -441,7 +441,7 @@ def test_the_template_has_every_setting_and_reads_as_it_is(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=3)
+@pytest.mark.ci(turn=8)
 def test_the_template_between_real_processes_is_the_estimator(tmp_path):
     """The four hospitals of the heart-disease data, each a node with a file of its own."""
     needs("heart_disease", "processed.va.data")
