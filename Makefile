@@ -12,9 +12,9 @@ test: $(VENV)/.test
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m "not slow"
 
 # A share of the slow tests, a few minutes on two cores. Those between real processes take turns, by the number of commits.
-TURN ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % 6)
+TURN ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % 12)
 test-ci: $(VENV)/.test
-	$(VENV)/bin/python tests/mutations.py fednmap
+	$(VENV)/bin/python tests/mutations.py fednmap --turn $(TURN)
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m "slow and (ci(turn='every') or ci(turn=$(TURN)))"
 
 test-slow: $(VENV)/.test

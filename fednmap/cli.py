@@ -18,63 +18,28 @@ from fednmap import __version__
 from fednmap.names import FOREIGN, InputError
 
 COMMANDS = {
-    "train": ("fednmap.commands.train", "train", "Train one model across clients."),
-    "compare": (
-        "fednmap.commands.train",
-        "compare",
-        "Run several methods from the same start with the same minibatches, and compare them.",
-    ),
-    "fit": (
-        "fednmap.commands.fit",
-        "fit",
-        "Fit one linear model to tables, one file per site. A simulation: this process reads all files.",
-    ),
-    "predict": ("fednmap.commands.fit", "predict", "Predict the rows of a new file with a fitted model."),
-    "example": (
-        "fednmap.commands.example",
-        "example",
-        "Write the files of an example, to try other commands on: hospitals.",
-    ),
-    "tune": (
-        "fednmap.commands.tune",
-        "tune",
-        "Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs.",
-    ),
-    "speedup": (
-        "fednmap.commands.speedup",
-        "speedup",
-        "Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is linear.",
-    ),
-    "show": ("fednmap.commands.show", "show", "Show a run in the terminal, or list the runs of a folder."),
-    "report": (
-        "fednmap.commands.report",
-        "report",
-        "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration.",
-    ),
-    "list": (
-        "fednmap.commands.listing",
-        "listing",
-        "List algorithms, topologies, regularizers, datasets, partitions, models or presets.",
-    ),
-    "export": (
-        "fednmap.commands.export",
-        "export",
-        "Write a trained model as safetensors, onnx or torch, and report what its zeros are worth.",
-    ),
-    "reproduce": (
-        "fednmap.commands.reproduce",
-        "reproduce",
-        "Run a figure of the paper or a benchmark of others, and judge its claims. A second call continues.",
-    ),
-    "audit": (
-        "fednmap.commands.audit",
-        "audit",
-        "List everything that left the clients in a run: names, shapes, bytes, rounds; from the clients' own logs.",
-    ),
-    "flower": ("fednmap.commands.flower", "app", "Federations between real machines, on Flower."),
+    "train": "Train one model across clients.",
+    "compare": "Run several methods from the same start with the same minibatches, and compare them.",
+    "fit": "Fit one linear model to tables, one file per site. A simulation: this process reads all files.",
+    "predict": "Predict the rows of a new file with a fitted model.",
+    "example": "Write the files of an example, to try other commands on: hospitals.",
+    "tune": "Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs.",
+    "speedup": "Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is "
+    "linear.",
+    "show": "Show a run in the terminal, or list the runs of a folder.",
+    "report": "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, "
+    "configuration.",
+    "list": "List algorithms, topologies, regularizers, datasets, partitions, models or presets.",
+    "export": "Write a trained model as safetensors, onnx or torch, and report what its zeros are worth.",
+    "reproduce": "Run a figure of the paper or a benchmark of others, and judge its claims. A second call continues.",
+    "audit": "List everything that left the clients in a run: names, shapes, bytes, rounds; from the clients' own "
+    "logs.",
+    "flower": "Federations between real machines, on Flower.",
 }
-"""Name -> module, function in it (or Typer app), the first line of its help."""
+"""Name -> the first line of its help."""
 
+ELSEWHERE = {"compare": "train:compare", "predict": "fit:predict", "list": "listing:listing", "flower": "flower:app"}
+"""Commands that are not the function of their name in the module of their name, in `fednmap.commands`."""
 
 TORCH_OUT_OF_MEMORY = re.compile(
     r"(\[enforce fail at [^\]]*\] [^.]*\. )?DefaultCPUAllocator: |Storage size calculation overflowed"
@@ -84,15 +49,15 @@ TORCH_OUT_OF_MEMORY = re.compile(
 class LazyCommand(TyperCommand):
     """A command that is known by its name and one line, and loaded when it is called."""
 
-    def __init__(self, name: str, module: str, function: str, line: str) -> None:
-        super().__init__(name, help=line)
-        self.module, self.function = module, function
+    def __init__(self, name: str) -> None:
+        super().__init__(name, help=COMMANDS[name])
 
     def loaded(self) -> click.Command:
-        found = getattr(import_module(self.module), self.function)
+        module, function = ELSEWHERE.get(str(self.name), f"{self.name}:{self.name}").split(":")
+        found = getattr(import_module(f"fednmap.commands.{module}"), function)
         if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False)
-            found.command(self.name)(function)
+            command, found = found, typer.Typer(add_completion=False)
+            found.command(self.name)(command)
         return typer.main.get_command(found)
 
     def make_context(
@@ -118,7 +83,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 app = TyperGroup(
     name="fednmap",
     help="Composite federated learning: minimise f(x) + phi(x) across clients that keep their data.",
-    commands={name: LazyCommand(name, *where) for name, where in COMMANDS.items()},
+    commands={name: LazyCommand(name) for name in COMMANDS},
     no_args_is_help=True,
     params=[
         click.Option(

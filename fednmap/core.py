@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -56,6 +56,11 @@ class SecondOrder:
 State = Any
 """A NamedTuple of tensors, declared by the algorithm that uses it."""
 
+
+class NoState(NamedTuple):
+    """The state of a client that keeps nothing."""
+
+
 A = TypeVar("A")
 
 
@@ -77,11 +82,11 @@ class Regularizer(ABC):
         """argmin_y phi(y) + |y - v|^2 / (2 step). At step 0: v itself, for a constraint the projection."""
 
     def check_step(self, step: float | Tensor) -> float:
-        """`step` as a float, refused where the prox would have more than one value."""
+        """`step` as a float, refused where the prox would have more than one value; at rho = inf that is accepted."""
         step = float(step)
         if not 0.0 <= step < float("inf"):
             raise InputError(f"the prox step is {step:g}; it must be finite and at least 0")
-        if step * self.rho >= 1.0:
+        if 1.0 <= step * self.rho < float("inf"):
             raise InputError(
                 f"{type(self).__name__} is weakly convex with rho = {self.rho:g}: its prox needs step * rho < 1, "
                 f"given step = {step:g} (step * rho = {step * self.rho:g}); use a step below {1 / self.rho:g}"
@@ -139,14 +144,15 @@ class Traits:
 class Algorithm(ABC):
     """A federated method: frozen hyper-parameters and pure functions, a client half and a server half.
 
-    A subclass declares NamedTuples `Server`, `Client` and `Up`, and `Down` where the clients do not receive the
-    server's state as it is; `Up` and `Down` are what is sent. `local` is written for one client; given stacked client
-    states (k, p) the same lines run k clients.
+    A subclass declares NamedTuples `Server` and `Up`, `Client` unless its clients keep nothing (`NoState`), and `Down`
+    where they do not receive the server's state as it is; `Up` and `Down` are what is sent. `local` is written
+    for one client; given stacked client states (k, p) the same lines run k clients.
     """
 
     traits: ClassVar[Traits]
     phi: Regularizer
     """The regularizer that the method minimises with f; Zero() for smooth methods."""
+    Client: ClassVar[type[Any]] = NoState  # where a method does not declare its own
 
     @property
     def name(self) -> str:

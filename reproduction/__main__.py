@@ -2,4 +2,4 @@
 
 from fednmap.cli import LazyCommand, main
 
-main(LazyCommand("reproduce", "reproduction.command", "reproduce", ""), "python -m reproduction")
+main(LazyCommand("reproduce"), "python -m reproduction")

@@ -72,7 +72,7 @@ def reproduce(
                 trials=trials,
                 out=folder,
                 workers=at_once,
-                report=reporter.tell,
+                report=reporter.message,
                 only_finished=finished,
             )
             table = Table("claim", "paper", "measured", "verdict", title=figure.title)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fednmap.theory.assumptions import at_least_one, nonnegative
+from fednmap.theory.steps import at_least_one, nonnegative
 
 
 class Rate(NamedTuple):

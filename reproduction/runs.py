@@ -39,7 +39,7 @@ def trained(config: Config, columns: tuple[str, ...], path: Path) -> list[Record
     folder = RunFolder(path)
     if not _is_begun(folder, experiment):
         if (path / "run.toml").exists():
-            reporter.tell(f"{path} holds a run of other settings or data; it begins again")
+            reporter.message(f"{path} holds a run of other settings or data; it begins again")
             _discard(path)
         folder = RunFolder.create(path, config, "reproduce")
     (result,) = execute(config, folder, reporter, experiment=experiment)
@@ -55,7 +55,7 @@ def _is_begun(folder: RunFolder, experiment: Experiment) -> bool:
         return False
     try:
         folder.check_settings(experiment.config)
-        folder.recognise(experiment.dataset.digest)
+        folder.check_data_digest(experiment.dataset.digest)
     except InputError:
         return False
     return True

@@ -5,4 +5,4 @@ from fednmap.problems.minibatch import blocks, by_step
 
 def minibatches(*address, **options):
     """rows(q): the rows of the clients' minibatches in local step q; arguments as for `blocks`."""
-    return by_step(blocks(*address, **options), lambda drawn, k: drawn[k])
+    return by_step(blocks(*address, **options))

@@ -38,7 +38,7 @@ class Heard(Reporter):
     def on_record(self, record):
         self.records.append(record)
 
-    def tell(self, line):
+    def message(self, line):
         self.lines.append(line)
 
 

@@ -7,7 +7,6 @@ from fednmap.algorithms.econtrolda import EControlDA
 from fednmap.algorithms.fast_fedda import FastFedDA
 from fednmap.algorithms.fedadmm import FedADMM
 from fednmap.algorithms.fedavg import FedAvg
-from fednmap.algorithms.fedavgm import FedAvgM
 from fednmap.algorithms.fedcanon import FedCanon
 from fednmap.algorithms.fedda import FedDA
 from fednmap.algorithms.feddr import FedDR
@@ -15,7 +14,6 @@ from fednmap.algorithms.fedmid import FedMiD
 from fednmap.algorithms.fednewton import FedNewton
 from fednmap.algorithms.fednmap import FedNMap
 from fednmap.algorithms.fednmap_memory import FedNMapMemory
-from fednmap.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fednmap.algorithms.fedpd import FedPD
 from fednmap.algorithms.fedprox import FedProx
 from fednmap.algorithms.normal_map_sgd import NormalMapSGD
@@ -23,7 +21,7 @@ from fednmap.algorithms.prox_sgd import ProxSGD
 from fednmap.algorithms.pruned_fedavg import PrunedFedAvg
 from fednmap.algorithms.scaffnew import Scaffnew
 from fednmap.algorithms.scaffold import SCAFFOLD
-from fednmap.algorithms.server_optimiser import ServerOptimiser
+from fednmap.algorithms.server_optimiser import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimiser
 from fednmap.algorithms.zhang import Zhang
 from fednmap.core import Algorithm
 from fednmap.names import InputError, look_up

@@ -8,16 +8,17 @@ library's own, see `docs/family.md`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fednmap.algorithms.compressors import Compressor, compressor
-from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
-from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.algorithms.fednmap import FedNMap
+from fednmap.algorithms.hyperparameters import check, prox_step
+from fednmap.core import Algorithm, Oracle, Regularizer
 from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
 
 
@@ -40,13 +41,13 @@ class CompressedFedNMap(Algorithm):
     e_i sums up what the server was not told; eta e_i of it is sent on. Where C is the identity this is FedNMap.
 
     K:          entries that top and random keep: an integer, or a fraction of p below 1.
-    compressor: "top" keeps the K largest; "random" K entries drawn anew in each round from `seed`, the same for all
+    compressor: "top" keeps the K largest; "random" K entries drawn again in each round from `seed`, the same for all
                 clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
     control:    eta, the share of e_i that is sent on. Default, with delta = K/p: EControl's
                 delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1. With exact gradients 0
                 needs fewer rounds and is exact too: e_i then plays no part, as in EF21. Noise is averaged out only
                 where eta > 0.
-    pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what C bears, so that steps that
+    pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what suits C, so that steps that
                 suit FedNMap do here: 1 - sqrt(1 - delta), about delta/2, for random; 20 times that, at most 1, for
                 top; 1 for quantised. With few clients per round random may need less.
     gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
@@ -69,18 +70,7 @@ class CompressedFedNMap(Algorithm):
     pace: float | None = None
     seed: int = 0
 
-    traits = Traits(
-        composite=True,
-        up=1,
-        down=2,
-        broadcast_follows=True,
-        control_variate="h",
-        prox="Q + 1",
-        fixed_point=FixedPoint.EXACT,
-        rate="-",
-        server_variable="z",
-        normal_map=True,
-    )
+    traits = replace(FedNMap.traits, rate="-")
 
     class Server(NamedTuple):
         z: Tensor
@@ -96,6 +86,7 @@ class CompressedFedNMap(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q", "K")
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
         integer(self, "bits", 1)
         integer(self, "seed", 0)
         if self.control is not None:
@@ -103,24 +94,20 @@ class CompressedFedNMap(Algorithm):
         if self.pace is not None:
             positive(self, "pace")
             fraction(self, "pace")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
         self.compression()
+
+    @cached_property
+    def _fednmap(self) -> FedNMap:
+        return FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero, start.new_zeros(())), self.Client(zero, zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, h, e, step, compress = down.z, client.h, client.e, Steps(self.eta_a, g), self.compression()
-        d = (self._pull(z) + down.h) - h  # (z - x)/gamma + c_i: fixed during the round
-        z_i = z
-        for q in range(self.Q):
-            z_i = step.down(z_i, self._prox(z_i), q, d)
-        G = step.mean(z, z_i, self.Q) - d
-        eta = compress.control(z.shape[-1]) if self.control is None else self.control
+        (h, e), compress = client, self.compression()
+        G = self._fednmap.local(FedNMap.Server(down.z, down.h), FedNMap.Client(h), g)[1].h
+        eta = compress.control(h.shape[-1]) if self.control is None else self.control
         D = compress(G - h - eta * e, down.t)
         h = h + D
         return self.Up(D), self.Client(h, e + h - G)
@@ -128,17 +115,12 @@ class CompressedFedNMap(Algorithm):
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         z, h, t = server
         pace = self.compression().pace(z.shape[-1]) if self.pace is None else self.pace
-        z = z - pace * self.Q * self.eta_s * self.eta_a * (self._pull(z) + h + up.D)
+        pull = (z - self.phi.prox(z, self.gamma)) / self.gamma
+        z = z - pace * self.Q * self.eta_s * self.eta_a * (pull + h + up.D)
         return self.Server(z, h + share * up.D, t + 1)
 
     def model(self, server: Server) -> Tensor:
-        return self._prox(server.z)
+        return self.phi.prox(server.z, self.gamma)
 
     def compression(self) -> Compressor:
         return compressor(self.compressor, self.K, self.bits, self.seed)
-
-    def _prox(self, z: Tensor) -> Tensor:
-        return self.phi.prox(z, self.gamma)
-
-    def _pull(self, z: Tensor) -> Tensor:
-        return (z - self._prox(z)) / self.gamma

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fednmap import core
 from fednmap.names import InputError, choose
 
 ENTRIES = 5
@@ -37,8 +38,8 @@ class Codes(NamedTuple):
     size: Tensor
 
 
-class Compressor(ABC):
-    """C, and how what it gives is packed."""
+class Compressor(core.Compressor, ABC):
+    """C, and how what it gives is packed: `pack`, and `unpack`, which gives the same bits back."""
 
     @abstractmethod
     def delta(self, p: int) -> float:
@@ -47,14 +48,6 @@ class Compressor(ABC):
     @abstractmethod
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         """C(v) in round t."""
-
-    @abstractmethod
-    def pack(self, v: Tensor) -> Any:
-        """C(v) as it travels."""
-
-    @abstractmethod
-    def unpack(self, packed: Any) -> Tensor:
-        """The way back, to the bit."""
 
     def control(self, p: int) -> float:
         """EControl's share of the error that is sent on: delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1.
@@ -66,7 +59,7 @@ class Compressor(ABC):
         return min(1.0, delta / (3 * rest * (1 + rest))) if delta < 1 else 0.0
 
     def pace(self, p: int) -> float:
-        """The share of a step that it bears, with an entry heard of every 1/delta rounds only: 1 - sqrt(1 - delta).
+        """The share of a step that is stable if an entry is sent every 1/delta rounds only: 1 - sqrt(1 - delta).
 
         That is what EF21's theorem allows of 1/L; about delta / 2 where little gets through, 1 where all does.
         """
@@ -74,50 +67,52 @@ class Compressor(ABC):
 
 
 @dataclass(frozen=True)
-class TopK(Compressor):
-    """The K entries that are largest in magnitude; K below 1 is a fraction of all."""
+class _Sparsifier(Compressor):
+    """Keeps K entries; K below 1 is a fraction of all."""
 
     K: float
 
+    def kept(self, p: int) -> int:
+        """How many of p entries K stands for."""
+        return min(p, int(self.K) if self.K >= 1 else max(1, round(self.K * p)))
+
     def delta(self, p: int) -> float:
-        return kept(self.K, p) / p
+        return self.kept(p) / p
+
+    def pack(self, v: Tensor) -> Sparse:
+        size = v.shape[-1]
+        indices = v.abs().topk(self.kept(size)).indices
+        return Sparse(v.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
+
+    def unpack(self, packed: Sparse) -> Tensor:
+        v = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))
+        return v.scatter(-1, packed.indices.long(), packed.values)
+
+
+@dataclass(frozen=True)
+class TopK(_Sparsifier):
+    """The K entries that are largest in magnitude; K below 1 is a fraction of all."""
 
     def pace(self, p: int) -> float:
         """Twenty times what is proved, at most 1: what matters most comes first. Measured, see `docs/family.md`."""
         return min(1.0, 20 * super().pace(p))
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
-        indices = v.abs().topk(kept(self.K, v.shape[-1])).indices
+        indices = v.abs().topk(self.kept(v.shape[-1])).indices
         return torch.zeros_like(v).scatter(-1, indices, v.gather(-1, indices))
-
-    def pack(self, v: Tensor) -> Sparse:
-        return _sparse(v, self.K)
-
-    def unpack(self, packed: Sparse) -> Tensor:
-        return _dense(packed)
 
 
 @dataclass(frozen=True)
-class RandomK(Compressor):
-    """K entries drawn anew in each round from the seed, the same for all clients; K below 1 is a fraction of all."""
+class RandomK(_Sparsifier):
+    """K entries drawn again in each round from the seed, the same for all clients; K below 1 is a fraction of all."""
 
-    K: float
     seed: int
-
-    def delta(self, p: int) -> float:
-        return kept(self.K, p) / p
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         p = v.shape[-1]
-        chosen = np.random.default_rng([self.seed, ENTRIES, int(t)]).choice(p, kept(self.K, p), replace=False)
+        chosen = np.random.default_rng([self.seed, ENTRIES, int(t)]).choice(p, self.kept(p), replace=False)
         mask = torch.zeros(p, dtype=v.dtype, device=v.device).index_fill(0, torch.from_numpy(chosen).to(v.device), 1)
         return v * mask
-
-    def pack(self, v: Tensor) -> Sparse:
-        return _sparse(v, self.K)
-
-    def unpack(self, packed: Sparse) -> Tensor:
-        return _dense(packed)
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ class Quantised(Compressor):
         return 1 - 1 / self.bits  # of vectors as they come; for certain it is 1/p only
 
     def pace(self, p: int) -> float:
-        return 1.0  # every entry is heard of in every round
+        return 1.0  # every entry is sent in every round
 
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
         unit = self._unit(v)
@@ -176,19 +171,3 @@ def compressor(name: str, K: float, bits: int, seed: int) -> Compressor:
         raise InputError(f"bits is {bits}; choose from 4, 8")
     made: dict[str, Compressor] = {"top": TopK(K), "random": RandomK(K, seed), "quantised": Quantised(bits)}
     return choose("compressor", name, made)
-
-
-def kept(K: float, p: int) -> int:
-    """How many of p entries K stands for."""
-    return min(p, int(K) if K >= 1 else max(1, round(K * p)))
-
-
-def _sparse(v: Tensor, K: float) -> Sparse:
-    size = v.shape[-1]
-    indices = v.abs().topk(kept(K, size)).indices
-    return Sparse(v.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
-
-
-def _dense(packed: Sparse) -> Tensor:
-    v = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))
-    return v.scatter(-1, packed.indices.long(), packed.values)

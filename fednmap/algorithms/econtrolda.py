@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.compressors import Compressor, compressor
-from fednmap.algorithms.hyperparameters import check, convex
+from fednmap.algorithms.hyperparameters import check, convex, default
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import integer, positive
+from fednmap.regularizers.parameters import integer
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EControlDA(Algorithm):
     The server keeps z = x_0 - S/gamma.
 
     K:          coordinates kept: an integer, or a fraction of p below 1.
-    compressor: "top" keeps the K largest in magnitude; "random" K coordinates drawn anew in each round from `seed`,
+    compressor: "top" keeps the K largest in magnitude; "random" K coordinates drawn again each round from `seed`,
                 the same for all clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
     gamma:      1 / gamma is the step. Default: 1 / eta_a.
 
@@ -79,12 +79,10 @@ class EControlDA(Algorithm):
         check(self, "eta_a", "Q", "K")
         if self.Q != 1:
             raise InputError(f"EControlDA takes one gradient a round: use Q = 1, given {self.Q}")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", 1 / self.eta_a)
-        positive(self, "gamma")
+        default(self, "gamma", 1 / self.eta_a)
         integer(self, "seed", 0)
         integer(self, "bits", 1)
-        convex(self, self.phi)
+        convex(self)
         self.compression()
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, convex
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import positive
+from fednmap.algorithms.hyperparameters import check, convex, default
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -59,24 +58,19 @@ class FastFedDA(Algorithm):
         W: Tensor
         A: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Up(NamedTuple):
         G: Tensor
         W: Tensor
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q", "mu")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", 1 / self.eta_a)
-        positive(self, "gamma")
-        convex(self, self.phi)
+        default(self, "gamma", 1 / self.eta_a)
+        convex(self)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(-self.gamma * start, torch.zeros_like(start), start.new_zeros(())), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(-self.gamma * start, torch.zeros_like(start), start.new_zeros(())), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         G, W, A = down
         w = self._step(G, W, A)
         for q in range(self.Q):

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, default, safe_step, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,7 @@ class FedADMM(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
-        if self.beta is None:
-            object.__setattr__(self, "beta", 1 / safe_step(self.phi, self.eta_a * self.Q))
-        positive(self, "beta")
+        default(self, "beta", 1 / safe_step(self.phi, self.eta_a * self.Q))
         weakly_convex(self, "1 / beta", 1 / self.beta)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.control_variates import correction, revealed_gradient
 from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
@@ -84,7 +83,7 @@ class FedCanon(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, correction(down.h, client.h, self.forget), Steps(self.eta_a, g)
+        x, c, step = down.x, (1 - self.forget) * (down.h - client.h), Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
             z_i = step.down(z_i, z_i, q, c)
@@ -92,7 +91,7 @@ class FedCanon(Algorithm):
         return self.Up(y), self.Client(y - c)
 
     def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(sent.y - correction(down.h, client.h, self.forget))
+        return self.Client(sent.y - (1 - self.forget) * (down.h - client.h))
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
@@ -103,4 +102,4 @@ class FedCanon(Algorithm):
         return server.x
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return revealed_gradient(before.x, after.h, self.Q, self.forget)
+        return (before.x, after.h) if self.Q == 1 and not self.forget else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, convex
 from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,17 @@ class FedDA(Algorithm):
         z: Tensor
         s: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Up(NamedTuple):
         change: Tensor
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        convex(self, self.phi)
+        convex(self)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start, start.new_zeros((), dtype=torch.float64)), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start, start.new_zeros((), dtype=torch.float64)), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         z_i, step = down.z, Steps(self.eta_a, g)
         for q in range(self.Q):
             z_i = step.down(z_i, self.phi.prox(z_i, down.s + self.eta_a * q), q)

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,7 @@ class FedDR(Algorithm):
         check(self, "eta_a", "Q", "alpha")
         if self.alpha >= 2:
             raise InputError(f"FedDR: alpha is {self.alpha}; the relaxation must be in (0, 2)")
-        if self.r is None:
-            object.__setattr__(self, "r", safe_step(self.phi, self.eta_a * self.Q))
-        positive(self, "r")
-        weakly_convex(self, "r", self.r)
+        prox_step(self, "r", self.eta_a * self.Q)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start, start), self.Client(start, start, start)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, convex
 from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,19 @@ class FedMiD(Algorithm):
     class Server(NamedTuple):
         w: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Up(NamedTuple):
         change: Tensor
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        convex(self, self.phi)
+        convex(self)
         if self.server_only:
             object.__setattr__(self, "traits", replace(self.traits, prox="0 + 1", fixed_point=FixedPoint.BIASED))
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         w, step = down.w, Steps(self.eta_a, g)
         for q in range(self.Q):
             w = step.down(w, w, q)

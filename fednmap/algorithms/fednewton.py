@@ -13,17 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, safe_step, weakly_convex
+from fednmap.algorithms.hyperparameters import check, prox_step
+from fednmap.algorithms.quasi_newton import is_worse
 from fednmap.algorithms.semismooth import newton_point
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, SecondOrder, Traits
-from fednmap.measure import residual
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, SecondOrder, Traits
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import positive
 
 LIMIT = 2000  # coordinates: a client then sends 2 million numbers per round
 DAMPED = 1e-3  # mu after the first step that was taken back, in units of H's mean eigenvalue; then 10 times as much,
 MOST = 1e5  # up to this
-GROWTH = 10.0  # of the natural residual since the last point that was kept: beyond it a step is taken back
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class FedNewton(Algorithm):
     The last line is the normal map of f's quadratic model at x, solved on the server by semismooth Newton steps
     (`fednmap.algorithms.semismooth`): x' = prox(z') minimises the model plus phi. mu = 0 at first; with a large mu the
     step is a plain proximal gradient step of length 1/mu, which is good for every smooth f: that is the safeguard. The
-    change of psi is told by both gradients, <g + g', x' - x>/2 + phi(x') - phi(x).
+    change of psi is estimated from both gradients, <g + g', x' - x>/2 + phi(x') - phi(x).
 
     eta_a: gamma, where that is not given. The models x do not depend on it.
     gamma: prox parameter, gamma * rho < 1.
@@ -84,9 +82,6 @@ class FedNewton(Algorithm):
         mu: Tensor
         rounds: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Down(NamedTuple):
         z: Tensor
 
@@ -101,12 +96,9 @@ class FedNewton(Algorithm):
                 f"FedNewton needs a prox with a derivative almost everywhere, and that of {type(self.phi).__name__} "
                 "jumps; use a weakly convex regularizer, or FedNMap"
             )
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", safe_step(self.phi, self.eta_a))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
+        prox_step(self, "gamma", self.eta_a)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
         p = start.numel()
         if p > LIMIT:
             numbers = f"{p * (p + 1) // 2:,} numbers"
@@ -117,12 +109,12 @@ class FedNewton(Algorithm):
         zero = start.new_zeros(())
         return self.Server(
             start, start, torch.zeros_like(start), start.new_zeros(p * (p + 1) // 2), zero, zero
-        ), self.Client()
+        ), NoState()
 
     def broadcast(self, server: Server) -> Down:
         return self.Down(server.z)
 
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Down, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         if not isinstance(g, SecondOrder):
             raise InputError("FedNewton needs the clients' Hessians; see fednmap.core.oracle_of")
         x = self.phi.prox(down.z, self.gamma)
@@ -131,7 +123,9 @@ class FedNewton(Algorithm):
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         z, g, H, mu = server.z, up.g, up.H, server.mu
-        if self._is_worse(server, up):
+        x, before = self.model(server), self.phi.prox(server.kept, self.gamma)
+        floor = torch.finfo(x.dtype).eps * float(g.norm() + x.norm() / self.gamma)
+        if server.rounds and is_worse(self.phi, self.gamma, before, server.g, x, g, floor):
             z, g, H = server.kept, server.g, server.H
             mu = (10 * mu).clamp(DAMPED * self._mean(H), MOST * self._mean(H))
         else:
@@ -144,18 +138,6 @@ class FedNewton(Algorithm):
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return (self.model(before), after.g) if torch.equal(before.z, after.kept) else None
-
-    def _is_worse(self, server: Server, up: Up) -> bool:
-        """Whether psi has risen since the point that was kept, as far as both gradients tell, or the residual much."""
-        if not server.rounds:
-            return False
-        x, before = self.model(server), self.phi.prox(server.kept, self.gamma)
-        s = x - before
-        terms = torch.stack((server.g @ s / 2, up.g @ s / 2, self.phi.value(x), -self.phi.value(before)))
-        rise, rounding = float(terms.sum()), 8 * torch.finfo(x.dtype).eps * float(terms.abs().sum())
-        old, new = (float(residual(*at, self.phi, self.gamma).norm()) for at in ((before, server.g), (x, up.g)))
-        floor = torch.finfo(x.dtype).eps * float(up.g.norm() + x.norm() / self.gamma)
-        return not (rise <= rounding and new <= GROWTH * max(old, floor))
 
     def _mean(self, H: Tensor) -> float:
         """The mean eigenvalue of H, as a positive number."""

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.control_variates import correction, revealed_gradient
-from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
+from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import fraction, positive
+from fednmap.regularizers.parameters import fraction
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,7 @@ class FedNMap(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         fraction(self, "forget")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, self.eta_s, self.Q))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
@@ -112,14 +108,15 @@ class FedNMap(Algorithm):
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         """With Q = 1 the mean uplink is the normal map at z, and h, which is it without (z - x)/gamma, grad f(x)."""
-        return revealed_gradient(self.model(before), after.h, self.Q, self.forget)
+        return (self.model(before), after.h) if self.Q == 1 and not self.forget else None
 
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)
 
     def _direction(self, down: Server, client: Client) -> Tensor:
         """(z - x)/gamma + c_i: fixed during the round."""
-        return correction(down.h, client.h, self.forget, common=self._pull(down.z))
+        keep = 1 - self.forget
+        return torch.sub(self._pull(down.z) + keep * down.h, client.h, alpha=keep)  # one pass over all clients
 
     def _pull(self, z: Tensor) -> Tensor:
         return (z - self._prox(z)) / self.gamma

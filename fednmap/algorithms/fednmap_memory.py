@@ -7,16 +7,18 @@ The method: Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fednmap.algorithms import quasi_newton
 from fednmap.algorithms.fednmap import FedNMap
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.algorithms.hyperparameters import check, prox_step
+from fednmap.core import Algorithm, Oracle, Regularizer, State
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import integer
+from fednmap.regularizers.parameters import fraction, integer
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,7 @@ class FedNMapMemory(Algorithm):
     memory: int = 10
     forget: float = 0.0
 
-    traits = Traits(
-        composite=True,
-        up=1,
-        down=2,
-        prox="Q + 1",
-        fixed_point=FixedPoint.EXACT,
-        rate="-",
-        control_variate="h",
-        normal_map=True,
-    )
+    traits = replace(FedNMap.traits, rate="-", broadcast_follows=False, server_variable=None)
 
     class Server(NamedTuple):
         z: Tensor
@@ -74,32 +67,37 @@ class FedNMapMemory(Algorithm):
         y: Tensor
 
     def __post_init__(self) -> None:
-        plain = FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma, self.forget)
+        check(self, "eta_a", "eta_s", "Q")
+        fraction(self, "forget")
         integer(self, "memory", 1)
         if not self.phi.rho < math.inf:
             name = type(self.phi).__name__
             raise InputError(f"FedNMapMemory needs a weakly convex phi, and {name} has rho = inf; use FedNMap")
-        object.__setattr__(self, "gamma", plain.gamma)
-        object.__setattr__(self, "_plain", plain)
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
+
+    @cached_property
+    def _fednmap(self) -> FedNMap:
+        """The method without memory."""
+        return FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma, self.forget)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         server, client = self._fednmap.init(start)
-        return self.Server(*server, *quasi_newton.empty(start, self.memory)), self.Client(*client)
+        return self.Server(*server, *quasi_newton.empty(start, self.memory)), self.Client(client.h)
 
     def broadcast(self, server: Server) -> Down:
         return self.Down(server.z, server.h)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        up, new = self._fednmap.local(FedNMap.Server(*down), FedNMap.Client(*client), g)
-        return self.Up(*up), self.Client(*new)
+        up, new = self._fednmap.local(FedNMap.Server(*down), FedNMap.Client(client.h), g)
+        return self.Up(up.y), self.Client(new.h)
 
-    def state_after_sending(self, down: Down, client: Client, up: Up, sent: Up) -> Client:
-        plain = FedNMap.Server(*down), FedNMap.Client(*client), FedNMap.Up(*up), FedNMap.Up(*sent)
-        return self.Client(*self._fednmap.state_after_sending(*plain))
+    def state_after_sending(self, down: Down, client: Client, up: State, sent: State) -> Client:
+        plain = FedNMap.Server(*down), FedNMap.Client(client.h)
+        return self.Client(self._fednmap.state_after_sending(*plain, up, sent).h)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        plain = self._fednmap.aggregate(FedNMap.Server(server.z, server.h), FedNMap.Up(*up), share)
-        h, eta_hat = plain.h, self.Q * self.eta_s * self.eta_a
+        h = self._fednmap.aggregate(FedNMap.Server(*server[:2]), FedNMap.Up(up.y), share).h
+        eta_hat = self.Q * self.eta_s * self.eta_a
         past = quasi_newton.Past(*server[2:])
         z, past = quasi_newton.next_point(
             self.phi, self.gamma, eta_hat, server.z, up.y, h, past, share, local=self.Q > 1
@@ -107,12 +105,7 @@ class FedNMapMemory(Algorithm):
         return self.Server(z, h, *past)
 
     def model(self, server: Server) -> Tensor:
-        return self._fednmap.model(FedNMap.Server(server.z, server.h))
+        return self.phi.prox(server.z, self.gamma)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return self._fednmap.known_gradient(FedNMap.Server(*before[:2]), FedNMap.Server(*after[:2]))
-
-    @property
-    def _fednmap(self) -> FedNMap:
-        """The method without memory, with the same settings."""
-        return self._plain  # type: ignore[attr-defined, no-any-return]

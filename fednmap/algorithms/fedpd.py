@@ -12,11 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.hyperparameters import check, default
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
-from fednmap.regularizers.parameters import positive
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,7 @@ class FedPD(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
-        if self.r is None:
-            object.__setattr__(self, "r", self.eta_a * self.Q)
-        positive(self, "r")
-        smooth(self, self.phi)
+        default(self, "r", self.eta_a * self.Q)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client(start, torch.zeros_like(start))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.hyperparameters import check
 from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import nonnegative
 
@@ -43,21 +43,17 @@ class FedProx(Algorithm):
     class Server(NamedTuple):
         x: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Up(NamedTuple):
         change: Tensor
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        smooth(self, self.phi)
         nonnegative(self, "mu")
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         y, step = down.x, Steps(self.eta_a, g)
         for q in range(self.Q):
             y = step.down(y, y, q, self.mu * (y - down.x))

@@ -17,9 +17,15 @@ class HasPhi(Protocol):
 
 
 def check(algorithm: Algorithm, *names: str) -> None:
-    """phi is a regularizer, each named hyper-parameter a finite positive number, Q a positive integer."""
-    example = "L1(0.1), as the first argument" if algorithm.traits.composite else "Zero(), its default"
-    regularizer(algorithm, "phi", example)
+    """phi is a regularizer, Zero() for smooth methods; each named number is finite and positive, Q an integer."""
+    composite, phi = algorithm.traits.composite, algorithm.phi
+    regularizer(algorithm, "phi", "L1(0.1), as the first argument" if composite else "Zero(), its default")
+    if not composite and not isinstance(phi, Zero):
+        raise InputError(
+            f"{type(algorithm).__name__} is for smooth problems: use phi=Zero(), given {type(phi).__name__}; "
+            f"composite methods are FedNMap, Zhang, FedCanon, FedDA, FedMiD, FastFedDA, EControlDA, CompressedFedNMap, "
+            "FedNewton, FedDR and FedADMM"
+        )
     for name in names:
         if name == "Q":
             integer(algorithm, name, 1)
@@ -37,24 +43,26 @@ def weakly_convex(algorithm: HasPhi, name: str, step: float) -> None:
         )
 
 
-def convex(algorithm: Algorithm, phi: Regularizer) -> None:
+def convex(algorithm: Algorithm) -> None:
     """phi is convex, for methods whose prox weight grows without bound."""
-    if phi.rho > 0:
-        who = type(algorithm).__name__
+    if algorithm.phi.rho > 0:
         raise InputError(
-            f"{who} needs a convex regularizer, {type(phi).__name__} has rho = {phi.rho:g}; "
-            f"FedNMap, Zhang and FedCanon take weakly convex ones"
+            f"{type(algorithm).__name__} needs a convex regularizer, {type(algorithm.phi).__name__} has "
+            f"rho = {algorithm.phi.rho:g}; FedNMap, Zhang and FedCanon take weakly convex ones"
         )
 
 
-def smooth(algorithm: Algorithm, phi: Regularizer) -> None:
-    """phi = 0, for methods that know no prox."""
-    if not isinstance(phi, Zero):
-        raise InputError(
-            f"{type(algorithm).__name__} is for smooth problems: use phi=Zero(), given {type(phi).__name__}; "
-            f"composite methods are FedNMap, Zhang, FedCanon, FedDA, FedMiD, FastFedDA, EControlDA, CompressedFedNMap, "
-            "FedNewton, FedDR and FedADMM"
-        )
+def default(algorithm: HasPhi, name: str, value: float) -> None:
+    """The named hyper-parameter is `value` if it was not given; it is finite and positive."""
+    if getattr(algorithm, name) is None:
+        object.__setattr__(algorithm, name, value)
+    positive(algorithm, name)
+
+
+def prox_step(algorithm: HasPhi, name: str, value: float) -> None:
+    """The same for the step of a prox: the default is at most half of what phi allows, and step * rho < 1."""
+    default(algorithm, name, safe_step(algorithm.phi, value))
+    weakly_convex(algorithm, name, getattr(algorithm, name))
 
 
 def default_gamma(phi: Regularizer, eta_a: float, eta_s: float, Q: int) -> float:

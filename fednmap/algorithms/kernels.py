@@ -1,7 +1,7 @@
 """The arithmetic of local steps, in place: a round is bound by memory bandwidth.
 
 A method calls `step.down(z, x, q, d)` where its box says z - eta_a (g(x, q) + d), and `step(z, a, b)` where it says
-z - eta_a (a + b). What is written over is memory of the steps' own: never an input of the method, never a gradient.
+z - eta_a (a + b). The memory written over is allocated here: never an input of the method, never a gradient.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class Steps:
         self.eta, self._g, self._add = eta, g, getattr(g, "add", None)
         self._space: Tensor | None = None
 
-    def __call__(self, z: Tensor, *directions: Tensor) -> Tensor:
-        if self._space is None:  # (k, p) where the directions are those of k clients, also while z is still common
-            self._space = z.new_empty(_common(z.shape, *(d.shape for d in directions)))
-        first, *others = directions
-        z = torch.sub(z, first, alpha=self.eta, out=self._space)
+    def __call__(self, z: Tensor, first: Tensor, *others: Tensor) -> Tensor:
+        if self._space is None:  # (k, p) where the directions are those of k clients, even if z is still common
+            self._space = z.new_empty(torch.broadcast_shapes(z.shape, first.shape, *(d.shape for d in others)))
+        z = torch.sub(z.expand(self._space.shape), first, alpha=self.eta, out=self._space)
         for direction in others:  # one pass each: a sum first would be written and read once more
             z.sub_(direction, alpha=self.eta)
         return z
@@ -45,32 +44,13 @@ class Steps:
         if self._add is None or (z is not self._space and self._space is not None):
             return self(z, self._g(x, q), *directions)
         if self._space is None:
-            z, directions = self._begun(z, *directions), ()
+            self._space = z.new_empty(*self._g.stack, z.shape[-1])  # type: ignore[attr-defined]
+            z, directions = self(z, *directions) if directions else self._space.copy_(z), ()
         self._add(z, x, q, -self.eta)  # before the directions, since z may be x
         for direction in directions:
             z.sub_(direction, alpha=self.eta)
         return z
 
-    def _begun(self, z: Tensor, *directions: Tensor) -> Tensor:
-        """z, which all clients may have in common, less eta times the directions, in memory of the steps' own."""
-        stack: tuple[int, ...] = self._g.stack  # type: ignore[union-attr]
-        self._space = space = z.new_empty(*stack, z.shape[-1])
-        if not directions:
-            return space.copy_(z)
-        first, *others = directions
-        torch.sub(z.expand(space.shape), first, alpha=self.eta, out=space)
-        for direction in others:
-            space.sub_(direction, alpha=self.eta)
-        return space
-
     def mean(self, z: Tensor, last: Tensor, count: int) -> Tensor:
         """(z - last) / (eta count), written over `last`, the iterate after `count` steps from z."""
         return torch.sub(z, last, out=last).div_(self.eta * count)
-
-
-def _common(*shapes: torch.Size) -> torch.Size:
-    """torch.broadcast_shapes; at once where all are (p,) or (k, p)."""
-    longest = max(shapes, key=len)
-    if all(shape == longest[-len(shape) :] for shape in shapes):
-        return longest
-    return torch.Size(torch.broadcast_shapes(*shapes))

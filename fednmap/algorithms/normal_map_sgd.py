@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, default_gamma, weakly_convex
+from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.regularizers.parameters import positive
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -50,23 +49,17 @@ class NormalMapSGD(Algorithm):
     class Server(NamedTuple):
         z: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Up(NamedTuple):
         z: Tensor
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
-        if self.gamma is None:
-            object.__setattr__(self, "gamma", default_gamma(self.phi, self.eta_a, 1.0, 1))
-        positive(self, "gamma")
-        weakly_convex(self, "gamma", self.gamma)
+        prox_step(self, "gamma", 4 * self.eta_a)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         z, step = down.z, Steps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)

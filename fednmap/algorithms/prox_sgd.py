@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.algorithms.kernels import Steps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,6 @@ class ProxSGD(Algorithm):
     class Server(NamedTuple):
         x: Tensor
 
-    class Client(NamedTuple):
-        pass
-
     class Up(NamedTuple):
         x: Tensor
 
@@ -44,10 +41,10 @@ class ProxSGD(Algorithm):
         check(self, "eta_a", "Q")
         weakly_convex(self, "eta_a", self.eta_a)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         x, step = down.x, Steps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(step.down(x, x, q), self.eta_a)

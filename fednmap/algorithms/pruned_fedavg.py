@@ -6,17 +6,17 @@ magnitude as in Han, Pool, Tran and Dally, Learning both Weights and Connections
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from numbers import Real
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fednmap.algorithms.fedavg import FedAvg
-from fednmap.algorithms.hyperparameters import check, smooth
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
-from fednmap.names import InputError
+from fednmap.algorithms.hyperparameters import check
+from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer
 from fednmap.regularizers import Zero
+from fednmap.regularizers.parameters import below_one
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,27 @@ class PrunedFedAvg(Algorithm):
     Q: int = 10
     zeros: float = 0.8
 
-    traits = Traits(
-        composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.NONE, rate="-", server_variable="x"
-    )
+    traits = replace(FedAvg.traits, fixed_point=FixedPoint.NONE)
 
     class Server(NamedTuple):
         x: Tensor
-
-    class Client(NamedTuple):
-        pass
 
     class Up(NamedTuple):
         change: Tensor
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        smooth(self, self.phi)
-        if isinstance(self.zeros, bool) or not isinstance(self.zeros, Real) or not 0 <= self.zeros < 1:
-            raise InputError(f"PrunedFedAvg: zeros is {self.zeros!r}; the share of zeros must be in [0, 1)")
+        below_one(self, "zeros")
 
-    @property
+    @cached_property
     def _fedavg(self) -> FedAvg:
         return FedAvg(self.phi, self.eta_a, self.eta_s, self.Q)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        return self.Server(start), self.Client()
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        up, _ = self._fedavg.local(FedAvg.Server(down.x), FedAvg.Client(), g)
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
+        up, _ = self._fedavg.local(FedAvg.Server(down.x), client, g)
         return self.Up(up.change), client
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:

@@ -15,7 +15,8 @@ Richard H. Byrd, Jorge Nocedal and Robert B. Schnabel, Representations of quasi-
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ PLAIN = 10  # rounds after the first alarm, twice as many after each further one
 INNER = 300  # prox steps on the model, at most
 CLOSE = 0.1  # the model is minimised until its residual is so much smaller than the point's, times its root
 CURVED = 1e-8  # least cosine between s and y: below it the secant tells nothing of a convex model
-CAUTION = 3  # power of the share of clients heard, by which the model is made steeper
+CAUTION = 3  # power of the share of clients counted, by which the model is made steeper
 
 
 class Past(NamedTuple):
@@ -95,11 +96,11 @@ def next_point(
     """z of the next round, and what is remembered then.
 
     y: the mean uplink of this round, the plain direction.
-    g: the mean of all clients' gradients, new ones at prox(z) from the share of clients that was heard.
+    g: the mean of all clients' gradients, new ones at prox(z) from the share of clients that was counted.
     local: the gradients are means over several local steps.
 
     A point with a residual GROWTH times that of the one before, or with a larger psi as far as both gradients tell, is
-    left again: its secant joins the memory, and the step is taken anew; if that fails too the older secants are
+    left again: its secant joins the memory, and the step is taken again; if that fails too the older secants are
     dropped; then the plain step is taken and kept, and eta_hat is halved if that one was bad as well.
 
     Gradients that are noisy or old, of lost replies or after local steps, can mislead all this. So if the residual
@@ -112,14 +113,21 @@ def next_point(
     rounding = torch.finfo(x.dtype).eps * max(1.0, float(x.norm())) / gamma
     exploded = size > ALARM / share * max(known.smallest, rounding)
     if known.plain:
-        return _plain(eta_hat, z, y, g, size, known, past, exploded)
+        # once the clients' gradients are new again, an explosion says that eta_hat was too large
+        if known.alarms and exploded and known.plain <= _stage(known.alarms) - PLAIN // 2:
+            # smallest may come from few clients, before the others were ever counted: size is the new measure
+            return _return(known._replace(pace=known.pace / 2, smallest=size), past)
+        known = known._replace(plain=known.plain - 1)
+        if known.plain == 0:
+            known, past = known._replace(smallest=size), past._replace(best=z)
+        return z - known.pace * eta_hat * y, past._replace(z=z, g=g, counts=_tensor(known, z))
     patience = STALE if local or share < 1 - 1e-9 else 4 * STALE  # where phi is small the residual may rise for long
     if exploded or known.stale >= patience or known.bent == BENT:
         return _return(known._replace(alarms=known.alarms + 1), past)
     known = known._replace(stale=known.stale + 1)
     if size < known.smallest:
         known, past = known._replace(smallest=size, stale=0), past._replace(best=z)
-    known, past = _judged(phi, gamma, known, past, z, x, g, size)
+    known, past = _judged(phi, gamma, known, past, z, x, g)
     x = phi.prox(past.z, gamma)
     if known.refused == RETRIES:
         z = past.z - known.scale * eta_hat * (past.g + (past.z - x) / gamma)
@@ -127,21 +135,8 @@ def next_point(
         close = float(residual(x, past.g, phi, gamma).norm())
         steep, new = share**CAUTION, len(past.S) - int(known.secants)
         model = Model(past.S[new:], past.Y[new:] / steep, 1 / (known.scale * eta_hat * steep))
-        z = minimised(phi, gamma, x, past.g, model, CLOSE * close * min(1.0, math.sqrt(close)))
+        z = minimised(phi, gamma, x, past.g, model, model.largest, CLOSE * close * min(1.0, math.sqrt(close)))
     return z, past._replace(counts=_tensor(known, z))
-
-
-def _plain(
-    eta_hat: float, z: Tensor, y: Tensor, g: Tensor, size: float, known: Counts, past: Past, exploded: bool
-) -> tuple[Tensor, Past]:
-    """A plain round. If the residual explodes, once the clients' gradients are new again, eta_hat was too large."""
-    if known.alarms and exploded and known.plain <= _stage(known.alarms) - PLAIN // 2:
-        # smallest may have been told by few clients, before the others were ever heard: size is the new measure
-        return _return(known._replace(pace=known.pace / 2, smallest=size), past)
-    known = known._replace(plain=known.plain - 1)
-    if known.plain == 0:
-        known, past = known._replace(smallest=size), past._replace(best=z)
-    return z - known.pace * eta_hat * y, past._replace(z=z, g=g, counts=_tensor(known, z))
 
 
 def _stage(alarms: float) -> int:
@@ -156,15 +151,27 @@ def _return(known: Counts, past: Past) -> tuple[Tensor, Past]:
     return past.best, past._replace(counts=_tensor(known, past.z))
 
 
+def is_worse(
+    phi: Regularizer, gamma: float, before: Tensor, g_before: Tensor, x: Tensor, g: Tensor, floor: float = 0.0
+) -> bool:
+    """Whether psi is larger at x than before, as far as both gradients tell, or the residual GROWTH times as large.
+
+    A residual below `floor` counts as `floor`.
+    """
+    s = x - before
+    terms = torch.stack((g_before @ s / 2, g @ s / 2, phi.value(x), -phi.value(before)))
+    rise, rounding = float(terms.sum()), 8 * torch.finfo(x.dtype).eps * float(terms.abs().sum())
+    old, new = (float(residual(*at, phi, gamma).norm()) for at in ((before, g_before), (x, g)))
+    return not (rise <= rounding and new <= GROWTH * max(old, floor))
+
+
 def _judged(
-    phi: Regularizer, gamma: float, known: Counts, past: Past, z: Tensor, x: Tensor, g: Tensor, size: float
+    phi: Regularizer, gamma: float, known: Counts, past: Past, z: Tensor, x: Tensor, g: Tensor
 ) -> tuple[Counts, Past]:
     """The point z kept or left, its secant remembered."""
     before = phi.prox(past.z, gamma)
     s, y = x - before, g - past.g
-    terms = torch.stack((past.g @ s / 2, g @ s / 2, phi.value(x), -phi.value(before)))
-    rise, rounding = float(terms.sum()), 8 * torch.finfo(x.dtype).eps * float(terms.abs().sum())
-    worse = rise > rounding or size > GROWTH * float(residual(before, past.g, phi, gamma).norm())
+    worse = is_worse(phi, gamma, before, past.g, x, g)
     if worse and known.refused == RETRIES:
         known = known._replace(scale=known.scale / 2)
     elif worse and known.refused:
@@ -207,20 +214,15 @@ class Model:
         return self.sigma * v - self.W @ (self.M @ (self.W.mT @ v))
 
 
-class Curvature(Protocol):
-    """B of a quadratic model: its products, and its largest eigenvalue."""
-
-    largest: float
-
-    def __call__(self, v: Tensor) -> Tensor: ...
-
-
-def minimised(phi: Regularizer, gamma: float, x: Tensor, g: Tensor, B: Curvature, close: float) -> Tensor:
+def minimised(
+    phi: Regularizer, gamma: float, x: Tensor, g: Tensor, B: Callable[[Tensor], Tensor], largest: float, close: float
+) -> Tensor:
     """z with prox(z, gamma) = argmin_u <g, u> + <u - x, B (u - x)> / 2 + phi(u), by accelerated prox steps from x.
 
+    largest: the largest eigenvalue of B.
     u = prox(v, step) says that (v - u) / step is a subgradient of phi at u, so z = u + gamma (v - u) / step.
     """
-    step = 1 / max(B.largest, 2 * phi.rho if phi.rho < math.inf else 0.0, torch.finfo(x.dtype).tiny)
+    step = 1 / max(largest, 2 * phi.rho if phi.rho < math.inf else 0.0, torch.finfo(x.dtype).tiny)
     floor = 4 * torch.finfo(x.dtype).eps * float(x.norm()) / step
     u = point = v = x
     turn = 1.0
@@ -231,7 +233,7 @@ def minimised(phi: Regularizer, gamma: float, x: Tensor, g: Tensor, B: Curvature
         if k and float(moved.norm()) / step <= max(close, floor):
             u = new
             break
-        if float(moved @ (new - u)) > 0:  # momentum leads uphill: begin anew
+        if float(moved @ (new - u)) > 0:  # momentum leads uphill: restart
             turn, point = 1.0, new
         else:
             longer = (1 + math.sqrt(1 + 4 * turn * turn)) / 2

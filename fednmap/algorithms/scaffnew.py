@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.hyperparameters import check
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
@@ -29,7 +29,7 @@ class Scaffnew(Algorithm):
         otherwise:             x_i = xhat_i
 
     All clients share the coin, p = 1/Q. One round is the steps up to a communication: their number is geometric with
-    mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i when it next hears from the server, by
+    mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i with the next broadcast, by
     the eta_a with which its xhat_i was made: that of the round before, where steps follow a schedule.
 
     >>> Scaffnew(eta_a=0.1, Q=5).traits.full_participation
@@ -65,7 +65,6 @@ class Scaffnew(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
         integer(self, "seed", 0)
-        smooth(self, self.phi)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         t = start.new_zeros((), dtype=torch.int64)

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.control_variates import correction, revealed_gradient
-from fednmap.algorithms.hyperparameters import check, smooth
+from fednmap.algorithms.hyperparameters import check
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
@@ -26,7 +25,7 @@ class SCAFFOLD(Algorithm):
 
         client i:  y = x;  Q times:  y = y - eta_a (g_i(y) - c_i + c)
                    c_i' = c_i - c + (x - y) / (eta_a Q);  send y - x and c_i' - c_i
-        server:    x = x + eta_s mean (y_i - x);   c = c + (share of clients heard) mean (c_i' - c_i)
+        server:    x = x + eta_s mean (y_i - x);   c = c + (share of clients counted) mean (c_i' - c_i)
 
     The iterates are those of FedNMap with phi = 0, which sends half as much.
 
@@ -68,7 +67,6 @@ class SCAFFOLD(Algorithm):
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
-        smooth(self, self.phi)
         fraction(self, "forget")
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
@@ -76,7 +74,7 @@ class SCAFFOLD(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, d, step = down.x, correction(down.c, client.c, 0.0), Steps(self.eta_a, g)
+        x, d, step = down.x, down.c - client.c, Steps(self.eta_a, g)
         y = x
         for q in range(self.Q):
             y = step.down(y, y, q, d)
@@ -94,4 +92,4 @@ class SCAFFOLD(Algorithm):
         return server.x
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return revealed_gradient(before.x, after.c, self.Q, self.forget)
+        return (before.x, after.c) if self.Q == 1 and not self.forget else None

@@ -23,16 +23,6 @@ FINE = 1e-4  # differences of prox are so much shorter than what it moves
 SHORTEST = 1 / 16  # of a semismooth step; if that does not help prox steps do
 
 
-class Quadratic:
-    """B of a model, as a product; `largest` is its largest eigenvalue."""
-
-    def __init__(self, B: Tensor, largest: float) -> None:
-        self.B, self.largest = B, largest
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self.B @ v
-
-
 def prox_jacobian(phi: Regularizer, z: Tensor, gamma: float) -> Tensor:
     """P (p, p): central differences of prox at z, which every prox has, whatever it is computed by.
 
@@ -62,13 +52,13 @@ def newton_point(phi: Regularizer, gamma: float, z: Tensor, g: Tensor, H: Tensor
     values = values.abs() + mu
     largest = max(float(values[-1]), float(values[0]), torch.finfo(z.dtype).tiny)
     floor = 10 * torch.finfo(z.dtype).eps * largest
-    B = Quadratic((vectors * values.clamp_min(floor)) @ vectors.mT, largest)
+    B: Tensor = (vectors * values.clamp_min(floor)) @ vectors.mT
     x = phi.prox(z, gamma)
     s = 1 / max(largest, 2 * phi.rho)
 
     def normal_map(w: Tensor) -> Tensor:
         u = phi.prox(w, s)
-        return g + B(u - x) + (w - u) / s
+        return g + B @ (u - x) + (w - u) / s
 
     w = x + s / gamma * (z - x)
     F = normal_map(w)
@@ -79,14 +69,14 @@ def newton_point(phi: Regularizer, gamma: float, z: Tensor, g: Tensor, H: Tensor
         if not float(F.norm()) > close:
             break
         P = prox_jacobian(phi, w, s)
-        step, long = torch.linalg.solve_ex(B.B @ P + (unit - P) / s, -F).result, 1.0
+        step, long = torch.linalg.solve_ex(B @ P + (unit - P) / s, -F).result, 1.0
         while long >= SHORTEST and not float(normal_map(w + long * step).norm()) < (1 - 0.1 * long) * float(F.norm()):
             long /= 2
         if long >= SHORTEST:
             w = w + long * step
         else:
             u = phi.prox(w, s)
-            w = minimised(phi, s, u, g + B(u - x), B, close)
+            w = minimised(phi, s, u, g + B @ (u - x), B.mv, largest, close)
         F = normal_map(w)
     u = phi.prox(w, s)
     return u + gamma / s * (w - u)

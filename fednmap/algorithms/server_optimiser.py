@@ -1,22 +1,30 @@
-"""Another optimiser on the server of a method: what FedAvgM, FedAdam, FedYogi and FedAdagrad have in common."""
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi: another optimiser on the server of a method.
+
+FedAvgM: Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019. The others: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, Adaptive Federated
+Optimization, ICLR 2021, Algorithm 2.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import namedtuple
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor
 
+from fednmap.algorithms.fedavg import FedAvg
 from fednmap.core import Algorithm, Compressor, Oracle, Regularizer, State
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import regularizer, shown
+from fednmap.regularizers.parameters import below_one, positive, regularizer, shown
 
 PASSED_ON = ("phi", "eta_a", "eta_s", "Q")
 
 
+@dataclass(frozen=True)
 class ServerOptimiser(Algorithm):
     """The clients, the messages and the corrections of the method `of`; its server goes another way.
 
@@ -29,11 +37,13 @@ class ServerOptimiser(Algorithm):
     5
     """
 
-    of: Algorithm
-    phi: Regularizer
-    eta_a: float
-    eta_s: float
-    Q: int
+    phi: Regularizer = None  # type: ignore[assignment]  # given, or the method's; as the next three
+    eta_a: float = None  # type: ignore[assignment]
+    eta_s: float = None  # type: ignore[assignment]
+    Q: int = None  # type: ignore[assignment]
+    of: Algorithm = field(default_factory=FedAvg, kw_only=True)
+
+    traits = replace(FedAvg.traits, server_variable=None)  # those of the method, once it is known
     kept: ClassVar[tuple[str, ...]]
     """The optimiser's own vectors on the server."""
 
@@ -72,7 +82,7 @@ class ServerOptimiser(Algorithm):
     def init(self, start: Tensor) -> tuple[State, State]:
         server, client = self.of.init(start)
         below: Any = type(server)
-        return _beside(below, self.kept)(*server, *self.begin(start)), client
+        return _extended(below, self.kept)(*server, *self.begin(start)), client
 
     def broadcast(self, server: State) -> State:
         return self.of.broadcast(self._below(server))
@@ -108,14 +118,141 @@ class ServerOptimiser(Algorithm):
 
 
 @cache
-def _beside(below: Any, kept: tuple[str, ...]) -> Any:
-    """The method's state with the optimiser's vectors beside it."""
+def _extended(below: Any, kept: tuple[str, ...]) -> Any:
+    """The type of the method's state with the optimiser's vectors as further fields."""
     state = cast(Any, namedtuple)("Server", (*below._fields, *kept))
     state.below = below
-    state.__reduce__ = lambda self: (_again, (below, kept, tuple(self)))
+    state.__reduce__ = lambda self: (_unpickled, (below, kept, tuple(self)))
     return state
 
 
-def _again(below: Any, kept: tuple[str, ...], values: tuple[Tensor, ...]) -> State:
-    """Such a state out of a pickle, which finds classes by name."""
-    return _beside(below, kept)(*values)
+def _unpickled(below: Any, kept: tuple[str, ...], values: tuple[Tensor, ...]) -> State:
+    """Such a state: pickle finds classes by name, and its class has none."""
+    return _extended(below, kept)(*values)
+
+
+@dataclass(frozen=True)
+class FedAvgM(ServerOptimiser):
+    """FedAvgM is a method with momentum on the server; as published, FedAvg::
+
+        clients:  as in the method `of`
+        server:   y = where the method would go from x;   m' = beta m + (y - x);   x = x + m' = y + beta m
+
+    of:   the method, FedAvg if none is given: also FedProx, SCAFFOLD, FedNMap (whose z is moved), CompressedFedNMap.
+    beta: momentum, in [0, 1); 0 is the method itself.
+    phi, eta_a, eta_s, Q: those of the method, unless they are given here.
+
+    For FedAvg, y - x is eta_s times the mean change of the clients' models. Momentum makes steps of eta_s / (1 - beta)
+    in the long run. A method that ends exactly does so with momentum too.
+
+    >>> from fednmap.algorithms import SCAFFOLD
+    >>> FedAvgM(of=SCAFFOLD(eta_a=0.1, Q=5)).traits.fixed_point.value
+    'exact'
+    """
+
+    beta: float = 0.9
+
+    kept = ("m",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        below_one(self, "beta")
+
+    def begin(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.zeros_like(x),)
+
+    def step(self, x: Tensor, y: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
+        (m,) = kept
+        return y + self.beta * m, self.beta * m + (y - x)
+
+
+@dataclass(frozen=True)
+class _Adaptive(ServerOptimiser):
+    """Algorithm 2 of Reddi et al.; a subclass says how v changes."""
+
+    eta: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    kept = ("m", "v")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "eta", "tau")
+        below_one(self, "beta1", "beta2")
+
+    @abstractmethod
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        """v after a round in which d has this square."""
+
+    def begin(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.zeros_like(x), torch.full_like(x, self.tau**2)
+
+    def step(self, x: Tensor, y: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
+        (m, v), d = kept, y - x
+        m = self.beta1 * m + (1 - self.beta1) * d
+        v = self._second(v, d.square())
+        return x + self.eta * m / (v.sqrt() + self.tau), m, v
+
+
+@dataclass(frozen=True)
+class FedAdagrad(_Adaptive):
+    """FedAdagrad is a method with Adagrad on the server; as published, FedAvg::
+
+        clients:  as in the method `of`
+        server:   d = y - x, where the method would go from x to y
+                  m = beta1 m + (1 - beta1) d;   v = v + d^2;   x = x + eta m / (sqrt(v) + tau)
+
+    of:  the method, FedAvg if none is given: also FedProx, SCAFFOLD, FedNMap (whose z is moved), CompressedFedNMap.
+    eta: server step, about how far a coordinate moves in a round at most.
+    tau: degree of adaptivity: the smaller the more; v begins at tau^2.
+    phi, eta_a, eta_s, Q: those of the method, unless they are given here.
+
+    For FedAvg with eta_s = 1, d is the mean change of the clients' models, as published.
+
+    >>> FedAdagrad(eta_a=0.1, Q=5).tau
+    0.001
+    """
+
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
+
+
+@dataclass(frozen=True)
+class FedAdam(_Adaptive):
+    """FedAdam is a method with Adam on the server; as published, FedAvg::
+
+        clients:  as in the method `of`
+        server:   d = y - x, where the method would go from x to y
+                  m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2;   x = x + eta m / (sqrt(v) + tau)
+
+    As published without Adam's correction of the first rounds. Parameters as in `FedAdagrad`.
+
+    >>> from fednmap.algorithms import FedNMap
+    >>> from fednmap.regularizers import L1
+    >>> FedAdam(of=FedNMap(L1(0.1), eta_a=0.1, Q=5)).traits.composite
+    True
+    """
+
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(_Adaptive):
+    """FedYogi is a method with Yogi on the server; as published, FedAvg::
+
+        clients:  as in the method `of`
+        server:   d = y - x, where the method would go from x to y
+                  m = beta1 m + (1 - beta1) d;   v = v - (1 - beta2) d^2 sign(v - d^2)
+                  x = x + eta m / (sqrt(v) + tau)
+
+    Parameters as in `FedAdagrad`.
+
+    >>> FedYogi(eta_a=0.1, Q=5).beta1
+    0.9
+    """
+
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.control_variates import correction, revealed_gradient
 from fednmap.algorithms.hyperparameters import check, weakly_convex
 from fednmap.algorithms.kernels import Steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
@@ -79,7 +78,7 @@ class Zhang(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, correction(down.h, client.h, self.forget), Steps(self.eta_a, g)
+        x, c, step = down.x, (1 - self.forget) * (down.h - client.h), Steps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
             z_i = step.down(z_i, self.phi.prox(z_i, q * self.eta_a), q, c)
@@ -87,7 +86,7 @@ class Zhang(Algorithm):
         return self.Up(y), self.Client(y - c)
 
     def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(sent.y - correction(down.h, client.h, self.forget))
+        return self.Client(sent.y - (1 - self.forget) * (down.h - client.h))
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         x, h = server
@@ -98,4 +97,4 @@ class Zhang(Algorithm):
         return server.x
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return revealed_gradient(before.x, after.h, self.Q, self.forget)
+        return (before.x, after.h) if self.Q == 1 and not self.forget else None

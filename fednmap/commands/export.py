@@ -43,16 +43,21 @@ def export(
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
     folder = RunFolder.open(run)
-    method = method or folder.about().algorithms[0]
-    module, example = trained(folder, method, trial, trust_code)
-    about = names(folder, Job(method, trial), folded=example is not None)
+    job = Job(method or folder.about().algorithms[0], trial)
+    module, example = trained(folder, job, trust_code)
+    about = names(folder, job, folded=example is not None)
+    if example is None and format == "onnx" and folder.made_in_python():
+        raise InputError(
+            f"expected safetensors or torch, got onnx: {run} was made in Python and holds the parameters alone"
+            '; use fednmap.models.export.write(result.module(), "model.onnx", "onnx", example=inputs) there'
+        )
     if example is None and format == "onnx":
-        raise InputError(_without_computation(folder))
+        raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
     if prune and prunable(module):
         module = pruned(module)
     smaller = sum(p.numel() for p in module.parameters()) < before
-    path = out or run / f"{Job(method, trial)}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
+    path = out or run / f"{job}{'-pruned' if smaller else ''}{SUFFIXES[format]}"
     with clear_errors(path):
         packed = compress or (prune and not smaller)
         report = write(module, path, format, example=example, compress=packed, about=about)
@@ -68,22 +73,11 @@ def export(
         print(f"not pruned: the model is not a row of layers without normalisation; {path}.gz is packed")
 
 
-def _without_computation(folder: RunFolder) -> str:
-    """Why a folder with parameters alone gives no onnx file, and what to do."""
-    if folder.made_in_python():
-        return (
-            f"expected safetensors or torch, got onnx: {folder.path} was made in Python and holds the parameters alone"
-            '; use fednmap.models.export.write(result.module(), "model.onnx", "onnx", example=inputs) there'
-        )
-    return "onnx holds the whole computation, which only the clients know; use safetensors or torch"
-
-
-def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> tuple[nn.Module, Tensor | None]:
-    """The model as a torch module, ready for use, and some inputs to try it on.
+def trained(folder: RunFolder, job: Job, trust: bool = False) -> tuple[nn.Module, Tensor | None]:
+    """Return the model as a torch module, ready for use, and some inputs to try it on.
 
     Where the data stays with the clients of a federation: the tensors as they were saved, and None.
     """
-    job = Job(method, trial)
     saved = folder.model(job)
     if saved is None:
         there = sorted(p.stem for p in folder.model_path(job).parent.glob("*.safetensors"))
@@ -96,13 +90,13 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
         weight, bias = saved.parameters["x"].split([outputs * p, outputs])
         return linear(weight.view(outputs, p), bias), torch.zeros(2, p, dtype=weight.dtype)
     config = folder.config(trust=trust)
-    experiment = prepare(config.model_copy(update={"seed": config.seed + trial}))
+    experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
     problem, scaling = experiment.problem, experiment.dataset.scaling
     if saved.scaling[0]:  # the run's own, whatever the data are now
         shift, scale = (torch.tensor(part, dtype=torch.float64) for part in saved.scaling)
         scaling = shift, scale
     elif scaling is not None:
-        folder.recognise(experiment.digest)
+        folder.check_data_digest(experiment.digest)
     x = problem.flat(saved.parameters) if isinstance(problem, Network) else saved.parameters["x"]
     if x.numel() != problem.dim:
         raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")
@@ -114,10 +108,9 @@ def trained(folder: RunFolder, method: str, trial: int, trust: bool = False) -> 
 
 
 def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:
-    """The names of columns and labels, for the file; and how columns were standardised, where the model is not told."""
+    """Return the names of columns and labels, and how columns were standardised where the model does not know it."""
     saved = folder.model(job)
-    if saved is None:
-        return {}
+    assert saved is not None  # it was just read
     found: dict[str, Any] = {}
     if saved.features or saved.labels:
         found = {"features": list(saved.features), "labels": list(saved.labels)}

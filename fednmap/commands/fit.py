@@ -21,7 +21,6 @@ from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes
 from fednmap.estimators.linear_models import FederatedGLM
 from fednmap.estimators.model_selection import SELECT, CrossValidated
-from fednmap.estimators.path import path as walk_path
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
@@ -80,14 +79,14 @@ def fit(
             estimator.refill = _refill(preprocessor, list(features.values()))
     folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path})
     with locked(folder.path):
-        folder.recognise(_digest(sites))
+        folder.check_data_digest(_digest(sites))
         if choice:
             _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
         estimator.fit(frame, y, where)
         found = estimator.path_ if choice else None
         if path and not choice:
             _say(quiet, "the path")
-            found = walk_path(estimator, frame, y, where)
+            found = estimator.path(frame, y, where)
         seconds = clock.perf_counter() - began
         _say(quiet, f"{_cost(estimator)} ({seconds:.1f} s)")
         errors, notes = None, _twins(frame)

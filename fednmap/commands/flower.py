@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fednmap.commands.auto import settle, take_auto
 from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Set, with_config
+from fednmap.commands.tune import settle, take_auto
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
@@ -25,7 +25,7 @@ from fednmap.report.progress import describe
 from fednmap.report.terminal import console as make_console
 from fednmap.runs.configuration import Config, code_in, parse_set
 from fednmap.runs.experiment import prepare, settled
-from fednmap.runs.files import clear_errors, from_json, json_text
+from fednmap.runs.files import clear_errors, from_json, from_toml, json_text
 from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ def up(
 ) -> None:
     """Try a federation on this machine: a SuperLink and a node for each client, on loopback."""
     _needs_flower()
-    from fednmap.flower.app import run_settings
-    from fednmap.flower.settings import Federation, read
+    from fednmap.flower.settings import Federation, read, run_settings
 
     if resume is not None:
         if values or algorithm or set or config or out:
@@ -166,9 +165,8 @@ def up(
         base = _base(config) if config else {}
         values, auto = take_auto(TRIAL | base | values | {"set": base.get("set", {}) | parse_set(set)})
         settings, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-        settings = settled(
-            experiment or prepare(settings)
-        ).config  # what can be refused is refused before there is a folder
+        # what can be refused is refused before there is a folder
+        settings = settled(experiment or prepare(settings)).config
         n = settings.clients
         facts = {
             "names": tuple(f"client-{i}" for i in range(n)),
@@ -228,7 +226,7 @@ def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
 
 def _base(file: Path) -> dict[str, Any]:
     """The settings of a TOML file; code that it names is never loaded."""
-    if code := code_in(Config.read(file, look_up=False).model_dump()):
+    if code := code_in(from_toml(file)):
         raise InputError(
             f"{file} names code, {code[0]}, which a federation's settings cannot; write an app of your own"
         )
@@ -237,9 +235,10 @@ def _base(file: Path) -> dict[str, Any]:
 
 def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers."""
-    from fednmap.flower.app import run_settings, write_trial
     from fednmap.flower.keys import node_key
     from fednmap.flower.launch import Launcher
+    from fednmap.flower.local_federation import write_trial
+    from fednmap.flower.settings import run_settings
 
     folder = RunFolder.open(federation.run_folder)
     place = Path(tempfile.mkdtemp(prefix="fednmap-flower-"))
@@ -305,16 +304,14 @@ def _watch(
 
 
 def _killed(folder: RunFolder, before: object) -> bool:
-    """Whether the server of this run, and not that of an earlier one, has begun and is gone without an end."""
+    """Whether the server of this run, and not that of an earlier one, has begun and is gone without an end.
+
+    Its parent, the SuperLink, may not have taken notice of that yet: then it is a zombie.
+    """
     status = _status(folder)
     pid = status.get("pid")
     if not pid or pid == before or status.get("finished") or status.get("error"):
         return False
-    return _has_ended(pid)
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a process is no more; also one of whose end its parent, the SuperLink, has not taken notice yet."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

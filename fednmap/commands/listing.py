@@ -60,48 +60,38 @@ def _decentralized() -> tuple[RenderableType, ...]:
     return needs, key, rates
 
 
-def _topologies() -> Table:
-    return _described({_topology(name): _first_line(kind) for name, kind in TOPOLOGIES.items()})
-
-
 def _topology(name: str) -> str:
-    """How a name is used, without the number of nodes, which is that of the clients."""
+    """Return how a name is used, without the number of nodes, which is that of the clients."""
     words = [f"[{argument}]" for argument in inspect.signature(TOPOLOGIES[name]).parameters if argument != "n"]
     if name == "file":
         words = ["PATH"]
     return f"{name}:{','.join(words)}" if words else name
 
 
-def _regularizers() -> Table:
-    return _described({signature(name): _first_line(kind) for name, kind in REGULARIZERS.items()})
+def _table(known: Mapping[str, Any], show: Callable[[str], str] = str, more: Mapping[str, str] | None = None) -> Table:
+    """Return a table of names, as `show` prints them, and the first lines of docstrings; and `more` rows."""
+    table = Table("name", "what it is")
+    rows = {show(name): kind if isinstance(kind, str) else _first_line(kind) for name, kind in known.items()}
+    for name, text in (rows | dict(more or {})).items():
+        table.add_row(escape(name), escape(text))
+    return table
 
 
-def _datasets() -> Table:
-    return _described(_first_lines(DATASETS))
+def _first_line(kind: Any) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
 
 
-def _partitions() -> Table:
-    natural = {"natural": "The clients that the data itself names."}
-    return _described(_first_lines(PARTITIONS) | natural)
-
-
-def _models() -> Table:
-    linear = {"logistic": "Logistic regression, no intercept.", "least-squares": "Linear regression, no intercept."}
-    return _described(_first_lines(MODELS) | linear)
-
-
-def _presets() -> Table:
-    return _described(presets())
-
+NATURAL = {"natural": "The clients that the data itself names."}
+LINEAR = {"logistic": "Logistic regression, no intercept.", "least-squares": "Linear regression, no intercept."}
 
 LISTS: dict[str, Callable[[], RenderableType]] = {
     "algorithms": _algorithms,
-    "regularizers": _regularizers,
-    "datasets": _datasets,
-    "partitions": _partitions,
-    "models": _models,
-    "presets": _presets,
-    "topologies": _topologies,
+    "regularizers": lambda: _table(REGULARIZERS, signature),
+    "datasets": lambda: _table(DATASETS),
+    "partitions": lambda: _table(PARTITIONS, more=NATURAL),
+    "models": lambda: _table(MODELS, more=LINEAR),
+    "presets": lambda: _table(presets()),
+    "topologies": lambda: _table(TOPOLOGIES, _topology),
 }
 
 
@@ -120,18 +110,3 @@ def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None
     console.print(choose("list", what, LISTS)())
     if what in OWN:
         console.print(f"or one of your own: {OWN[what]}, in a module that Python finds from here", highlight=False)
-
-
-def _described(rows: dict[str, str]) -> Table:
-    table = Table("name", "what it is")
-    for name, text in rows.items():
-        table.add_row(escape(name), escape(text))
-    return table
-
-
-def _first_lines(known: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _first_line(kind) for name, kind in known.items()}
-
-
-def _first_line(kind: Any) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -16,7 +17,7 @@ from fednmap.simulation import threads
 
 Command = Callable[..., None]
 
-AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.auto`
+AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.tune`
 
 
 def with_config(
@@ -35,7 +36,13 @@ def with_config(
 
     def decorate(command: Command) -> Command:
         declared = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "values"]
-        options = []
+        own = [_option(p.name, p.annotation, p.default) for p in declared if p.annotation is not Launch]
+        launching = [
+            _option(name, kind, getattr(Launch, name))
+            for name, kind in get_type_hints(Launch, include_extras=True).items()
+            if any(p.annotation is Launch for p in declared) and name not in hidden
+        ]
+        fields = []
         for name, field in settings.model_fields.items():
             if name in hidden or name in ("algorithms", "set"):
                 continue
@@ -44,29 +51,28 @@ def with_config(
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
             flag = "--" + name.replace("_", "-")
+            truth = field.annotation in (bool, bool | None)
             if field.annotation == bool | None or field.default is True:  # which may be given as no
                 flag = f"{flag}/--no-{flag.removeprefix('--')}"
-            option = typer.Option(flag, help=help, show_default=False)
-            truth = field.annotation in (bool, bool | None)
             kind = str if word else bool if truth else _plain(field.annotation)
-            options.append(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-                )
-            )
-        names = [p.name for p in options]
+            fields.append(_option(name, Annotated[kind | None, typer.Option(flag, help=help, show_default=False)]))
 
         def wrapped(**given: Any) -> None:
-            values = {name: given.pop(name) for name in names}
+            values = {p.name: given.pop(p.name) for p in fields}
+            if launching:
+                given["launch"] = Launch(**{p.name: given.pop(p.name) for p in launching})
             command({k: v for k, v in values.items() if v is not None}, **given)
 
-        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in declared]
-        wrapped.__signature__ = inspect.Signature([*keyword, *options])  # type: ignore[attr-defined]
+        wrapped.__signature__ = inspect.Signature([*own, *launching, *fields])  # type: ignore[attr-defined]
         wrapped.__doc__ = command.__doc__
         wrapped.__name__ = command.__name__
         return wrapped
 
     return decorate
+
+
+def _option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def take_threads(given: int | None, processes: int = 1) -> None:
@@ -121,3 +127,24 @@ Jobs = Annotated[
     ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a command makes its run: the options that are no settings of the run itself.
+
+    A command of `with_config` with a parameter `launch` has all of them that are not hidden.
+    """
+
+    set: Set = None
+    preset: PresetName = None
+    config: ConfigFile = None
+    out: Out = None
+    resume: Resume = None
+    track: Track = None
+    workers: Workers = 1
+    jobs: Jobs = None
+    threads: Threads = None
+    trust_code: TrustCode = False
+    json: Json = False
+    quiet: Quiet = False

@@ -26,7 +26,7 @@ def report(
     """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration."""
     if out.is_dir():
         raise InputError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
-    folders = [folder for run in runs for folder in _folders(run)]
+    folders = [f for run in runs for f in (Sweep.open(run).parts() if is_sweep(run) else [RunFolder.open(run)])]
     fits = [folder.path for folder in folders if folder.about().made_in == "fit"]
     if fits and len(runs) > 1:
         raise InputError(f"expected the folder of one fit, or of runs, got {fits[0]} among {len(runs)}; give it alone")
@@ -36,8 +36,3 @@ def report(
     else:
         write(folders, out)
     print(out)
-
-
-def _folders(run: Path) -> list[RunFolder]:
-    """A run, or all runs of a sweep."""
-    return Sweep.open(run).parts() if is_sweep(run) else [RunFolder.open(run)]

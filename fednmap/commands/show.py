@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from rich import box
 from rich.table import Table
 
@@ -20,9 +19,9 @@ from fednmap.report import coefficients
 from fednmap.report.closing import closing_table
 from fednmap.report.data_table import DataTable
 from fednmap.report.lines import about_line, made_by
-from fednmap.report.series import Series, collect, drawn, expected, positive
+from fednmap.report.series import Series, collect, drawn, expected, models, positive
 from fednmap.report.terminal import Grid, console
-from fednmap.runs.folder import Job, Model, RunFolder
+from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -38,7 +37,7 @@ def show(
     if list:
         _list(run or Path("runs"))
         return
-    _show(RunFolder.open(run or _newest(Path("runs"))))
+    _show(RunFolder.open(run or _runs(Path("runs"))[-1]))
 
 
 def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
@@ -47,7 +46,9 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: A
     >>> sparkline([0, 1, 2, 3, 2, 1, 0])
     '▁▃▆█▆▃▁'
     """
-    y, common = (_scaled(v, log) for v in (values, values if scale is None else scale))
+    y, common = (np.asarray(v, dtype=float) for v in (values, values if scale is None else scale))
+    if log:
+        y, common = (np.log10(np.where(v > 0, v, np.nan)) for v in (y, common))
     if len(y) > width:
         y = y[np.linspace(0, len(y) - 1, width).round().astype(int)]
     finite = common[np.isfinite(common)]
@@ -55,11 +56,6 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: A
         return ""
     low, span = finite.min(), np.ptp(finite) or 1.0
     return "".join(BLOCKS[min(7, round(7 * (v - low) / span))] if np.isfinite(v) else " " for v in y)
-
-
-def _scaled(values: ArrayLike, log: bool) -> NDArray[np.float64]:
-    y = np.asarray(values, dtype=float)
-    return np.log10(np.where(y > 0, y, np.nan)) if log else y
 
 
 def _show(folder: RunFolder) -> None:
@@ -89,22 +85,11 @@ def _coefficients(folder: RunFolder) -> list[Table]:
     """The table that a fit has written, else one per linear model."""
     file = folder.path / "coefficients.csv"
     if not file.exists():
-        return coefficients.shown(_models(folder))
+        return coefficients.shown(models(collect([folder]))[0])
     with file.open(encoding="utf-8", newline="") as lines:
         head, *rows = csv.reader(lines)
     cells = [[float(cell) if is_number(cell) else cell for cell in row] for row in rows]
     return [coefficients.readable(DataTable(head, cells)).rich(box=box.SIMPLE_HEAD)]
-
-
-def _models(folder: RunFolder) -> dict[str, Model]:
-    """What the methods have trained in the first trial; a file that cannot be read is not shown."""
-    found = {}
-    for method in dict.fromkeys(str(r["method"]) for r in folder.results()):
-        with suppress(InputError):
-            model = folder.model(Job(method, 0))
-            if model is not None:
-                found[method] = model
-    return found
 
 
 def _sparks(series: list[Series]) -> Grid:
@@ -138,12 +123,8 @@ def state(folder: RunFolder) -> str:
 
 
 def _list(path: Path) -> None:
-    found = _runs(path)
-    if not found:
-        raise InputError(f"{path} holds no run folders; `fednmap train` makes them")
     table = Table("run", "data", "methods", "state", "psi", box=box.SIMPLE_HEAD, header_style="bold")
-    for path in found:
-        folder = RunFolder(path)
+    for folder in map(RunFolder, _runs(path)):
         try:
             said, results = folder.about(), folder.results()
             psi = _few([quantity("objective").text(r.get("objective")) for r in results])
@@ -159,18 +140,11 @@ def _few(words: Sequence[str]) -> str:
     return ", ".join(words[:3]) + (" ..." if len(words) > 3 else "")
 
 
-def _newest(path: Path) -> Path:
-    found = _runs(path)
-    if not found:
-        raise InputError(f"{path} holds no run folders; name one, or make one with `fednmap train`")
-    return found[-1]
-
-
 def _runs(path: Path) -> list[Path]:
     """The run folders directly in `path`, oldest first."""
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
-    return [
-        file.parent
-        for file in sorted(path.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime, file.parent.name))
-    ]
+    files = sorted(path.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime, file.parent.name))
+    if not files:
+        raise InputError(f"{path} holds no run folders; name one, or make one with `fednmap train`")
+    return [file.parent for file in files]

@@ -6,34 +6,20 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fednmap.commands.auto import settle, take_auto
-from fednmap.commands.options import (
-    ConfigFile,
-    Jobs,
-    Json,
-    Out,
-    Quiet,
-    Resume,
-    Threads,
-    TrustCode,
-    take_threads,
-    trusting,
-    with_config,
-)
+from fednmap.commands.options import Launch, take_threads, trusting, with_config
+from fednmap.commands.tune import settle, take_auto
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
 from fednmap.runs.configuration import STOPPING, Config
-from fednmap.runs.execution import PoolWork
+from fednmap.runs.execution import Worker
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
-from fednmap.runs.process_pool import ProcessPool, check_jobs, how_many, process_pool
-from fednmap.runs.recording import Reporter
+from fednmap.runs.process_pool import check_jobs, how_many, process_pool
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
 from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot
@@ -42,9 +28,10 @@ from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
 
 
-@with_config(hidden=(*STOPPING, "eval_samples"), **DEFAULTS)
+@with_config(hidden=(*STOPPING, "eval_samples", "set", "preset", "track", "workers"), **DEFAULTS)
 def speedup(
     values: dict[str, Any],
+    launch: Launch,
     over: Annotated[str | None, typer.Option(help="n for clients, q for local steps. (default n)")] = None,
     sweep_values: Annotated[
         str | None,
@@ -52,37 +39,31 @@ def speedup(
             "--values", help="Numbers of clients or of local steps, separated by commas. (default 5,10,20,40)"
         ),
     ] = None,
-    config: ConfigFile = None,
-    out: Out = None,
-    resume: Resume = None,
-    jobs: Jobs = None,
-    threads: Threads = None,
-    trust_code: TrustCode = False,
-    json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is linear.
 
     The slope is that of log |F_nat|^2, averaged over the last --eval-last rounds, against log n or log Q.
     """
-    take_threads(threads)
-    check_jobs(jobs)
-    if resume is not None:
-        if over or sweep_values or config or out or values:
+    take_threads(launch.threads)
+    check_jobs(launch.jobs)
+    if launch.resume is not None:
+        if over or sweep_values or launch.config or launch.out or values:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
-        sweep = Sweep.open(resume)
-        sweep.folder.config(trust=trust_code)  # its names are known, and code is loaded only if it may be
+        sweep = Sweep.open(launch.resume)
     else:
-        sweep = _begin(values, config, trust_code, over or "n", sweep_values or "5,10,20,40", out)
-    again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}"
-    again += trusting(sweep.folder.config(look_up=False))
+        sweep = _begin(values, launch, over or "n", sweep_values or "5,10,20,40")
+    config = sweep.folder.config(trust=launch.trust_code or launch.resume is None)
+    again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}{trusting(config)}"
     stored = sweep.outcome()
-    about = sweep.folder.config(look_up=False)
-    at_once = 1 if stored or about.device != "cpu" else how_many(jobs, about.trials)
-    with process_pool(PoolWork(None), at_once) as pool, watched(again, quiet) as reporter:
-        outcome = stored or _run(sweep, reporter, pool)
+    at_once = 1 if stored or config.device != "cpu" else how_many(launch.jobs, config.trials)
+    with process_pool(Worker(None), at_once) as pool, watched(again, launch.quiet) as reporter:
+        if stored is None:
+            found = _fitted(sweep.over, sweep.values, sweep.run(config, reporter, pool))
+            outcome = sweep.finish(_outcome(found, sweep, config))
+        else:
+            outcome = stored
     found = _fitted(sweep.over, outcome["values"], outcome["stationarity"])
-    if json:
+    if launch.json:
         print(json_text(outcome))
     else:
         _print(found, outcome, sweep)
@@ -100,9 +81,10 @@ def _print(found: Speedup, outcome: dict[str, Any], sweep: Sweep) -> None:
     print(f"run folder: {sweep.folder.path}")
 
 
-def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, values: str, out: Path | None) -> Sweep:
-    """A new sweep; what can be refused is refused before there is a folder."""
-    base = Config.read(file, trust=trust).model_dump(exclude_unset=True) if file else {}
+def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Sweep:
+    """Make a new sweep; what can be refused is refused before there is a folder."""
+    file = launch.config
+    base = Config.read(file, trust=launch.trust_code).model_dump(exclude_unset=True) if file else {}
     given, auto = take_auto(DEFAULTS | base | given)
     if early := [name for name in STOPPING if given.get(name) is not None]:
         raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
@@ -111,7 +93,11 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
             f"eval_samples is {given['eval_samples']}, and a sweep compares |F_nat|^2 of all samples, which fewer "
             "would drown in noise; leave it out"
         )
-    kind, numbers = checked(over, _numbers(values))
+    try:
+        parts = [int(part) for part in values.split(",")]
+    except ValueError:
+        raise InputError(f"--values is {values!r}; give whole numbers separated by commas, such as 5,10,20") from None
+    kind, numbers = checked(over, parts)
     config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
         first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
@@ -123,13 +109,7 @@ def _begin(given: dict[str, Any], file: Path | None, trust: bool, over: str, val
     known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": first.measure_gamma}
     if kind == "q":
         known["clients"] = first.config.clients
-    return Sweep.create(out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
-
-
-def _run(sweep: Sweep, reporter: Reporter, pool: ProcessPool | None) -> dict[str, Any]:
-    """The runs that are still to do, the fit, the forecast."""
-    found = _fitted(sweep.over, sweep.values, sweep.run(reporter, pool))
-    return sweep.finish(_outcome(found, sweep))
+    return Sweep.create(launch.out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
 
 
 def _fitted(over: Over, values: Sequence[int], reached: list[list[float]]) -> Speedup:
@@ -137,9 +117,8 @@ def _fitted(over: Over, values: Sequence[int], reached: list[list[float]]) -> Sp
     return fit_speedup(lambda value, trial: by_value[value][trial], over, values, len(reached[0]))
 
 
-def _outcome(found: Speedup, sweep: Sweep) -> dict[str, Any]:
-    config = sweep.folder.config(look_up=False)
-    need = forecast(prepare(sweep.config(sweep.values[0])), float(found.reached.mean(1).min()))
+def _outcome(found: Speedup, sweep: Sweep, config: Config) -> dict[str, Any]:
+    need = forecast(prepare(varied(config, sweep.over, sweep.values[0])), float(found.reached.mean(1).min()))
     other = config.local_steps if found.over == "n" else config.clients
     return {
         "over": found.over,
@@ -170,10 +149,3 @@ def forecast(experiment: Experiment, eps2: float) -> Rounds:
         shift2=float((x - problem.start).square().sum()),
         gradients2=mean_gradient2(problem, x),
     )
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--values is {text!r}; give whole numbers separated by commas, such as 5,10,20") from None

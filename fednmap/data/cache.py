@@ -38,25 +38,17 @@ def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
     target, reasons = folders(name)[-1], []
     for address in addresses:
         source = pooch.create(target, base_url=address, registry={file: f"md5:{md5}"}, retry_if_failed=2)
+        bar = _Bar(file)
         try:
-            with _Bar(file) as bar:
+            with bar.progress:
                 return Path(source.fetch(file, downloader=pooch.HTTPDownloader(bar, chunk_size=1 << 16)))
-        except OSError as error:  # those of the network have no number, and texts of many lines
-            reasons.append(f"{address + file}: {error if error.errno else type(error).__name__}")
-        except ValueError as error:
-            reasons.append(f"{address + file}: {str(error).splitlines()[0]}")
+        except (OSError, ValueError) as error:  # texts of many lines; those of the network are long
+            network = isinstance(error, OSError) and not error.errno
+            reasons.append(f"{address + file}: {type(error).__name__ if network else str(error).splitlines()[0]}")
     places = " or ".join(map(str, folders(name)))
     raise InputError(
         f"{file} of {name} is not here and the download failed ({'; '.join(reasons)}); put it into {places}"
     )
-
-
-def contents(name: str, file: str, md5: str, addresses: Iterable[str]) -> bytes:
-    """The contents of `file` of the data set `name`, found or downloaded, with the published md5."""
-    path = find(name, [file]) or download(name, file, md5, addresses)
-    found = read(path)
-    check(path, found, md5)
-    return found
 
 
 def check(path: Path | str, contents: bytes, digest: str, kind: str = "md5") -> None:
@@ -66,17 +58,19 @@ def check(path: Path | str, contents: bytes, digest: str, kind: str = "md5") -> 
         raise InputError(f"{path} is truncated, changed or another file ({kind} {found}, published {digest}); {_FRESH}")
 
 
-def read(path: Path) -> bytes:
-    """The contents of a file, unpacked if its name ends in .gz."""
+def read(path: Path, digest: str, kind: str = "md5") -> bytes:
+    """The contents of a file, unpacked if its name ends in .gz; refused if they have not this digest."""
     import gzip
     import zlib
 
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        contents = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is truncated or not a gzip file ({error}); {_FRESH}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_FRESH}") from None
+    check(path, contents, digest, kind)
+    return contents
 
 
 class _Bar:
@@ -91,13 +85,6 @@ class _Bar:
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self.task = self.progress.add_task(label)
         self.total = 0
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
 
     def update(self, count: int) -> None:
         self.progress.update(self.task, total=self.total, advance=count)

@@ -38,23 +38,18 @@ def cifar10(first: int = 50_000) -> Dataset:
     """
     if not 5 <= first <= 50_000:
         raise InputError(f"cifar10 has 50,000 training pictures, asked for {first}; take 5 to 50000")
-    train, test = _files()
-    x_train, y_train = (torch.cat(parts)[:first] for parts in zip(*map(_parse, train), strict=True))
-    x_test, y_test = (part[: first // 5] for part in _parse(test))
-    return Dataset(x_train.float().div_(255), y_train, x_test.float().div_(255), y_test)
-
-
-def _files() -> tuple[list[tuple[str, bytes]], tuple[str, bytes]]:
-    """(where it was found, checked contents) of the five training batches and of the test batch."""
-    read = next(filter(None, map(_in_folder, cache.folders("cifar10"))), None)
-    read = read or _unpack(cache.download("cifar10", BINARY, MD5[BINARY], ADDRESSES))
-    for (path, contents), md5s in zip(read, FILES.values(), strict=True):
+    found = next(filter(None, map(_in_folder, cache.folders("cifar10"))), None)
+    found = found or _unpack(cache.download("cifar10", BINARY, MD5[BINARY], ADDRESSES))
+    for (path, contents), md5s in zip(found, FILES.values(), strict=True):
         cache.check(path, contents, md5s[not path.endswith(".bin")])
-    return read[:-1], read[-1]
+    *train, (x_test, y_test) = (_parse(path, contents) for path, contents in found)
+    x_train, y_train = (torch.cat(parts)[:first] for parts in zip(*train, strict=True))
+    rest = first // 5
+    return Dataset(x_train.float().div_(255), y_train, x_test[:rest].float().div_(255), y_test[:rest])
 
 
 def _in_folder(folder: Path) -> list[tuple[str, bytes]]:
-    """What there is in one folder: the batches, bare or in the archive's own subfolder, else an archive."""
+    """(path, contents) of the six files in one folder: bare, in the subfolder of the archive, or in an archive."""
     for subfolder, suffix in (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", "")):
         for place in (folder, folder / subfolder):
             paths = [place / (name + suffix) for name in FILES]
@@ -74,9 +69,8 @@ def _unpack(archive: Path) -> list[tuple[str, bytes]]:
         return [(f"{archive}/{name}", file.read() if file else b"") for name, file in files]
 
 
-def _parse(batch: tuple[str, bytes]) -> tuple[Tensor, Tensor]:
+def _parse(path: str, contents: bytes) -> tuple[Tensor, Tensor]:
     """Pictures and labels of one file whose checksum was compared before: a pickle is code."""
-    path, contents = batch
     if path.endswith(".bin"):
         records = np.frombuffer(contents, np.uint8).reshape(-1, 1 + 3072)
         labels, pixels = records[:, 0], records[:, 1:]

@@ -49,11 +49,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         if is_sparse(self.y):
             raise InputError("y is sparse; give targets as a dense vector")
         for name, values in (("x", numbers(self.x)), ("y", self.y)):
-            if (
-                values.is_floating_point()
-                and not bool(torch.isfinite(values.sum()))
-                and not bool(torch.isfinite(values).all())
-            ):
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                 row = int((~torch.isfinite(values)).reshape(len(values), -1).any(1).nonzero()[0])
                 if values is not self.x and name == "x":  # the row that holds this entry
                     row = int(torch.searchsorted(self.x.crow_indices(), row, right=True)) - 1
@@ -66,9 +62,8 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         """From one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
         if isinstance(pairs, ClientData):
             return pairs
-        if is_scipy(pairs):
-            raise InputError(f"the data is a {type(pairs).__name__}; {ONE_PER_CLIENT}")
-        if isinstance(pairs, Tensor | np.ndarray | TensorDataset | str) or not isinstance(pairs, Iterable):
+        whole = isinstance(pairs, Tensor | np.ndarray | TensorDataset | str) or is_scipy(pairs)
+        if whole or not isinstance(pairs, Iterable):
             raise InputError(f"the data is a {type(pairs).__name__}; {ONE_PER_CLIENT}")
         found = list(pairs)
         if not found:
@@ -102,9 +97,9 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         """The same with each client's rows shuffled."""
         generator = torch.Generator("cpu").manual_seed(seed)
         pairs = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
-        shuffled = [first + torch.randperm(size, generator=generator, device="cpu") for first, size in pairs]
-        order = torch.cat(shuffled).to(self.x.device)
-        return ClientData(take(self.x, order), self.y[order], self.sizes)
+        return ClientData.split(
+            self.x, self.y, [first + torch.randperm(size, generator=generator, device="cpu") for first, size in pairs]
+        )
 
     def thinned(self, count: int) -> ClientData:
         """About `count` of the rows, evenly spaced: of every client its share, and at least one."""
@@ -112,8 +107,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         kept = (share * self.sizes).round().long().clamp(min=1)
         pairs = zip(self.offsets.tolist(), self.sizes.tolist(), kept.tolist(), strict=True)
         rows = [first + torch.arange(few, device="cpu") * size // few for first, size, few in pairs]
-        order = torch.cat(rows).to(self.x.device)
-        return ClientData(take(self.x, order), self.y[order], kept)
+        return ClientData.split(self.x, self.y, rows)
 
     @cached_property
     def digest(self) -> str:

@@ -78,18 +78,12 @@ def load(name: str, **options: Any) -> Dataset:
         return _own(name, options)
     name, colon, argument = name.partition(":")
     make = choose("data set", name, DATASETS)
-    arguments: list[str] | list[float] | list[int] = []
+    arguments: list[Any] = []
     if name in ("svm", "csv"):
         path, more = path_of(argument)
         arguments, options = [path], more | options
-    if name == "synthetic" and colon:
-        arguments = _numbers(argument)
-    elif name == "cifar10" and colon:
-        arguments = [_whole(argument)]
-    elif name == "heart-disease" and colon:
-        arguments = [argument]
-    elif colon and not arguments:
-        raise InputError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
+    elif colon:
+        arguments = _after_colon(name, argument)
     allowed = list(inspect.signature(make).parameters)[len(arguments) :]
     for option in options:
         if option not in allowed:
@@ -116,16 +110,17 @@ def path_of(argument: str) -> tuple[str, dict[str, Any]]:
     return argument, options
 
 
-def _whole(argument: str) -> int:
+def _after_colon(name: str, argument: str) -> list[Any]:
+    """What follows the name of a data set, as arguments of its function."""
     try:
-        return int(argument)
+        if name == "heart-disease":
+            return [argument]
+        if name == "cifar10":
+            return [int(argument)]
+        if name == "synthetic":
+            alpha, beta = map(float, argument.split(","))
+            return [alpha, beta]
     except ValueError:
-        raise InputError(f"cifar10 takes a number of pictures, as in cifar10:600, given {argument!r}") from None
-
-
-def _numbers(argument: str) -> list[float]:
-    try:
-        alpha, beta = map(float, argument.split(","))
-    except ValueError:
-        raise InputError(f"synthetic takes two numbers, as in synthetic:1,1, given {argument!r}") from None
-    return [alpha, beta]
+        usual = "a number of pictures, as in cifar10:600" if name == "cifar10" else "two numbers, as in synthetic:1,1"
+        raise InputError(f"{name} takes {usual}, given {argument!r}") from None
+    raise InputError(f"data set {name!r} takes nothing after a colon, given {argument!r}")

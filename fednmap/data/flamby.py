@@ -6,7 +6,6 @@ NeurIPS 2022; the rules are those of its code (owkin/FLamby) and of owkin/benchm
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,23 +34,17 @@ def validation(labels: Tensor, clients: Tensor, share: float, seed: int) -> Tens
 
 
 def _held_out(labels: Tensor, clients: Tensor, test: float, train: float | None, seed: int) -> Tensor:
-    """Which rows are for the test, each client's drawn by `_divided`."""
-    kept = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
-    for i in torch.unique(clients):
-        mine = (clients == i).nonzero().squeeze(1)
-        kept[mine[_divided(labels[mine], test, train, seed)]] = True
-    return kept
-
-
-def _divided(labels: Tensor, test: float, train: float | None, seed: int) -> Tensor:
-    """The numbers of the rows for the test, drawn label by label if every label has more than two rows."""
+    """Which rows are for the test: drawn client by client, by label if each has more than two of the client's rows."""
     from sklearn.model_selection import train_test_split  # takes a second to import
 
-    _, counts = torch.unique(labels, return_counts=True)
-    by_label = labels.numpy() if len(counts) > 1 and bool((counts > 2).all()) else None
-    rows = np.arange(len(labels))
-    _, chosen = train_test_split(rows, test_size=test, train_size=train, random_state=seed, stratify=by_label)
-    return torch.from_numpy(chosen)
+    kept = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
+    for i in torch.unique(clients):
+        rows = (clients == i).nonzero().squeeze(1).numpy()
+        _, counts = torch.unique(labels[rows], return_counts=True)
+        by_label = labels[rows].numpy() if len(counts) > 1 and bool((counts > 2).all()) else None
+        _, chosen = train_test_split(rows, test_size=test, train_size=train, random_state=seed, stratify=by_label)
+        kept[chosen] = True
+    return kept
 
 
 def _normalised(x: Tensor, train: Tensor, groups: Tensor) -> Tensor:

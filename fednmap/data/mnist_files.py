@@ -72,12 +72,6 @@ def _load(name: str, md5s: tuple[tuple[str, str], ...]) -> Dataset:
     arrays = []
     for file, (packed, unpacked) in zip(FILES, md5s, strict=True):
         path = cache.find(name, (f"{file}.gz", file)) or cache.download(name, f"{file}.gz", packed, ADDRESSES[name])
-        contents = cache.read(path)
-        cache.check(path, contents, unpacked)
-        arrays.append(parse(path, contents))
-    x_train, y_train, x_test, y_test = arrays
-    return Dataset(_pixels(x_train), y_train.long(), _pixels(x_test), y_test.long())
-
-
-def _pixels(images: Tensor) -> Tensor:
-    return images[:, None].float().div_(255)
+        arrays.append(parse(path, cache.read(path, unpacked)))
+    (x_train, x_test), (y_train, y_test) = ([v[:, None].float().div_(255) for v in arrays[::2]], arrays[1::2])
+    return Dataset(x_train, y_train.long(), x_test, y_test.long())

@@ -21,13 +21,13 @@ Parts = list[Tensor]
 def sorted_by_label(y: Tensor, n: int, seed: int = 0) -> Parts:
     """Samples sorted by label and cut into n consecutive parts whose sizes differ by at most one."""
     y = _labels(y, n)
-    return _cut(torch.sort(y, stable=True).indices, n)
+    return list(torch.sort(y, stable=True).indices.tensor_split(n))
 
 
 def iid(y: Tensor, n: int, seed: int = 0) -> Parts:
     """A random permutation cut into n parts whose sizes differ by at most one."""
     y = _labels(y, n)
-    return _cut(torch.from_numpy(np.random.default_rng(seed).permutation(len(y))), n)
+    return list(torch.from_numpy(np.random.default_rng(seed).permutation(len(y))).tensor_split(n))
 
 
 def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
@@ -38,7 +38,7 @@ def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
     if per_client < 1:
         raise InputError(f"shards per client is {per_client}; it must be at least 1")
     y = _labels(y, n * per_client)
-    pieces = _cut(torch.sort(y, stable=True).indices, n * per_client)
+    pieces = torch.sort(y, stable=True).indices.tensor_split(n * per_client)
     order = np.random.default_rng(seed).permutation(len(pieces)).reshape(n, per_client)
     return [torch.cat([pieces[j] for j in row]) for row in order]
 
@@ -110,7 +110,3 @@ def _labels(y: Tensor, parts: int) -> Tensor:
     if parts > len(y):
         raise InputError(f"{parts} parts of {len(y)} samples: every client needs a sample; use fewer clients")
     return y
-
-
-def _cut(order: Tensor, n: int) -> Parts:
-    return list(torch.tensor_split(order, n))

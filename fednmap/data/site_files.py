@@ -42,8 +42,8 @@ def site_files(
     sites = read_sites(f"csv:{path}", _listed(drop))
     label = label or _usual(sites)
     preprocessor = FederatedPreprocessor(categorical=_listed(categorical))
-    preprocessor.fit({name: t.without([label]) for name, t in sites.items() if _has(t, label)})
-    parts = list(sites.values()) + ([] if test is None else [_test(test, drop)])
+    preprocessor.fit({name: t.without([label]) for name, t in sites.items() if len(t[label])})
+    parts = list(sites.values()) + ([] if test is None else [read(places(test)[0], _listed(drop))])
     x = [torch.from_numpy(preprocessor.transform(t.without([label])).astype(np.float32)) for t in parts]
     values = [_complete(t, label) for t in parts]
     if len({is_words(v) for v in values}) > 1:
@@ -70,19 +70,11 @@ def _usual(sites: Mapping[str, Table]) -> str:
     return usual[0] if usual else next(iter(ends))
 
 
-def _has(t: Table, label: str) -> bool:
-    return len(t[label]) > 0  # refused by name where there is no such column
-
-
 def _complete(t: Table, label: str) -> np.ndarray:
     gaps = missing(t[label])
     if bool(gaps.any()):
         raise InputError(f"{t.where}the column {label!r} has no value in row {int(gaps.argmax())}; leave the row out")
     return t[label]
-
-
-def _test(test: str, drop: str | None) -> Table:
-    return read(places(test)[0], _listed(drop))
 
 
 def _listed(words: str | None) -> list[str]:

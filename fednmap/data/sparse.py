@@ -22,13 +22,13 @@ def is_sparse(values: Tensor) -> bool:
 
 def csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
     """The table with these rows: row i holds the entries crow[i] .. crow[i + 1]."""
-    _hear_out()
+    _silence_beta_warning()
     size = (len(crow) - 1, columns)
     return torch.sparse_csr_tensor(crow, col, values, size, check_invariants=False, device=values.device)
 
 
 @cache
-def _hear_out() -> None:
+def _silence_beta_warning() -> None:
     """torch warns once per process that the layout is beta; only the container is used here."""
     none = torch.zeros(1, dtype=torch.int32, device="cpu")
     with warnings.catch_warnings():
@@ -66,14 +66,14 @@ def is_scipy(values: object) -> bool:
 
 
 def take(values: Tensor, rows: Tensor | slice) -> Tensor:
-    """values[rows]: a slice, numbers of rows or a mask; of a sparse table a sparse one."""
+    """values[rows]: a slice in steps of 1, numbers of rows or a mask; of a sparse table a sparse one."""
     if not is_sparse(values):
         return values[rows]
     crow, col, entries, columns = values.crow_indices(), values.col_indices(), values.values(), values.shape[1]
     if isinstance(rows, slice):
         first, last, step = rows.indices(len(values))
         if step != 1:
-            raise InputError("a sparse table is cut in steps of 1")
+            raise InputError(f"expected a slice of rows in steps of 1, got steps of {step}")
         kept = crow[first : max(first, last) + 1]
         inside = slice(int(kept[0]), int(kept[-1]))
         return csr(kept - kept[0], col[inside], entries[inside], columns)
@@ -96,19 +96,9 @@ def joined(tables: Sequence[Tensor]) -> Tensor:
     """Tables one below the other."""
     if not is_sparse(tables[0]):
         return torch.cat(list(tables))
-    if len(tables) == 1:
-        return tables[0]
-    bounds, count = [tables[0].crow_indices()[:1].to(torch.int64)], 0
-    for table in tables:
-        bounds.append(table.crow_indices()[1:].to(torch.int64) + count)
-        count += len(table.values())
-    crow, col = torch.cat(bounds), torch.cat([table.col_indices() for table in tables])
-    return csr(
-        crow.to(col.dtype) if count < 2**31 else crow,
-        col if count < 2**31 else col.to(torch.int64),
-        torch.cat([table.values() for table in tables]),
-        tables[0].shape[1],
-    )
+    from scipy.sparse import vstack
+
+    return from_scipy("x", vstack([to_scipy(table) for table in tables], format="csr"))
 
 
 def numbers(values: Tensor) -> Tensor:

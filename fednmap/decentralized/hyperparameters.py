@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fednmap.algorithms.hyperparameters import default_gamma, weakly_convex
+from fednmap.algorithms.hyperparameters import prox_step
 from fednmap.decentralized.contract import DecentralizedAlgorithm
 from fednmap.regularizers.parameters import positive, regularizer
 
@@ -18,7 +18,4 @@ def check_step(method: DecentralizedAlgorithm) -> None:
 def check_normal_map(method: Any) -> None:
     """The same; gamma is what was given, else 4 eta_a, and suits phi."""
     check_step(method)
-    if method.gamma is None:
-        object.__setattr__(method, "gamma", default_gamma(method.phi, method.eta_a, 1.0, 1))
-    positive(method, "gamma")
-    weakly_convex(method, "gamma", method.gamma)
+    prox_step(method, "gamma", 4 * method.eta_a)

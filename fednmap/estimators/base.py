@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -16,11 +17,12 @@ from sklearn.utils.validation import check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators import inputs
 from fednmap.estimators.engine import Fit
-from fednmap.estimators.families import Family
-from fednmap.estimators.penalties import group_numbers, regularizer, settled_lam
+from fednmap.estimators.families import with_outputs
+from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
 from fednmap.estimators.prepare import Parameters, Prepared, prepare
 from fednmap.estimators.sites import Floats, Sites, divide, no_site_of_one
 from fednmap.names import InputError
+from fednmap.problems.families import Response
 
 if TYPE_CHECKING:
     from fednmap.estimators.bootstrap import Bootstrap
@@ -77,7 +79,7 @@ class Federated(_Attributes):
     weights: str = "samples"
 
     @abstractmethod
-    def _family(self) -> Family:
+    def _family(self) -> Response:
         """The family, from the estimator's parameters."""
 
     def _penalty(self) -> str | Regularizer:
@@ -100,7 +102,8 @@ class Federated(_Attributes):
         is l1, ridge or elastic-net, else each begun where the one before ended."""
         from fednmap.estimators.path import path
 
-        return path(self, X, y, sites, sample_weight, lambdas=lambdas)
+        estimator = copy(self)  # which may be fitted, to other rows
+        return path(estimator, estimator._read(X, y, sites, sample_weight), lambdas)
 
     def inference(
         self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, level: float = 0.95
@@ -109,7 +112,9 @@ class Federated(_Attributes):
         from fednmap.estimators.inference import inference
 
         check_is_fitted(self)
-        return inference(self, X, y, sites, sample_weight, level=level)
+        _check_level(level)
+        estimator = copy(self)
+        return inference(self, estimator, estimator._read(X, y, sites, sample_weight), level)
 
     def bootstrap(
         self,
@@ -125,7 +130,11 @@ class Federated(_Attributes):
         """Standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ."""
         from fednmap.estimators.bootstrap import bootstrap
 
-        return bootstrap(self, X, y, sites, sample_weight, times=times, level=level, random_state=random_state)
+        _check_level(level)
+        if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 2:
+            raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
+        estimator = copy(self)
+        return bootstrap(estimator, estimator._read(X, y, sites, sample_weight), times, level, random_state)
 
     def _finish(self, rows: Rows) -> None:
         """What an estimator adds when it is fitted."""
@@ -142,7 +151,7 @@ class Federated(_Attributes):
         if not bool((weight > 0).all()):
             rows = rows.some(weight > 0)
         no_site_of_one(rows.sites)
-        self._family().check(rows.y, rows.sites)
+        self._family().check(rows.y, rows.sites.at)
         return rows
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
@@ -170,7 +179,7 @@ class Federated(_Attributes):
 
     def _prepare(self, rows: Rows) -> Prepared:
         return prepare(
-            self._family(),
+            with_outputs(self._family(), self._outputs()),
             *rows,
             weights=self.weights,
             standardize=self.standardize,
@@ -241,6 +250,22 @@ class Federated(_Attributes):
         tags.input_tags.sparse = True
         tags.target_tags.required = True
         return tags
+
+
+@dataclass(eq=False, repr=False)
+class AnyPenalty(Federated):
+    """An estimator with a choice of penalties; for the parameters see `FederatedGLM`."""
+
+    penalty: str | Regularizer = "l1"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
 
 
 def infinite_words(names: Sequence[str], columns: Sequence[int]) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fednmap.estimators.base import Federated, warn_unconverged
+from fednmap.estimators.base import Federated, Rows, warn_unconverged
 from fednmap.estimators.inference import coefficient_names
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError
@@ -34,17 +32,7 @@ class Bootstrap:
     """Draws that could not be fitted, such as those that lack a class; they are left out."""
 
 
-def bootstrap(
-    estimator: Federated,
-    X: Any,
-    y: Any,
-    sites: Any,
-    sample_weight: Any = None,
-    *,
-    times: int = 200,
-    level: float = 0.95,
-    random_state: int = 0,
-) -> Bootstrap:
+def bootstrap(estimator: Federated, rows: Rows, times: int, level: float, random_state: int) -> Bootstrap:
     """As many sites as there are, drawn with replacement, and the model fitted to them; so many times.
 
     A site that is drawn twice counts twice. It says how coefficients would vary with other sites of the same kind,
@@ -53,12 +41,6 @@ def bootstrap(
 
     Reference: Davison and Hinkley, Bootstrap methods and their application, 1997, section 3.8.
     """
-    if not 0 < level < 1:
-        raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
-    if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 2:
-        raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
-    estimator = copy(estimator)  # which may be fitted, and stays as it is
-    rows = estimator._read(X, y, sites, sample_weight)
     if len(rows.sites) < FEWEST:
         raise InputError(f"there are {len(rows.sites)} sites; a bootstrap over sites needs at least {FEWEST}")
     estimate = _coefficients(estimator, rows)[0]
@@ -68,7 +50,7 @@ def bootstrap(
         weight = rows.weight * count[rows.sites.of_row]
         drawn = rows._replace(weight=weight).some(weight > 0)
         try:
-            estimator._family().check(drawn.y, drawn.sites)
+            estimator._family().check(drawn.y, drawn.sites.at)
             estimator._all_classes(drawn.y)
         except InputError:
             failed += 1
@@ -85,7 +67,7 @@ def bootstrap(
     return Bootstrap(names, estimate, draws.std(0, ddof=1), low, high, draws, failed)
 
 
-def _coefficients(estimator: Federated, rows: Any) -> tuple[Floats, bool]:
+def _coefficients(estimator: Federated, rows: Rows) -> tuple[Floats, bool]:
     """And whether the fit converged."""
     prepared = estimator._prepare(rows)
     fit = prepared.solve(estimator._regularizer(prepared), None, estimator.tol, estimator.max_rounds)

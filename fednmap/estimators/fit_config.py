@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fednmap.estimators.families import FAMILIES, Cox, Family, family
+from fednmap.estimators.families import FAMILIES, Cox, family
 from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError, choose
+from fednmap.problems.families import Response
 from fednmap.tables import FederatedPreprocessor, Table, as_word
 from fednmap.tables.table import Column, SiteError, is_words, missing
 
@@ -59,7 +60,7 @@ class FitConfig(BaseModel):
         """The columns that y is made of."""
         return [name for name in (self.target, self.time, self.event) if name is not None]
 
-    def made_family(self) -> Family:
+    def made_family(self) -> Response:
         return Cox(self.ties) if self.family == "cox" else family(self.family)
 
     def preprocessor(self) -> FederatedPreprocessor:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
 
 import numpy as np
 
-from fednmap.estimators.families import FAMILIES
+from fednmap.estimators.families import FAMILIES, expected, family
 from fednmap.estimators.sites import Floats
 from fednmap.names import InputError, choose
 from fednmap.report.data_table import DataTable
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
 from fednmap.tables import FederatedPreprocessor, Statistic, Table
+from fednmap.tables.statistics import as_said, statistics_from
 
 MODEL = "model.json"
 VERSION = 1
@@ -41,7 +42,7 @@ class FittedModel:
     def predict(self, rows: Table) -> dict[str, list[Any]]:
         """Columns of predictions: numbers; labels and probabilities; the hazard ratio."""
         scores = self.preprocessor.transform(rows) @ self.coef.T + self.intercept
-        mean = FAMILIES[self.family]().mean(scores[:, 0] if scores.shape[1] == 1 else scores)
+        mean = expected(family(self.family), scores[:, 0] if scores.shape[1] == 1 else scores)
         if self.family == "logistic":
             each = np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
             labels = [self.classes[k] for k in each.argmax(1)]
@@ -97,7 +98,7 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
         "coef": model.coef.tolist(),
         "intercept": model.intercept.tolist(),
         "classes": list(model.classes),
-        "statistics": [asdict(s) for s in model.preprocessor.statistics_],
+        "statistics": as_said(model.statistics),
     }
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,8 +112,6 @@ def load(folder: File) -> FittedModel:
     said = from_json(folder / MODEL, dict)
     try:
         choose("family", said["family"], FAMILIES)
-        preprocessor = FederatedPreprocessor()
-        preprocessor.statistics_ = tuple(Statistic(**(s | {"levels": tuple(s["levels"])})) for s in said["statistics"])
         return FittedModel(
             said["family"],
             said["target"],
@@ -120,7 +119,7 @@ def load(folder: File) -> FittedModel:
             np.array(said["coef"], float).reshape(-1, len(said["columns"])),
             np.array(said["intercept"], float),
             tuple(said["classes"]),
-            preprocessor,
+            FederatedPreprocessor().know(statistics_from(said["statistics"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None

@@ -18,13 +18,14 @@ from fednmap.algorithms import FedNMapMemory
 from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.estimators.engine import MEMORY
-from fednmap.estimators.families import Family
+from fednmap.estimators.families import problem, with_outputs
 from fednmap.estimators.fit_config import FitConfig, listed, ordered_classes
 from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
 from fednmap.estimators.prepare import Layout, Parameters, dense
 from fednmap.estimators.sites import Floats
 from fednmap.estimators.standardise import Scaling, from_moments
 from fednmap.names import InputError
+from fednmap.problems.families import Response
 from fednmap.tables import FederatedPreprocessor, Table
 from fednmap.tables import statistics as columns
 from fednmap.tables.table import REFUSALS, SiteError
@@ -58,8 +59,8 @@ class Agreement:
         return self.task.preprocessor().know(self.statistics)
 
     @cached_property
-    def family(self) -> Family:
-        return self.task.made_family()
+    def family(self) -> Response:
+        return with_outputs(self.task.made_family(), self.outputs)
 
     @property
     def names(self) -> list[str]:
@@ -106,9 +107,7 @@ class Agreement:
         X = self.preprocessor.transform(self.task.features(table))
         scaled = self.scaling.apply(X)
         data = ClientData(dense(scaled), dense(_targets(self.task, table, self.classes)), dense(np.array([len(X)])))
-        return self.family.problem(
-            data, self.outputs, intercept=self.family.level, weights=dense(np.ones(1)), sample_weights=None
-        )
+        return problem(self.family, data, intercept=self.family.level, weights=dense(np.ones(1)), sample_weights=None)
 
     def phi(self) -> Regularizer:
         """The penalty on the coefficients; the intercepts are left alone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 from scipy import linalg, stats
 from sklearn.exceptions import ConvergenceWarning
 
-from fednmap.estimators.base import Federated, infinite_words
+from fednmap.estimators.base import Federated, Rows, infinite_words
 from fednmap.estimators.prepare import MOVING, Prepared, dense
 from fednmap.estimators.sites import Floats, are_cases
 from fednmap.names import InputError
@@ -60,16 +59,10 @@ class Inference:
     """Of the estimates, for tests of several and for differences."""
 
 
-def inference(
-    estimator: Federated,
-    X: Any,
-    y: Any,
-    sites: Any = None,
-    sample_weight: Any = None,
-    *,
-    level: float = 0.95,
-) -> Inference:
+def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float) -> Inference:
     """Compute Wald intervals of the unpenalised model with all columns, by Newton steps from the fitted one.
+
+    estimator: a copy of the fitted one that has read `rows`, those of the fit.
 
     Every site sends its gradient and its Hessian, p^2 numbers, at each step: two steps after an unpenalised fit, about
     six after a penalised one. Estimates and intervals do not depend on the penalty, nor on the coefficients that it set
@@ -88,10 +81,6 @@ def inference(
     A modern maximum-likelihood theory for high-dimensional logistic regression, PNAS 2019. On selection: Berk et al.,
     Valid post-selection inference, Annals of Statistics 2013.
     """
-    if not 0 < level < 1:
-        raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
-    fitted, estimator = estimator, copy(estimator)  # which keeps its classes and names
-    rows = estimator._read(X, y, sites, sample_weight)
     _same(fitted, estimator)
     prepared = estimator._prepare(rows)
     counted = are_cases(rows.weight) and (estimator.weights == "samples" or len(rows.sites) == 1)

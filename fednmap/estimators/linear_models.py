@@ -13,18 +13,19 @@ from sklearn.utils.metaestimators import available_if
 
 from fednmap.core import Regularizer
 from fednmap.estimators import inputs
-from fednmap.estimators.base import Federated
-from fednmap.estimators.families import Family, Gaussian, Huber, Logistic, Poisson, family
+from fednmap.estimators.base import AnyPenalty, Federated
+from fednmap.estimators.families import expected, family
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters
 from fednmap.estimators.sites import Floats, Sites
 from fednmap.names import InputError
+from fednmap.problems.families import Bernoulli, Gaussian, Poisson, Response, ScaledHuber
 
 
 class _Regressor(RegressorMixin, Federated):  # type: ignore[misc]
     def predict(self, X: Any) -> Floats:
         """The mean of y at each row."""
-        return self._family().mean(self._scores(X))
+        return expected(self._family(), self._scores(X))
 
 
 def _classifies(estimator: Federated) -> bool:
@@ -42,7 +43,7 @@ class _Classifier(Federated):
     @available_if(_classifies)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Floats:
         """The probability of every class, in the order of classes_."""
-        mean = self._family().mean(self._scores(X))
+        mean = expected(self._family(), self._scores(X))
         return np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
@@ -55,7 +56,7 @@ class _Classifier(Federated):
         """The mean of y at each row, or the likeliest class."""
         scores = self._scores(X)
         if not _classifies(self):
-            return self._family().mean(scores)
+            return expected(self._family(), scores)
         return self.classes_[(scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(1)]
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
@@ -106,7 +107,7 @@ class FederatedGLM(_Classifier):
     array([2.])
     """
 
-    family: str | Family = "gaussian"
+    family: str | Response = "gaussian"
     penalty: str | Regularizer = "l1"
     lam: float | None = None
     _: KW_ONLY
@@ -122,7 +123,7 @@ class FederatedGLM(_Classifier):
             return float(d2_tweedie_score(y, predicted, sample_weight=sample_weight, power=1))
         return float(r2_score(y, predicted, sample_weight=sample_weight))
 
-    def _family(self) -> Family:
+    def _family(self) -> Response:
         found = family(self.family)
         if not found.level:
             raise InputError(f"family {found.name!r} has its own times and strata; use FederatedCoxRegression")
@@ -139,7 +140,7 @@ class FederatedGLM(_Classifier):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedLogisticRegression(ClassifierMixin, _Classifier):  # type: ignore[misc]
+class FederatedLogisticRegression(ClassifierMixin, _Classifier, AnyPenalty):  # type: ignore[misc]
     """Logistic regression, binary and multinomial: mean log-loss + lam penalty.
 
     With standardize=False it is scikit-learn's LogisticRegression with C = 1 / (N lam): penalty="l1", "ridge" (its l2)
@@ -147,14 +148,8 @@ class FederatedLogisticRegression(ClassifierMixin, _Classifier):  # type: ignore
     `FederatedGLM`.
     """
 
-    penalty: str | Regularizer = "l1"
-    lam: float | None = None
-    _: KW_ONLY
-    l1_ratio: float = 0.5
-    groups: Groups = None
-
-    def _family(self) -> Family:
-        return Logistic()
+    def _family(self) -> Response:
+        return Bernoulli()
 
 
 @dataclass(eq=False, repr=False)
@@ -179,7 +174,7 @@ class FederatedLasso(_Regressor):
 
     lam: float = 0.01
 
-    def _family(self) -> Family:
+    def _family(self) -> Response:
         return Gaussian()
 
     def _penalty(self) -> str | Regularizer:
@@ -197,7 +192,7 @@ class FederatedElasticNet(_Regressor):
     _: KW_ONLY
     l1_ratio: float = 0.5
 
-    def _family(self) -> Family:
+    def _family(self) -> Response:
         return Gaussian()
 
     def _penalty(self) -> str | Regularizer:
@@ -205,21 +200,17 @@ class FederatedElasticNet(_Regressor):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedLinearRegression(_Regressor):
+class FederatedLinearRegression(_Regressor, AnyPenalty):
     """Least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
 
     penalty: str | Regularizer = "none"
-    lam: float | None = None
-    _: KW_ONLY
-    l1_ratio: float = 0.5
-    groups: Groups = None
 
-    def _family(self) -> Family:
+    def _family(self) -> Response:
         return Gaussian()
 
 
 @dataclass(eq=False, repr=False)
-class FederatedPoissonRegressor(_Regressor):
+class FederatedPoissonRegressor(_Regressor, AnyPenalty):
     """Poisson regression of counts with a log link: mean half deviance + lam penalty.
 
     Half the deviance of a row with score s is exp(s) - y s + y log y - y.
@@ -228,17 +219,11 @@ class FederatedPoissonRegressor(_Regressor):
     the parameters; score is the share of deviance explained.
     """
 
-    penalty: str | Regularizer = "l1"
-    lam: float | None = None
-    _: KW_ONLY
-    l1_ratio: float = 0.5
-    groups: Groups = None
-
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """D^2, the share of the Poisson deviance that the model explains."""
         return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
 
-    def _family(self) -> Family:
+    def _family(self) -> Response:
         return Poisson()
 
     def __sklearn_tags__(self) -> Any:
@@ -263,5 +248,5 @@ class FederatedHuberRegressor(_Regressor):
     l1_ratio: float = 0.5
     groups: Groups = None
 
-    def _family(self) -> Family:
-        return Huber(self.epsilon)
+    def _family(self) -> Response:
+        return ScaledHuber(self.epsilon)

@@ -17,6 +17,7 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.estimators import inputs
 from fednmap.estimators.base import Federated, Rows, warn_unconverged
+from fednmap.estimators.families import problem
 from fednmap.estimators.path import RegularizationPath, is_ridge, lambda_max, lambdas_down, null_model, reach, walk
 from fednmap.estimators.prepare import Prepared, dense, tensor
 from fednmap.estimators.sites import Floats, cases, divide, row_weights
@@ -76,7 +77,7 @@ class CrossValidated(Federated):
         # first: prepared rows take memory
         chosen, spent = (None, Spent(0, 0)) if found is None else self._by_folds(rows, found)
         prepared = self._prepare(rows)
-        self.path_ = walk(self, prepared, self.lambdas_, null_model(self, prepared))
+        self.path_ = walk(self, prepared, self.lambdas_, null_model(self, prepared), polish=chosen)
         if chosen is None:
             chosen = self._by_criterion(rows)
             warn_unconverged([fit.converged for fit in self.path_.fits], "models of the path")
@@ -164,7 +165,7 @@ class CrossValidated(Federated):
         if self.refill is not None:
             rows = rows._replace(X=self.refill(np.isin(np.arange(len(rows.y)), chosen)))
         try:
-            self._family().check(rows.y[chosen], rows.sites.some(chosen))
+            self._family().check(rows.y[chosen], rows.sites.some(chosen).at)
             self._all_classes(rows.y[chosen])
         except InputError as error:
             raise InputError(f"without {fold.name}: {error}") from None
@@ -229,9 +230,9 @@ def losses(estimator: Federated, prepared: Prepared, path: RegularizationPath, r
         rows = rows.some(order)
     each = row_weights(rows.sites, rows.weight, estimator.weights)
     data = ClientData(tensor(rows.X), dense(rows.y), dense(rows.sites.sizes))
-    problem = prepared.family.problem(
+    f = problem(
+        prepared.family,
         data,
-        prepared.outputs,
         intercept=prepared.intercept,
         weights=dense(np.bincount(rows.sites.of_row, each, len(rows.sites))),
         sample_weights=dense(rows.weight),
@@ -241,8 +242,8 @@ def losses(estimator: Federated, prepared: Prepared, path: RegularizationPath, r
         parts = [coef.flatten(), intercept if prepared.intercept else [], [] if scale is None else [scale]]
         points.append(np.concatenate(parts))
     if prepared.constants:
-        return np.array([float(problem.loss(dense(point))) for point in points])
-    found: Floats = problem.losses(dense(np.stack(points))).numpy()
+        return np.array([float(f.loss(dense(point))) for point in points])
+    found: Floats = f.losses(dense(np.stack(points))).numpy()
     return found
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fednmap.core import Regularizer
-from fednmap.estimators.base import Federated
+from fednmap.estimators.base import Federated, Rows
 from fednmap.estimators.engine import Fit
 from fednmap.estimators.penalties import penalty_name, weighted
 from fednmap.estimators.prepare import Prepared
@@ -20,8 +19,6 @@ from fednmap.estimators.sites import Floats
 from fednmap.names import InputError
 from fednmap.regularizers import L1
 
-COUNT = 50
-"""Values of lam."""
 FAR = 1e-3
 """The last lam over the first, with more rows than columns; with fewer 0.01."""
 NOTHING = 1e-13
@@ -92,7 +89,7 @@ def null_model(estimator: Federated, prepared: Prepared) -> Null:
     """From sums where the family has it in closed form and every column is penalised, else by rounds of its own."""
     end = prepared.outputs * prepared.columns
     free = _unpenalised(estimator, prepared, end)
-    if prepared.starts_without_columns and not bool(free.any()):
+    if not prepared.constants and not bool(free.any()):
         start = prepared.problem.gradients(prepared.start[None])[0]
         return Null(start[:end], None, start)
     only_free = L1(torch.where(free, 0.0, LARGEST))
@@ -172,14 +169,18 @@ def lambdas_down(first: float, given: int | Sequence[float], far: float) -> Floa
     return first * np.geomspace(1, far, int(given)) if first > 0 else np.zeros(1)
 
 
-def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None) -> RegularizationPath:
+def walk(
+    estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None, polish: int | None = None
+) -> RegularizationPath:
     """The models at these lam: all in the same rounds, or each begun where the one before ended.
+
+    polish: the number of a lam whose model is found more exactly, where all are found in the same rounds.
 
     The first is for penalties whose minimum does not depend on where one begins, and problems that `path_solver` takes.
     """
     phis = [estimator._regularizer(prepared, lam) for lam in lambdas]
     first = None if null is None else null.start
-    found = prepared.solve_path(phis, estimator.tol, estimator.max_rounds, first)
+    found = prepared.solve_path(phis, estimator.tol, estimator.max_rounds, first, polish)
     if found is None:
         fits: list[Fit] = []
         last = None if null is None else null.fit
@@ -203,18 +204,8 @@ def walk(estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null |
     )
 
 
-def path(
-    estimator: Federated,
-    X: Any,
-    y: Any,
-    sites: Any = None,
-    sample_weight: Any = None,
-    *,
-    lambdas: int | Sequence[float] = COUNT,
-) -> RegularizationPath:
+def path(estimator: Federated, rows: Rows, lambdas: int | Sequence[float]) -> RegularizationPath:
     """The models at every lam, from lambda_max down."""
-    estimator = copy(estimator)  # which may be fitted, to other rows
-    rows = estimator._read(X, y, sites, sample_weight)
     prepared = estimator._prepare(rows)
     null = null_model(estimator, prepared)
     first = lambda_max(estimator, prepared, null) if isinstance(lambdas, int | np.integer) else 0.0

@@ -1,4 +1,5 @@
-"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or for many at once, in few rounds.
+"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or for many at once, in few rounds; l1 may be a weight
+for every coefficient.
 
 A round sends points to the sites and their gradients back, as every round here does; with several penalties it carries
 a point of each that has not ended, so that a whole path takes about as many rounds as one fit, and a site goes through
@@ -58,6 +59,10 @@ NEWTON = 20
 """Changes of the set of nonzero coefficients, at most, before prox steps are taken instead."""
 BACK = 0.25
 """How far the next trial goes, where steps fail although the model has learnt from them."""
+POLISH = 1e-7
+"""The tolerance of a model that is polished, relative to the others',"""
+MORE = 30
+"""and how many rounds of its own that may take, at most: rounding may forbid it."""
 TINY = float(np.finfo(np.float64).tiny)
 EPS = float(np.finfo(np.float64).eps)
 
@@ -69,7 +74,7 @@ Gradients = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Penalties:
-    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates, for k penalties (l1 and l2 are (k, 1))."""
+    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 (k, 1) or (k, end), l2 (k, 1)."""
 
     l1: Floats
     l2: Floats
@@ -90,7 +95,7 @@ class Penalties:
 
     def value(self, x: Floats) -> Floats:
         w = x[:, : self.end]
-        found: Floats = self.l1[:, 0] * np.abs(w).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
+        found: Floats = (self.l1 * np.abs(w)).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
         return found
 
     def some(self, rows: Numbers) -> Penalties:
@@ -100,7 +105,7 @@ class Penalties:
 
     def neighbours(self) -> list[Numbers]:
         """The numbers of penalties that are near each other, in their order."""
-        weight = np.maximum((self.l1 + self.l2)[:, 0], TINY)
+        weight = np.maximum((self.l1 + self.l2).max(1), TINY)
         steps = np.floor(np.log(weight[0] / weight) / np.log(NEAR))
         return np.split(np.arange(len(weight)), np.flatnonzero(np.diff(steps)) + 1)
 
@@ -176,22 +181,22 @@ class HessianModel:
     def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """argmin of the model for each row of x."""
         if len(x) == 1:
-            found = self._by_sets(x[0], g[0], float(phi.l1[0, 0]), float(phi.l2[0, 0]), phi.end)
+            found = self._by_sets(x[0], g[0], phi.l1[0], float(phi.l2[0, 0]), phi.end)
             if found is not None:
                 return found[None]
         return self._by_steps(x, g, phi, close)
 
-    def _by_sets(self, x: Floats, g: Floats, l1: float, l2: float, end: int) -> Floats | None:
+    def _by_sets(self, x: Floats, g: Floats, l1: Floats, l2: float, end: int) -> Floats | None:
         """Semismooth Newton: guess which coefficients are not 0 and of what sign, solve, look again; None: no end."""
         D, b = self.D, self.D @ x - g
-        diagonal, pull = D.diagonal().copy(), np.full_like(x, l1)
+        diagonal, pull = D.diagonal().copy(), np.zeros_like(x)
         diagonal[:end] += l2
-        pull[end:] = 0.0
-        if l1 == 0:
+        pull[:end] = l1
+        if not pull.any():
             return _solved(_ridged(D.copy(), l2, end), b)
         v = x * diagonal - g  # of a step by the diagonal alone, times the diagonal
         v[:end] -= l2 * x[:end]
-        sign = _signs(v, l1, end)
+        sign = _signs(v, pull)
         for _ in range(NEWTON):
             inside = sign.nonzero()[0]
             A = D[inside[:, None], inside]
@@ -202,7 +207,7 @@ class HessianModel:
             u[inside] = solved
             slope = D @ u - b
             slope[:end] += l2 * u[:end]
-            new = _signs(diagonal * u - slope, l1, end)
+            new = _signs(diagonal * u - slope, pull)
             if bool((new == sign).all()):
                 return u
             sign = new
@@ -250,12 +255,14 @@ def solve(
     max_rounds: int,
     constant: bool,
     first: Floats | None = None,
+    polish: int | None = None,
 ) -> Found:
     """Rounds until |F_nat| <= tol for every penalty, or max_rounds.
 
     diagonal: about that of the Hessian; gamma of F_nat is 1 / its sum.
     constant: the Hessian is the same everywhere, so that all penalties share one model.
     first:    the gradient at the start, where it is known.
+    polish:   the number of a penalty whose minimiser is found more exactly, so that it does not depend on rounding.
     """
     k, gamma = len(phi.l1), 1 / float(diagonal.sum())
     x = np.repeat(start[None], k, 0)
@@ -266,6 +273,9 @@ def solve(
     refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
     earlier = np.full((k, 2, len(start)), np.nan)
     inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
+    goal, more = np.full(k, tol), MORE
+    if polish is not None:
+        goal[polish] *= POLISH
     inside[[-1, *(rows[0] for rows in phi.neighbours())]] = True
     for done in range(1, max_rounds):
         if not inside.all():
@@ -273,8 +283,9 @@ def solve(
             x[late], g[late], inside[late] = x[near], g[near], True
             values[late] = phi.some(late).value(x[late])
             sizes[late] = _norms(phi.some(late).residuals(x[late], g[late], gamma))
-        left = np.flatnonzero(inside & ~(sizes <= tol))
-        if not len(left):
+        left = np.flatnonzero(inside & ~(sizes <= goal))
+        more -= bool((sizes <= tol).all())
+        if not len(left) or more < 0:
             break
         total += 1
         if done == 2 and not constant and k > 1:
@@ -333,11 +344,9 @@ def _working(models: list[HessianModel], groups: list[Numbers], meant: Numbers) 
             yield model, mine
 
 
-def _signs(v: Floats, l1: float, end: int) -> Floats:
+def _signs(v: Floats, pull: Floats) -> Floats:
     """Of the coefficients after a prox step; those that are not penalised are marked too."""
-    found = np.sign(v) * (np.abs(v) > l1)
-    found[end:] = 2.0
-    return found
+    return np.where(pull > 0, np.sign(v) * (np.abs(v) > pull), 2.0)
 
 
 def _ridged(A: Floats, l2: float, end: int) -> Floats:

@@ -113,17 +113,20 @@ def regularizer(
     return GroupLasso(lam * labels.bincount().double().sqrt(), labels)
 
 
-def shrinkage(phi: Regularizer) -> tuple[float, float] | None:
-    """l1 and l2 where phi is l1 |b|_1 + l2 |b|^2 / 2, else None."""
+def shrinkage(phi: Regularizer, size: int) -> tuple[Any, float] | None:
+    """l1 (a number, or one for each of the `size` coefficients) and l2 where phi is l1 |b|_1 + l2 |b|^2 / 2, else
+    None."""
     if isinstance(phi, Zero):
         return 0.0, 0.0
-    if isinstance(phi, L1) and not isinstance(phi.weight, torch.Tensor):
-        return phi.weight, 0.0
+    if isinstance(phi, L1):
+        if not isinstance(phi.weight, torch.Tensor):
+            return phi.weight, 0.0
+        return (phi.weight.double().cpu().numpy(), 0.0) if phi.weight.shape == (size,) else None
     if isinstance(phi, ElasticNet):
         return phi.nu1, 2 * phi.nu2
     if isinstance(phi, SquaredL2):
         return 0.0, 2 * phi.weight
-    if isinstance(phi, Scaled) and (inner := shrinkage(phi.phi)) is not None:
+    if isinstance(phi, Scaled) and (inner := shrinkage(phi.phi, size)) is not None:
         return phi.factor * inner[0], phi.factor * inner[1]
     return None
 

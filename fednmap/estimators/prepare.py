@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
 from fednmap.estimators.engine import Fit, minimise
-from fednmap.estimators.families import Family, Gaussian, Linear
+from fednmap.estimators.families import Linear, problem
 from fednmap.estimators.penalties import shrinkage
 from fednmap.estimators.sites import Floats, Sites, row_weights
-from fednmap.estimators.standardise import Scaling, scaling
+from fednmap.estimators.standardise import Scaling, from_moments, moments
 from fednmap.estimators.wrapped_problems import Centred, Gram
+from fednmap.problems.families import Gaussian, Response
 from fednmap.regularizers import Box, Separable, Zero
 
 PATIENCE = 200
@@ -31,9 +32,9 @@ FLAT = 1e-2
 """Infinite estimates are suspected where the curvature of f along the last steps is below this, relative to that at the
 model without columns,"""
 HELD = 1e-3
-"""and phi grows less along them, relative to the decrease of f."""
+"""and phi grows less per step as far as a coefficient is then fixed, relative to the decrease of f."""
 SHIFT = 10.0
-"""How much further a coefficient is then fixed, of a column of deviation 1, besides twice its value,"""
+"""How much further that is, of a column of deviation 1, besides twice its value,"""
 NEGLIGIBLE = 0.1
 """and the likelihood ratio statistic below which that is as good a fit."""
 MOVING = 0.05
@@ -65,10 +66,10 @@ class Layout:
     start: Tensor
 
     @classmethod
-    def of(cls, family: Family, scaling: Scaling, y: Floats, weight: Floats, outputs: int, intercept: bool) -> Layout:
+    def of(cls, family: Response, scaling: Scaling, y: Floats, weight: Floats, outputs: int, intercept: bool) -> Layout:
         """The layout for columns of this scaling; the start is the model without columns, of y with these weights."""
-        columns, constants = len(scaling.shift), family.constants(y, weight)
-        first = family.first(y, weight, outputs) if intercept else np.zeros(0)
+        columns, constants = len(scaling.shift), family.first_constants(y, weight)
+        first = family.first(y, weight) if intercept else np.zeros(0)
         start = torch.from_numpy(np.concatenate([np.zeros(outputs * columns), first, constants]))
         return cls(scaling, outputs, columns, intercept, len(constants), start)
 
@@ -92,22 +93,17 @@ class Layout:
         """The model on the scale of the given columns."""
         end = self.outputs * self.columns
         intercept = x[end : end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
+        if self.outputs > 1:
+            intercept = intercept - intercept.mean()  # what is common to all classes changes no probability
         scale = float(x[-1]) if self.constants else None
         return Parameters(*self.scaling.original(self.coefficients(x), intercept), scale)
-
-
-class PathFits(NamedTuple):
-    """Fits with several phi, and the rounds that they took, of which they share most."""
-
-    fits: list[Fit]
-    rounds: int
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared(Layout):
     """A problem of scaled columns, and what its vector means."""
 
-    family: Family
+    family: Response
     problem: Linear | Centred | Gram
     sites: Sites
     site_weights: Floats
@@ -120,22 +116,30 @@ class Prepared(Layout):
         """The minimiser of f + phi, phi on the coefficients; begun where `after` ended, a fit with another phi."""
         found = self.solve_path([phi], tol, max_rounds) if after is None else None
         if found is not None:
-            return found.fits[0]
+            return found[0][0]
         whole = self.with_penalty(phi)
         return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
 
     def solve_path(
-        self, phis: Sequence[Regularizer], tol: float, max_rounds: int, first: Tensor | None = None
-    ) -> PathFits | None:
-        """The minimisers for several phi at once, in the same rounds; None where `path_solver` does not take them.
+        self,
+        phis: Sequence[Regularizer],
+        tol: float,
+        max_rounds: int,
+        first: Tensor | None = None,
+        polish: int | None = None,
+    ) -> tuple[list[Fit], int] | None:
+        """The minimisers for several phi in the same rounds, and how many these were; None where `path_solver` does not
+        take them.
 
-        first: the gradient at the start, where it is known.
+        first:  the gradient at the start, where it is known.
+        polish: the number of a phi whose minimiser is found more exactly.
         """
-        kinds = [shrinkage(phi) for phi in phis]
-        if self.constants or len(self.start) > path_solver.SIZE or None in kinds:
+        end = self.outputs * self.columns
+        kinds = [kind for phi in phis if (kind := shrinkage(phi, end)) is not None]
+        if self.constants or len(self.start) > path_solver.SIZE or len(kinds) < len(phis):
             return None
-        weights = np.array(kinds, float)
-        shrink = path_solver.Penalties(weights[:, :1], weights[:, 1:], self.outputs * self.columns)
+        l1, l2 = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, part))) for part in zip(*kinds, strict=True))
+        shrink = path_solver.Penalties(l1, l2, end)
         found = path_solver.solve(
             lambda points: self.problem.gradients(torch.from_numpy(points)).numpy(),
             self.start.numpy(),
@@ -145,6 +149,7 @@ class Prepared(Layout):
             max_rounds=min(max_rounds, PATIENCE),
             constant=isinstance(self.family, Gaussian),
             first=None if first is None else first.numpy(),
+            polish=polish,
         )
         losses = self.problem.losses(torch.from_numpy(found.x)).numpy()
         objectives = losses + shrink.value(found.x)
@@ -157,17 +162,13 @@ class Prepared(Layout):
             earlier = None if bool(point.isnan().any()) else (point, gradient)
             done = size <= tol * self.unit
             fit = Fit(x, rounds, sent, float(objectives[k]), size, done, float(losses[k]), None, earlier)
-            if not fit.converged and rounds < max_rounds:
-                fit = self._finished(fit, phi, tol, max_rounds)
-                total += fit.rounds - rounds
+            if not done and rounds < max_rounds:  # from there by FedNMap with a short memory
+                whole, left = self.with_penalty(phi), max_rounds - rounds
+                more = minimise(self.problem, whole, x, tol=tol * self.unit, max_rounds=left)
+                fit = more._replace(rounds=rounds + more.rounds, bytes=sent + more.bytes)
+                total += more.rounds
             fits.append(fit)
-        return PathFits(fits, total)
-
-    def _finished(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> Fit:
-        """From where `path_solver` has not come to an end, by FedNMap with a short memory."""
-        whole, left = self.with_penalty(phi), max_rounds - fit.rounds
-        more = minimise(self.problem, whole, fit.x, tol=tol * self.unit, max_rounds=left)
-        return more._replace(rounds=fit.rounds + more.rounds, bytes=fit.bytes + more.bytes)
+        return fits, total
 
     def infinite(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> tuple[list[int], Fit]:
         """The columns whose estimates are infinite because f + phi has no minimiser, the largest first; and the fit,
@@ -182,11 +183,13 @@ class Prepared(Layout):
         before, g = fit.earlier
         s = fit.x - before
         fall, whole = -float(g @ s), self.with_penalty(phi)
-        flat = 0 < fall <= FLAT * float(np.square(s.numpy()) @ self.diagonal)
-        if not flat or not float(whole.value(fit.x + s) - whole.value(fit.x)) <= HELD * fall:
+        if not 0 < fall <= FLAT * float(np.square(s.numpy()) @ self.diagonal):
             return [], fit
         k = int((s[: self.outputs * self.columns].abs() * dense(np.tile(self._deviation, self.outputs))).argmax())
-        start = fit.x + s * (fit.x[k].abs() + SHIFT / self._deviation[k % self.columns]) / s[k].abs()
+        steps = float((fit.x[k].abs() + SHIFT / self._deviation[k % self.columns]) / s[k].abs())
+        start = fit.x + steps * s
+        if not float(whole.value(start) - whole.value(fit.x)) <= HELD * fall * steps:
+            return [], fit
         fixed = Separable([(slice(k, k + 1), Box(float(start[k]), float(start[k])))])
         rounds = min(max_rounds, PATIENCE)
         other = minimise(self.problem, fixed, start, tol=0.01 * tol * self.unit, max_rounds=rounds)
@@ -205,15 +208,6 @@ class Prepared(Layout):
         """Of the scaled columns; 1 for those that do not vary."""
         return np.sqrt(np.where(self.scaling.square > 0, self.scaling.square, 1.0))
 
-    @property
-    def starts_without_columns(self) -> bool:
-        """Whether the start is the best model whose coefficients are all 0."""
-        return not self.constants
-
-    def gradient(self, x: Tensor) -> Floats:
-        """(K, p), of f by the coefficients."""
-        return self.coefficients(self.problem.gradient(x))
-
     def loss(self, x: Tensor) -> float:
         return float(self.problem.loss(x))
 
@@ -221,18 +215,13 @@ class Prepared(Layout):
         """What each site holds, what it counts, and its own mean loss under the model."""
         sizes, losses = self.sites.sizes, self.problem.client_losses(x).tolist()
         return [
-            {
-                "site": name,
-                "rows": int(sizes[k]),
-                "weight": float(self.site_weights[k]),
-                "loss": losses[k],
-            }
+            {"site": name, "rows": int(sizes[k]), "weight": float(self.site_weights[k]), "loss": losses[k]}
             for k, name in enumerate(self.sites.names)
         ]
 
 
 def prepare(
-    family: Family,
+    family: Response,
     X: Any,
     y: Floats,
     sites: Sites,
@@ -249,30 +238,30 @@ def prepare(
         X, y, sample_weight, sites = X[order], y[order], sample_weight[order], sites.some(order)
     each = row_weights(sites, sample_weight, weights)
     intercept = fit_intercept and family.level
-    scale = scaling(X, each, standardize=standardize, free_level=intercept or not family.level)
+    scale = from_moments(*moments(X, each), standardize=standardize, free_level=intercept or not family.level)
     site_weights = np.bincount(sites.of_row, each, len(sites)).astype(float)
     untouched = intercept and sparse.issparse(X)
     data = ClientData(tensor(X if untouched else scale.apply(X)), dense(y), dense(sites.sizes))
-    problem: Any = family.problem(
+    f: Any = problem(
+        family,
         data,
-        outputs,
         intercept=intercept,
         weights=dense(site_weights),
         sample_weights=None if bool((sample_weight == sample_weight[0]).all()) else dense(sample_weight),
     )
     if untouched:
-        problem = Centred(problem, dense(scale.shift), dense(scale.factor), outputs)
-    elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > problem.dim <= path_solver.SIZE:
-        problem = Gram(problem)
-    steep = np.maximum(family.steepness(y, each, outputs), 1e-12)
+        f = Centred(f, dense(scale.shift), dense(scale.factor), outputs)
+    elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > f.dim <= path_solver.SIZE:
+        f = Gram(f)
+    steep = np.maximum(family.steepness(y, each), 1e-12)
     square = np.where(scale.square > 0, scale.square, 1.0)
     diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
     layout = Layout.of(family, scale, y, each, outputs, intercept)
-    problem.start = layout.start  # where the curvature of families without a bound is asked for
+    f.start = layout.start  # where the curvature of families without a bound is asked for
     return Prepared(
         **vars(layout),
         family=family,
-        problem=problem,
+        problem=f,
         sites=sites,
         site_weights=site_weights,
         unit=family.unit(y, each),

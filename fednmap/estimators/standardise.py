@@ -76,17 +76,12 @@ def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
     return mean, np.sqrt(inside + empty * np.square(mean))
 
 
-def scaling(X: Any, weight: Floats, *, standardize: bool, free_level: bool) -> Scaling:
-    """The scaling of columns X by their moments.
+def from_moments(mean: Floats, deviation: Floats, *, standardize: bool, free_level: bool) -> Scaling:
+    """The scaling of columns with these means and deviations.
 
     free_level: the model has an intercept, or does not see the level of a column (Cox): then columns are centred too,
                 which changes no coefficient and makes the problem easier; sparse ones by `Centred`, to stay sparse.
     """
-    return from_moments(*moments(X, weight), standardize=standardize, free_level=free_level)
-
-
-def from_moments(mean: Floats, deviation: Floats, *, standardize: bool, free_level: bool) -> Scaling:
-    """The scaling of columns with these means and deviations."""
     varies, scale = scales(mean, deviation)
     factor = 1 / scale if standardize else np.ones_like(mean)
     if free_level:

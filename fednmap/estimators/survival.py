@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fednmap.core import Regularizer
 from fednmap.estimators import inputs
-from fednmap.estimators.base import Federated, Rows
-from fednmap.estimators.families import Cox, Family
-from fednmap.estimators.penalties import Groups
+from fednmap.estimators.base import AnyPenalty, Rows
+from fednmap.estimators.families import Cox
 from fednmap.estimators.prepare import Parameters
 from fednmap.estimators.sites import Floats, Sites, divide, row_weights
 from fednmap.names import InputError
+from fednmap.problems.families import Response
 
 
 @dataclass(eq=False, repr=False)
-class FederatedCoxRegression(Federated):
+class FederatedCoxRegression(AnyPenalty):
     """Proportional hazards h(t | x) = h_site(t) exp(<b, x>), every site with a baseline hazard of its own.
 
     The partial likelihood is then a sum over sites, so that the fit is that of the stratified model on the pooled rows:
     - log partial likelihood / N + lam penalty. y has two columns, time and event (1, or 0 where the time is censored);
     one column is a time that always ended in an event. A structured array is taken too, as scikit-survival has them: a
-    boolean field is the event, the other one the time.
+    boolean field is the event, the other one the time. Rows of one site are compared with each other only. What a row
+    counts (sample_weight), it counts in its own term and in the sums over those at risk.
 
     ties: "efron" or "breslow". Other parameters: see `FederatedGLM`.
     """
 
     penalty: str | Regularizer = "none"
-    lam: float | None = None
     _: KW_ONLY
     ties: str = "efron"
-    l1_ratio: float = 0.5
-    groups: Groups = None
     fit_intercept: ClassVar[bool] = False  # type: ignore[misc]  # no parameter
-
-    def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
-        """Fit the model to rows X with times and events y; rows of one site are compared with each other only.
-
-        sample_weight: what each row counts, in its own term and in the sums over those at risk.
-        """
-        return super().fit(X, y, sites, sample_weight)
 
     def predict(self, X: Any) -> Floats:
         """The logarithm of the hazard ratio to the mean row of the fit, <b, x - mean>."""
@@ -76,7 +67,7 @@ class FederatedCoxRegression(Federated):
             raise InputError("no two rows of one site can be compared, so that there is no concordance")
         return float(sums[0] / sums[1])
 
-    def _family(self) -> Family:
+    def _family(self) -> Response:
         return Cox(self.ties)
 
     def _targets(self, y: Any, sites: Sites) -> Floats:

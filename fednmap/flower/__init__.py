@@ -12,9 +12,8 @@ audit        a client's log of what it sent
 client       the ClientApp
 plan         what server and clients must know of a run
 roster       which node speaks for which client
-sites        the sites as they describe themselves
 server       the ServerApp: the round loop with deadline, repetition and checkpoints
-trial        the app that `fednmap flower up` runs
+local_federation  the app that `fednmap flower up` runs
 launch       SuperLink and SuperNodes on this machine
 loopback     their ports serve one user alone
 keys         certificates and node keys

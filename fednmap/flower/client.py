@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
@@ -19,7 +19,7 @@ from fednmap.flower.ledger import Answers, Store
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.preflight import TEXT, Site
-from fednmap.flower.settings import Federation, Threshold, client_name, read, threshold
+from fednmap.flower.settings import Federation, client_name, read, threshold
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import architecture, regularized
@@ -72,7 +72,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     def site(message: Message, context: Context) -> Message:
         """What this site has: sizes, names and versions; or why it cannot say so."""
         try:
-            about = Site.of(load(context)).record()
+            about: dict[str, Any] = Site.of(load(context)).model_dump(mode="json")
         except Exception as error:  # whatever a user's `load` provokes: the server names the site and says why
             about = {"failed": f"{type(error).__name__}: {error}"[:TEXT]}
         return Message(RecordDict({"site": ConfigRecord(about)}), reply_to=message)
@@ -93,35 +93,22 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
             up = _answer(plan, local, message.content, order, store, plan.pipeline(settings(context.run_config)[0]))
             noised = plan.privacy is not None and plan.privacy.noise_multiplier > 0
             content = (
-                RecordDict({"up": wire.pack(pack(plan.algorithm, up))}) if masks is None else masks.cover(up, noised)
+                RecordDict({"up": wire.pack(pack(plan.algorithm, up))}) if masks is None else masks.masked(up, noised)
             )
         content["round"] = ConfigRecord({"ticket": order["ticket"]})
         content["about"] = MetricRecord({"samples": local.samples, "exact": int(local.exact_gradients)})
         return Message(content, reply_to=message)
 
-    @app.train("keys")
-    @logged
-    def keys(message: Message, context: Context) -> Message:
-        """Secure aggregation, first stage: fresh public keys."""
-        order: Any = message.content[secure.STATE]
-        _, federation = settings(context.run_config)
-        return Message(secure.give_keys(context, order, federation.names.index(_name(context))), reply_to=message)
+    for stage in secure.GIVE:
 
-    @app.train("shares")
-    @logged
-    def shares(message: Message, context: Context) -> Message:
-        """Second stage: shares of the masks' secrets, encrypted for the other clients."""
-        least = threshold(*settings(context.run_config))
-        order = message.content[secure.STATE]
-        return Message(secure.give_shares(context, order, least, _answers(context)), reply_to=message)
-
-    @app.train("unmask")
-    @logged
-    def unmask(message: Message, context: Context) -> Message:
-        """Last stage: what the server needs to take the masks off the sum, and off nothing else."""
-        least = threshold(*settings(context.run_config))
-        order = message.content[secure.STATE]
-        return Message(secure.give_unmasking(context, order, least, _answers(context)), reply_to=message)
+        @app.train(stage)
+        @logged
+        def give(message: Message, context: Context, stage: str = stage) -> Message:
+            """A stage of secure aggregation in which no vector is sent."""
+            config, federation = settings(context.run_config)
+            me, least = federation.names.index(_name(context)), threshold(config, federation)
+            order, answers = message.content[secure.STATE], _answers(context)
+            return Message(secure.GIVE[stage](secure.SumClient(context, order, me, least, answers)), reply_to=message)
 
     @app.evaluate()
     @logged
@@ -137,7 +124,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
         loss, accuracy = local.loss(x), local.accuracy(x)
         if masks is not None:
             told = (loss, 0.0, 0.0) if accuracy is None else (loss, accuracy, 1.0)
-            return Message(masks.cover(Measured(torch.tensor(told, dtype=torch.float64), gradient)), reply_to=message)
+            return Message(masks.masked(Measured(torch.tensor(told, dtype=torch.float64), gradient)), reply_to=message)
         numbers: dict[str, Any] = {"samples": local.samples, "loss": loss}
         if accuracy is not None:
             numbers["accuracy"] = accuracy
@@ -156,21 +143,7 @@ def _plan(context: Context, local: LocalProblem) -> Plan:
     return plan_from(config, local.start, architecture(local.problem), regularized(local.problem))
 
 
-class _Masks(NamedTuple):
-    """What hides this client's vectors in a sum."""
-
-    context: Context
-    order: Any
-    kind: str
-    quantised: Quantised
-    least: Threshold
-
-    def cover(self, message: State, noised: bool = False) -> RecordDict:
-        levels, answers = secure.flat(message, self.quantised), _answers(self.context)
-        return secure.give_masked(self.context, self.order, self.kind, self.least, levels, answers, noised)
-
-
-def _masks(config: Config, federation: Federation, context: Context, message: Message) -> _Masks | None:
+def _masks(config: Config, federation: Federation, context: Context, message: Message) -> secure.SumClient | None:
     """None in a federation without secure aggregation; with it, nothing is sent in the clear."""
     if not config.secagg:
         if context.node_config.get("require-secagg"):
@@ -178,15 +151,15 @@ def _masks(config: Config, federation: Federation, context: Context, message: Me
         return None
     if secure.STATE not in message.content:
         raise InputError("secagg: the server asks for a vector in the clear; refused")
-    grid = _grid(config, federation, message)
-    assert grid is not None
     order: Any = message.content[secure.STATE]
     about: Any = message.content.get("round")
     if about is not None:
         told = (about["run"], about["ticket"], about["t"])
         if told != (order["run"], order["ticket"], secure.round_of(str(order["ticket"]))):
             raise InputError("secagg: the server names one round in the clear, and another one in the sum; refused")
-    return _Masks(context, order, message.metadata.message_type, grid, threshold(config, federation))
+    me, least = federation.names.index(_name(context)), threshold(config, federation)
+    kind, grid = message.metadata.message_type, _grid(config, federation, message)
+    return secure.SumClient(context, order, me, least, _answers(context), kind, grid)
 
 
 def _answer(

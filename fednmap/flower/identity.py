@@ -42,6 +42,11 @@ def fingerprint(public: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
+def openssh(private: ec.EllipticCurvePrivateKey) -> bytes:
+    """Its public key as OpenSSH writes it."""
+    return private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
 def challenge() -> str:
     """Drawn by the server, signed by a node once."""
     return secrets.token_hex(32)
@@ -57,8 +62,7 @@ def prove(key: Path, nonce: str, name: str, node: int) -> dict[str, Any]:
         raise InputError(f"{key} is no private key without password; make one with `fednmap flower keys`") from None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise InputError(f"{key} is no elliptic-curve key; make one with `fednmap flower keys`")
-    public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return {"public": public, "signature": sign_message(private, _signed(nonce, name, node))}
+    return {"public": openssh(private), "signature": sign_message(private, _signed(nonce, name, node))}
 
 
 class Identities:
@@ -86,9 +90,9 @@ class Identities:
         if found in revoked:
             raise InputError(f"it calls itself {name} and its key {found} is revoked")
         if name not in known and self.pin:
-            if owner := next((other for other, key in known.items() if key == found), None):
+            if owner := _owner(known, found):
                 raise InputError(f"it calls itself {name} and has the key of {owner}")
-            if name in self._former():  # whoever comes first may not take a name that was taken away
+            if name in self._file().get("former", []):  # whoever comes first may not take a name that was taken away
                 raise InputError(f"it calls itself {name}, whose key was revoked; use `clients add`")
             self.write(known | {name: found}, revoked)
             return found
@@ -96,10 +100,6 @@ class Identities:
             due = known.get(name, "not in the list")
             raise InputError(f"it calls itself {name}, whose key is {due}, and has {found}")
         return found
-
-    def holds(self, name: str, found: str) -> bool:
-        """Whether the key is still that client's."""
-        return self.read()[0].get(name) == found
 
     def add(self, name: str, public: bytes) -> str:
         """A client that is new; its fingerprint."""
@@ -110,26 +110,25 @@ class Identities:
 
     def rotate(self, name: str, public: bytes) -> str:
         """Another key for a client; the former one is revoked."""
-        known, revoked = self.read()
-        if name not in known:
-            raise InputError(f"{name} is not in {self.path}; use `add`")
-        former = known.pop(name)
-        return self._enter(known, [*revoked, former], name, public)
+        return self._enter(*self._without(name)[:2], name, public)
 
     def revoke(self, name: str) -> str:
         """The client's key counts no more; the fingerprint that it had."""
-        known, revoked = self.read()
-        if name not in known:
-            raise InputError(f"{name} is not in {self.path}; there are {', '.join(known) or 'none'}")
-        former = known.pop(name)
-        self.write(known, [*revoked, former])
+        known, revoked, former = self._without(name)
+        self.write(known, revoked)
         return former
 
+    def _without(self, name: str) -> tuple[dict[str, str], list[str], str]:
+        """What is in the file if the client's key is revoked, and that key."""
+        known, revoked = self.read()
+        if name not in known:
+            raise InputError(f"{name} is not in {self.path}; there are {', '.join(known) or 'none'}; use `add`")
+        former = known.pop(name)
+        return known, [*revoked, former], former
+
     def read(self) -> tuple[dict[str, str], list[str]]:
-        if not self.path.exists():
-            return {}, []
         try:
-            found = tomllib.loads(self.path.read_text(encoding="utf-8"))
+            found = self._file()
             known, revoked = dict(found.get("clients", {})), list(found.get("revoked", []))
         except (ValueError, TypeError, OSError) as error:
             raise InputError(f"{self.path} cannot be read: {error}") from None
@@ -139,15 +138,13 @@ class Identities:
             raise InputError(f"{self.path}: fingerprints are text, such as SHA256:...")
         return known, revoked
 
-    def _former(self) -> set[str]:
-        """Names that were in the file and are not any more."""
-        if not self.path.exists():
-            return set()
-        return set(tomllib.loads(self.path.read_text(encoding="utf-8")).get("former", []))
+    def _file(self) -> dict[str, Any]:
+        return tomllib.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
 
     def write(self, known: Mapping[str, str], revoked: list[str]) -> None:
+        """former: names that were in the file and are not any more."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        former = sorted((self._former() | self.read()[0].keys()) - known.keys())
+        former = sorted({*self._file().get("former", []), *self.read()[0]} - known.keys())
         text = tomli_w.dumps({"revoked": revoked, "former": former, "clients": dict(known)})
         write_atomically(self.path, (HEAD + text).encode())
 
@@ -155,10 +152,14 @@ class Identities:
         found = fingerprint(public)
         if found in revoked:
             raise InputError(f"the key {found} is revoked; make another one")
-        if owner := next((other for other, key in known.items() if key == found), None):
+        if owner := _owner(known, found):
             raise InputError(f"{owner} has the key {found}; every client needs its own")
         self.write(known | {client_name(name): found}, revoked)
         return found
+
+
+def _owner(known: Mapping[str, str], found: str) -> str | None:
+    return next((name for name, key in known.items() if key == found), None)
 
 
 def _signed(nonce: str, name: str, node: int) -> bytes:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from fednmap.flower.identity import Identities
+from fednmap.flower.identity import Identities, openssh
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
 
 CURVE = ec.SECP384R1()
+USES = tuple(inspect.signature(x509.KeyUsage).parameters)  # of a certificate's key
 
 
 def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[Path, str]:
@@ -35,15 +38,16 @@ def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[P
     authority = _certificate("fednmap authority", authority_key, authority_key, days, None, None)
     server = _certificate(host, server_key, authority_key, days, authority, subject)
     made = {
-        _write(folder / "ca.crt", _pem(authority)): "authority: give it to every node",
+        _write(folder / "ca.crt", authority.public_bytes(Encoding.PEM)): "authority: give it to every node",
         _write(folder / "ca.key", _private(authority_key), secret=True): "the authority's key: keep it offline",
-        _write(folder / "server.pem", _pem(server)): f"certificate of the server {host}",
+        _write(folder / "server.pem", server.public_bytes(Encoding.PEM)): f"certificate of the server {host}",
         _write(folder / "server.key", _private(server_key), secret=True): "the server's key: stays on the server",
     }
     for name in clients:
         key = ec.generate_private_key(CURVE)
-        made[_write(folder / name, _ssh(key), secret=True)] = f"key of {name}: give it to that node alone"
-        made[_write(folder / f"{name}.pub", _public(key, name))] = f"public key of {name}: register it with the server"
+        private, public = _private(key, PrivateFormat.OpenSSH), openssh(key) + f" {name}\n".encode()
+        made[_write(folder / name, private, secret=True)] = f"key of {name}: give it to that node alone"
+        made[_write(folder / f"{name}.pub", public)] = f"public key of {name}: register it with the server"
     identities = Identities(folder / "clients.toml", pin=True)
     for name in clients:
         identities.add(name, (folder / f"{name}.pub").read_bytes())
@@ -55,7 +59,7 @@ def node_key(path: Path) -> Path:
     """A node's private key in `path`, made unless it is there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, _ssh(ec.generate_private_key(CURVE)), secret=True)
+        _write(path, _private(ec.generate_private_key(CURVE), PrivateFormat.OpenSSH), secret=True)
     return path
 
 
@@ -69,6 +73,7 @@ def _certificate(
 ) -> x509.Certificate:
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now, root = datetime.now(UTC), issuer is None
+    usage = dict.fromkeys(USES, False) | {"digital_signature": not root, "key_cert_sign": root, "crl_sign": root}
     builder = (
         x509.CertificateBuilder()
         .subject_name(own)
@@ -80,25 +85,11 @@ def _certificate(
         .add_extension(x509.BasicConstraints(ca=root, path_length=0 if root else None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .add_extension(_usage(authority=root), critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
     )
     if subject is not None:
         builder = builder.add_extension(subject, critical=False)
     return builder.sign(signer, hashes.SHA384())
-
-
-def _usage(authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _alternative(host: str) -> x509.SubjectAlternativeName:
@@ -111,23 +102,8 @@ def _alternative(host: str) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName([*names, *([] if given in names else [given])])
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    plain = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-
-
-def _ssh(key: ec.EllipticCurvePrivateKey) -> bytes:
-    plain = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
-
-
-def _public(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return public + f" {name}\n".encode()
+def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
 def _write(path: Path, data: bytes, secret: bool = False) -> Path:

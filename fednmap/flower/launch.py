@@ -5,7 +5,6 @@ Their ports serve the processes of this user alone.
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import socket
@@ -16,9 +15,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+import httpx
 import tomli_w
 
 from fednmap.flower import loopback
@@ -60,7 +59,7 @@ class Launcher:
     def __enter__(self) -> Self:
         if not loopback.tells_users():
             raise InputError(
-                f"expected {loopback.CONNECTIONS} to say whose a connection is, got no answer: every user of this "
+                "expected the system to say whose a local connection is (sock_diag), got no answer: every user of this "
                 "machine could use the ports of Flower; run it on Linux"
             )
         script = Path(__file__).with_name("watchdog.py")
@@ -69,9 +68,7 @@ class Launcher:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for name in list(self.processes):
             self.stop(name, wait=False)
         end = time.monotonic() + 5
@@ -94,12 +91,10 @@ class Launcher:
                 raise OSError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
             self._log("superlink").unlink()
             self.port = free_port()
-        connection: dict[str, Any] = {"address": f"{HOST}:{self.port}"}
-        connection |= (
-            {"insecure": True} if not self.certificates else {"root-certificates": str(self.certificates.authority)}
-        )
-        home = self._home("cli")
-        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
+        c = self.certificates
+        connection = {"insecure": True} if c is None else {"root-certificates": str(c.authority)}
+        known = {"default": NAME, NAME: connection | {"address": f"{HOST}:{self.port}"}}
+        (self._home("cli") / "config.toml").write_text(tomli_w.dumps({"superlink": known}))
 
     def _superlink(self) -> bool:
         """Whether it answers in the end: this one, and not somebody else's at the same port."""
@@ -152,8 +147,7 @@ class Launcher:
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         """A process with its own log, group and Flower home; a former one of that name must have ended."""
-        former = self.processes.get(name)
-        if former is not None:
+        if name in self.processes:
             self.kill(name)
         home = "cli" if name == "run" else name
         with self._log(name).open("ab") as file:
@@ -220,26 +214,19 @@ class Launcher:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",  # the nodes share this machine's cores
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "NO_COLOR": "1",
         }
 
     def _healthy(self) -> bool:
-        connection: http.client.HTTPConnection
-        if self.certificates is None:
-            connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
-        else:
-            context = ssl.create_default_context(cafile=str(self.certificates.authority))
-            connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=context)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        c = self.certificates
+        scheme, verify = ("https", ssl.create_default_context(cafile=str(c.authority))) if c else ("http", False)
+        with suppress(httpx.HTTPError):
+            url = f"{scheme}://{HOST}:{self.port}/health"
+            return httpx.get(url, verify=verify, timeout=5, trust_env=False).status_code == 200
+        return False
 
 
 def free_port() -> int:

@@ -108,13 +108,13 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 def _run(run: object) -> str:
     if not isinstance(run, str) or not RUN.fullmatch(run):
-        raise InputError(f"the run is called {run!r:.40}; due were 16 hexadecimal digits")
+        raise InputError(f"the run is called {run!r:.40}; expected 16 hexadecimal digits")
     return run
 
 
 def _checked(ticket: object) -> str:
     if not isinstance(ticket, str) or not TICKET.fullmatch(ticket):
-        raise InputError(f"the ticket is {ticket!r:.40}; due were 8 digits, '-' and 8 hexadecimal digits")
+        raise InputError(f"the ticket is {ticket!r:.40}; expected 8 digits, '-' and 8 hexadecimal digits")
     return ticket
 
 

@@ -26,7 +26,7 @@ class LocalProblem:
     >>> from fednmap.problems import LeastSquares
     >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
     >>> local.samples, local.loss(torch.zeros(2))
-    (2, tensor(0.5000))
+    (2, 0.5)
     """
 
     problem: FiniteSum
@@ -55,7 +55,7 @@ class LocalProblem:
         """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
         self.problem.first = client
         g = self.problem.oracle(torch.tensor(0), t)
-        return g if self.weight == 1 else _scaled(g, self.weight)
+        return g if self.weight == 1 else lambda x, q: self.weight * g(x, q)
 
     def oracle_for(self, algorithm: Algorithm, client: int, t: int) -> Oracle:
         """The oracle that the method needs: of gradients, or also of Hessians."""
@@ -78,8 +78,3 @@ class LocalProblem:
             return None
         inputs, labels = self.test
         return accuracy(self.problem.predict(x, inputs), labels)
-
-
-def _scaled(g: Oracle, weight: float) -> Oracle:
-    """The oracle of `weight` times the loss."""
-    return lambda x, q: weight * g(x, q)

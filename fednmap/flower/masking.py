@@ -83,7 +83,7 @@ def deal(secrets: Secrets, everybody: Mapping[int, Keys], threshold: int) -> tup
     if own != mine:
         raise InputError("the server passes on other keys than this client sent")
     if len(everybody) < threshold:
-        raise InputError(f"{len(everybody)} clients take part in the sum, at least {threshold} are due")
+        raise InputError(f"{len(everybody)} clients take part in the sum, expected at least {threshold}")
     if len({key for keys in everybody.values() for key in keys}) < 2 * len(everybody):
         raise InputError("two clients have the same key")
     order, seed = tuple(sorted(everybody)), os.urandom(SEED)
@@ -105,7 +105,7 @@ def deal(secrets: Secrets, everybody: Mapping[int, Keys], threshold: int) -> tup
 def mask(secrets: Secrets, sealed: Mapping[int, bytes], threshold: int, levels: Levels) -> tuple[Secrets, Levels]:
     """Stage 3: the levels under masks for everybody whose shares have arrived."""
     if len(sealed) + 1 < threshold:
-        raise InputError(f"{len(sealed) + 1} clients take part in the sum, at least {threshold} are due")
+        raise InputError(f"{len(sealed) + 1} clients take part in the sum, expected at least {threshold}")
     keys = dict(zip(secrets.order, secrets.keys, strict=True))
     shares = list(secrets.shares)
     for number, data in sealed.items():
@@ -133,7 +133,7 @@ def reveal(
     if alive & gone or alive | gone != known or secrets.me not in alive:
         raise InputError("the server's list of survivors does not fit those who dealt shares")
     if len(alive) < threshold:
-        raise InputError(f"a sum of {len(alive)} clients, at least {threshold} are due")
+        raise InputError(f"a sum of {len(alive)} clients, expected at least {threshold}")
     told = {whose: of_seed if whose in alive else of_key for whose, of_seed, of_key in secrets.shares}
     return secrets._replace(stage="unmask", mask=b"", share=b"", shares=()), told
 
@@ -153,7 +153,7 @@ def uncover(
     alive = set(survivors)
     for whose, own in keys.items():
         if len(shares.get(whose, ())) < threshold:
-            raise InputError(f"{len(shares.get(whose, ()))} shares for client {whose}, {threshold} are due")
+            raise InputError(f"{len(shares.get(whose, ()))} shares for client {whose}, expected {threshold}")
         try:
             secret = combine_shares(shares[whose][:threshold])
         except (ValueError, IndexError):

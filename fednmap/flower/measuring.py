@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +20,6 @@ from fednmap.simulation.loop import mean
 from fednmap.simulation.quantised import Quantised
 
 EVERYBODY = "*"  # stands for the client's name where only the sum over clients is known
-
-log = logging.getLogger("flwr")
 
 
 class Measurement(NamedTuple):
@@ -49,7 +46,7 @@ def told(
     x: Tensor,
     exactly: bool,
     deadline: float,
-    counts: Callable[[str], float],
+    counts: Mapping[str, float],
 ) -> Measurement:
     """What each client says of the model x.
 
@@ -58,22 +55,18 @@ def told(
     """
     message = _model(x)
     found = exchange(grid, nodes, MessageType.EVALUATE, lambda _: message, deadline)
-    said: dict[str, dict[str, float]] = {}
-    gradients: list[Point] = []
-    for name, content in found.replies.items():
-        try:
-            about = _numbers(content["about"])
-            if exactly:
-                gradients.append(wire.unpack(content.get("gradient"), Point(x)))
-            said[name] = about
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s: measurement left out: %.200s", name, error)
+    gradients: dict[str, Point] = {}
+    if exactly:
+        gradients = found.read(lambda content: wire.unpack(content.get("gradient"), Point(x)), "measurement")
+        found.replies = {name: found.replies[name] for name in gradients}
+    said = found.read(lambda content: _numbers(content["about"]), "measurement")
 
     def average(key: str) -> float:
         having = [name for name in said if key in said[name]]
-        return sum(counts(name) * said[name][key] for name in having) / sum(map(counts, having)) if having else math.nan
+        total = sum(counts[name] for name in having)
+        return sum(counts[name] * said[name][key] for name in having) / total if having else math.nan
 
-    gradient = mean(gradients, [counts(name) for name in said]).x if gradients else None
+    gradient = mean([gradients[name] for name in said], [counts[name] for name in said]).x if exactly and said else None
     wires = found.wire_up, found.wire_down
     return Measurement(said, len(said), average("loss"), gradient, average("accuracy"), *wires)
 
@@ -100,8 +93,8 @@ def _model(x: Tensor) -> RecordDict:
 
 def _numbers(record: Any) -> dict[str, float]:
     if not isinstance(record, MetricRecord):
-        raise InputError("no numbers where a measurement was due")
+        raise InputError("expected the numbers of a measurement")
     values = {key: float(record[key]) for key in ("loss", "samples", "accuracy") if key in record}  # type: ignore[arg-type]
     if not math.isfinite(values.get("loss", math.nan)):
-        raise InputError(f"numbers {values}; due was a finite loss")
+        raise InputError(f"numbers {values}; expected a finite loss")
     return {key: v for key, v in values.items() if math.isfinite(v)}  # accuracy on no samples is NaN

@@ -17,11 +17,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import sklearn.datasets  # noqa: F401  # slow to import, and many a `load` does
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -32,7 +34,7 @@ import fednmap.flower.tables  # noqa: F401  # and what tables need
 from fednmap.flower import loopback
 from fednmap.names import InputError
 
-POLL = 0.1  # seconds between looks for a message
+POLL, LONGEST = 0.1, 1.0  # seconds between looks for a message: a tenth of the time since the last one, within these
 AGAIN = 2.0  # seconds before a node registers again with a SuperLink that has forgotten it
 DEFAULT_PORT = "9094"
 
@@ -75,7 +77,10 @@ def serve(address: str, node: subprocess.Popen[bytes]) -> None:
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
         retry_invoker=once,
     )
+    pulls: Any = pull_and_inflate_object_from_tree
+    pulls.__kwdefaults__["initial_backoff"] = POLL  # seconds between tries; Flower waits 1 s in every message
     children: set[int] = set()
+    last = time.monotonic()
     while node.poll() is None:
         token = ""
         with suppress(httpx.HTTPError):  # the node is not up yet, or about to end
@@ -85,8 +90,9 @@ def serve(address: str, node: subprocess.Popen[bytes]) -> None:
             if child == 0:
                 _answer(address, token)
             children.add(child)
+            last = time.monotonic()
         children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
-        time.sleep(POLL)
+        time.sleep(min(max(POLL, (time.monotonic() - last) / 10), LONGEST))
 
 
 def _answer(address: str, token: str) -> None:

@@ -77,10 +77,6 @@ class Plan:
         pipeline.bind(self.algorithm, down, client, up)
         return pipeline
 
-    def counts(self, client: int) -> float:
-        """What a client counts, relative to the others."""
-        return 1.0 if self.weights is None else self.weights[client]
-
     def saved(self, x: Tensor) -> Model:
         """The model x as it is saved: by the names of the network's parameters, if there is one."""
         if self.module is None:

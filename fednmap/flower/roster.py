@@ -16,12 +16,14 @@ from torch import Tensor
 
 from fednmap.flower import wire
 from fednmap.flower.identity import Identities, challenge
-from fednmap.flower.settings import client_name
+from fednmap.flower.settings import Federation, client_name
 from fednmap.names import InputError
 
 POLL = 0.1  # seconds between looks for replies
 GRACE = 2.0  # seconds that Flower keeps a message beyond our deadline, so that the deadline is ours to judge
 STUCK = 300.0  # seconds that a node may be busy with a message of a server that was killed while sending it
+
+HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 log = logging.getLogger("flwr")
 
@@ -77,6 +79,7 @@ class Exchange:
         self.replies: dict[str, RecordDict] = {}
         self.heard: set[str] = set()
         self.errors: dict[str, str] = {}
+        """Of clients that sent an error, or a reply that `read` left out."""
         self.wire_down, self.wire_up = wire_down, 0
 
     def take(self, other: Exchange) -> None:
@@ -92,6 +95,17 @@ class Exchange:
         else:
             self.replies[name] = reply.content
             self.wire_up += wire.wire_bytes(reply)
+
+    def read(self, read: Callable[[RecordDict], Any], what: str = "reply") -> dict[str, Any]:
+        """read(reply) by client, without the replies for which it fails: whatever a stranger's message provokes."""
+        good: dict[str, Any] = {}
+        for name, reply in self.replies.items():
+            try:
+                good[name] = read(reply)
+            except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
+                self.errors[name] = f"{error}"[:200]
+                log.warning("%s: %s left out: %s", name, what, self.errors[name])
+        return good
 
 
 class Roster:
@@ -110,12 +124,23 @@ class Roster:
         self._refused: set[int] = set()
         """Nodes whose key was not their client's; they are asked again when it is written anew whose key is whose."""
 
+    @classmethod
+    def of(cls, grid: Grid, federation: Federation) -> Roster:
+        """Names are believed where the settings name no file of keys."""
+        file, patience = federation.clients_file, min(HELLO, federation.deadline)
+        keys = None if file is None else Identities(file, federation.pin_on_first_use)
+        return cls(grid, federation.names, patience, keys)
+
     def refresh(self) -> dict[str, int]:
         """Ask those who are new for their name; forget those who are gone. The nodes by name, in the fixed order."""
         online = set(self.grid.get_node_ids())
         self._asked &= online
-        self.nodes = {name: node for name, node in self.nodes.items() if node in online and self._trusted(name)}
+        self.nodes = {name: node for name, node in self.nodes.items() if node in online}
         known = None if self.identities is None else self.identities.read()
+        for name in list(self.nodes):
+            if known is not None and known[0].get(name) != self._proven[name]:  # it may have been revoked since
+                log.warning("%s: left out: its key counts no more", name)
+                self._refused.add(self.nodes.pop(name))
         if known != self._known:  # who was refused may be welcome now
             self._asked -= self._refused
             self._known, self._refused = known, set()
@@ -154,14 +179,6 @@ class Roster:
         if name not in found.replies:
             raise TimeoutError(f"{name} did not send the first model")
         return wire.first_vector(found.replies[name]["start"], dtype)
-
-    def _trusted(self, name: str) -> bool:
-        """Whether the key that was proven is still that client's: it may have been revoked since."""
-        if self.identities is None or self.identities.holds(name, self._proven.get(name, "")):
-            return True
-        log.warning("%s: left out: its key counts no more", name)
-        self._refused.add(self.nodes[name])
-        return False
 
     def _enter(self, node: int, content: RecordDict, nonce: str) -> None:
         """A restarted node takes over its name: the server heard of it last."""

@@ -7,9 +7,10 @@ one list of survivors only.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +27,14 @@ from fednmap.flower.masking import Keys, Secrets
 from fednmap.flower.roster import Content, Exchange, exchange
 from fednmap.flower.settings import Threshold
 from fednmap.names import InputError
-from fednmap.simulation.quantised import SIGNED, WORDS, Levels, Quantised
+from fednmap.simulation.quantised import Levels, Quantised
 
 STATE = "secagg"
 BRIEF = 60.0  # seconds that the stages without computation may take at most
-FIELDS = ("ticket", "stage", "me", "mask", "share", "seed", "run", "kind")
 STAGES = ("keys", "shares", "masked", "unmask")
-BAD = (ValueError, KeyError, TypeError, RuntimeError, IndexError)
+
+Read = Callable[[RecordDict], Any]
+Ask = Callable[[str, Callable[[int], dict[str, Any]], Read, int], dict[int, Any]]
 
 log = logging.getLogger("flwr")
 
@@ -41,6 +43,12 @@ class Masked(NamedTuple):
     """Levels under masks, on their way."""
 
     levels: Tensor
+
+    @classmethod
+    def like(cls, message: State, quantised: Quantised) -> Masked:
+        """As they are due for such a message."""
+        kind = torch.int32 if quantised.bits == 32 else torch.int64
+        return cls(torch.zeros(quantised.length(message), dtype=kind))
 
 
 class Sum(NamedTuple):
@@ -90,109 +98,60 @@ class SecureSum:
 
         like: a vector as it is due; its shapes count.
         """
-        whole, least = Exchange(0), max(least, self.threshold.least)
-        try:
-            return self._sum(nodes, kind, content, ticket, like, quantised, least, whole)
-        except _TooFew as few:
-            log.warning("secure sum of %s: %s", ticket, few)
-            return Sum([], None, whole)
+        whole, left = Exchange(0), dict(nodes)
+        due = Masked.like(like, quantised)
 
-    def _sum(
-        self,
-        nodes: Mapping[str, int],
-        kind: str,
-        content: Content,
-        ticket: str,
-        like: State,
-        quantised: Quantised,
-        least: int,
-        whole: Exchange,
-    ) -> Sum:
-        keys = self._ask(nodes, "keys", lambda n: {"client": n}, ticket, least, whole, _keys)
-        numbers, threshold = sorted(keys), self.threshold.of(len(keys))
-        least = max(least, self.threshold.summed(len(keys)))
-        everybody = {
-            "clients": numbers,
-            "mask": [keys[i].mask for i in numbers],
-            "share": [keys[i].share for i in numbers],
-        }
-        nodes = self._those(nodes, keys)
-        sealed = self._ask(nodes, "shares", lambda _: everybody, ticket, least, whole, _boxes)
-        nodes = self._those(nodes, sealed)
+        def ask(stage: str, about: Callable[[int], dict[str, Any]], read: Read, least: int) -> dict[int, Any]:
+            """One stage: what the clients that are left say, by number. Those who say nothing good are left no more."""
+            vectors = stage == "masked"
+
+            def order(name: str) -> RecordDict:
+                own: dict[str, Any] = {STATE: ConfigRecord({"ticket": ticket, **about(self.numbers[name])})}
+                return RecordDict({**content(name), **own} if vectors else own)
+
+            seconds = self.deadline if vectors else min(BRIEF, self.deadline)
+            found = exchange(self.grid, left, kind if vectors else f"train.{stage}", order, seconds)
+            whole.take(found)
+            if vectors:
+                whole.replies, whole.heard, whole.errors = found.replies, found.heard, found.errors
+            good = found.read(read)
+            if len(good) < least:
+                raise InputError(f"{len(good)} good replies to stage {stage}, {least} needed")
+            for name in left.keys() - good.keys():
+                del left[name]
+            return {self.numbers[name]: good[name] for name in sorted(left, key=self.numbers.__getitem__)}
+
+        try:
+            names, levels = self._sum(ask, kind, ticket, due, max(least, self.threshold.least))
+        except InputError as error:
+            log.warning("secure sum of %s: %s", ticket, error)
+            return Sum([], None, whole)
+        return Sum(names, mean_of(levels, quantised, len(names), like), whole)
+
+    def _sum(self, ask: Ask, kind: str, ticket: str, due: Masked, least: int) -> tuple[list[str], Levels]:
+        """Whose levels are in the sum, and the sum; raises InputError where there is none."""
+        keys = ask("keys", lambda i: {"client": i}, _keys, least)
+        threshold, least = self.threshold.of(len(keys)), max(least, self.threshold.summed(len(keys)))
+        of_all = [list(part) for part in zip(*keys.values(), strict=True)]
+        everybody = {"clients": list(keys), "mask": of_all[0], "share": of_all[1]}
+        sealed = ask("shares", lambda _: everybody, _boxes, least)
 
         def letters(i: int) -> dict[str, Any]:
             from_ = [j for j in sealed if j != i and i in sealed[j]]
-            return {"clients": from_, "sealed": [sealed[j][i] for j in from_]}
+            return {"run": self.run, "clients": from_, "sealed": [sealed[j][i] for j in from_]}
 
-        def order(name: str) -> RecordDict:
-            about = ConfigRecord({"ticket": ticket, "run": self.run, **letters(self.numbers[name])})
-            return RecordDict({**content(name), STATE: about})
-
-        found = exchange(self.grid, nodes, kind, order, self.deadline)
-        whole.take(found)
-        whole.replies, whole.heard, whole.errors = found.replies, found.heard, found.errors
-        due = Masked(torch.zeros(quantised.length(like), dtype=_torch(quantised)))
-        masked = self._good(found, lambda c: wire.unpack(c.get("masked"), due).levels.numpy())
-        self._enough(masked, least, "masked")
-        names = [self.names[i] for i in sorted(masked)]
-        try:
-            self._unmasked(kind).settle(round_of(ticket), names, "has been unmasked for {}, who are due again")
-        except InputError as error:
-            raise _TooFew(str(error)) from None
+        masked = ask("masked", letters, lambda reply: wire.unpack(reply.get("masked"), due).levels.numpy(), least)
+        names = [self.names[i] for i in masked]
+        self._unmasked(kind).settle(round_of(ticket), names, "has been unmasked for {}; ask the same clients again")
         lists = {"survivors": sorted(masked), "lost": sorted(sealed.keys() - masked.keys())}
-        told = self._ask(self._those(nodes, masked), "unmask", lambda _: lists, ticket, threshold, whole, _boxes)
+        told = ask("unmask", lambda _: lists, _boxes, threshold)
         shares: dict[int, list[bytes]] = {}
         for own in told.values():
             for whose, share in own.items():
                 shares.setdefault(whose, []).append(share)
-        total = sum(v.view(WORDS[quantised.bits]) for v in masked.values())
-        try:
-            dealt = {i: keys[i] for i in sealed}
-            levels = masking.proved(masking.uncover(total, masked, dealt, shares, threshold))
-        except InputError as error:
-            raise _TooFew(str(error)) from None
-        return Sum(names, mean_of(levels, quantised, len(names), like), whole)
-
-    def _ask(
-        self,
-        nodes: Mapping[str, int],
-        stage: str,
-        content: Callable[[int], dict[str, Any]],
-        ticket: str,
-        least: int,
-        whole: Exchange,
-        read: Callable[[RecordDict], Any],
-    ) -> dict[int, Any]:
-        """One of the stages without computation: what clients say, by number."""
-
-        def order(name: str) -> RecordDict:
-            return RecordDict({STATE: ConfigRecord({"ticket": ticket, **content(self.numbers[name])})})
-
-        found = exchange(self.grid, nodes, f"train.{stage}", order, min(BRIEF, self.deadline))
-        whole.take(found)
-        good = self._good(found, read)
-        self._enough(good, least, stage)
-        return good
-
-    def _good(self, found: Exchange, read: Callable[[RecordDict], Any]) -> dict[int, Any]:
-        good = {}
-        for name, reply in found.replies.items():
-            try:
-                good[self.numbers[name]] = read(reply)
-            except BAD as error:
-                log.warning("%s: reply left out: %.200s", name, error)
-        return good
-
-    def _enough(self, good: Mapping[int, Any], least: int, stage: str) -> None:
-        if len(good) < least:
-            raise _TooFew(f"{len(good)} good replies to stage {stage}, {least} needed")
-
-    def _those(self, nodes: Mapping[str, int], numbers: Iterable[int]) -> dict[str, int]:
-        return {self.names[i]: nodes[self.names[i]] for i in sorted(numbers)}
-
-
-class _TooFew(Exception):
-    """The sum cannot be had; the round is repeated."""
+        total = sum(v.view(f"u{v.dtype.itemsize}") for v in masked.values())
+        dealt = {i: keys[i] for i in sealed}
+        return names, masking.proved(masking.uncover(total, masked, dealt, shares, threshold))
 
 
 def flat(message: State, quantised: Quantised) -> Levels:
@@ -206,101 +165,95 @@ def mean_of(levels: Levels, quantised: Quantised, count: int, like: State) -> St
     return type(like)(*(part.reshape(v.shape).to(v) for part, v in zip(values, like, strict=True)))
 
 
-def give_keys(context: Context, order: Any, me: int) -> RecordDict:
-    """Stage 1 on the client."""
-    secrets, keys = masking.begin(str(order["ticket"]), me)
-    _keep(context, secrets)
-    return RecordDict({STATE: ConfigRecord(keys._asdict())})
+class SumClient(NamedTuple):
+    """A client in one attempt at a sum.
 
-
-def give_shares(context: Context, order: Any, threshold: Threshold, answers: Answers) -> RecordDict:
-    """Stage 2 on the client.
-
-    answers: two messages at once would both find the stage due, and of a key that is dealt to two lists of clients one
-             list could tell the key and the other the seed: together they uncover the vector.
+    order:   what the server says.
+    me:      the client's number.
+    answers: what was answered before. Two messages at once would both find a stage due. A key that is dealt to two
+             lists of clients could be told by one list and the seed by the other, which together uncover the vector;
+             two vectors under the same masks tell their difference.
+    kind, grid: of the vector: of a round, or measurements; by the client's own knowledge.
     """
-    secrets = _kept(context, order["ticket"], "shares")
-    everybody = dict(zip(order["clients"], map(Keys, order["mask"], order["share"]), strict=True))
-    strangers = everybody.keys() - set(range(threshold.clients))
-    if strangers:
-        raise InputError(f"secagg: keys of client {min(strangers)}, of {threshold.clients}")
-    secrets, sealed = masking.deal(secrets, everybody, threshold.of(len(everybody)))
-    answers.once(order["ticket"], "shares")  # what was refused above was not answered
-    _keep(context, secrets)
-    return RecordDict({STATE: ConfigRecord({"clients": list(sealed), "data": list(sealed.values())})})
+
+    context: Context
+    order: Any
+    me: int
+    threshold: Threshold
+    answers: Answers
+    kind: str = ""
+    grid: Quantised | None = None
+
+    def keys(self) -> RecordDict:
+        """Stage 1: fresh public keys."""
+        secrets, keys = masking.begin(str(self.order["ticket"]), self.me)
+        self._keep(secrets)
+        return RecordDict({STATE: ConfigRecord(keys._asdict())})
+
+    def shares(self) -> RecordDict:
+        """Stage 2: shares of the masks' secrets, encrypted for the other clients."""
+        order, secrets = self.order, self._kept("shares")
+        everybody = dict(zip(order["clients"], map(Keys, order["mask"], order["share"]), strict=True))
+        strangers = everybody.keys() - set(range(self.threshold.clients))
+        if strangers:
+            raise InputError(f"secagg: keys of client {min(strangers)}, of {self.threshold.clients}")
+        secrets, sealed = masking.deal(secrets, everybody, self.threshold.of(len(everybody)))
+        self.answers.once(order["ticket"], "shares")  # what was refused above was not answered
+        self._keep(secrets)
+        return RecordDict({STATE: ConfigRecord({"clients": list(sealed), "data": list(sealed.values())})})
+
+    def masked(self, message: State, noised: bool = False) -> RecordDict:
+        """Stage 3: the vectors of a message, under masks.
+
+        noised: two vectors of a round under the same noise would tell it.
+        """
+        assert self.grid is not None
+        order, levels = self.order, flat(message, self.grid)
+        secrets = self._kept("masked")
+        self.answers.once(order["ticket"], "masked")
+        if noised:
+            digest = hashlib.sha256(levels.tobytes()).hexdigest()
+            self.answers.vector(order["run"], round_of(secrets.ticket), digest)
+        letters = dict(zip(order["clients"], order["sealed"], strict=True))
+        secrets, total = masking.mask(secrets, letters, self.threshold.of(len(secrets.order)), levels)
+        self._keep(secrets._replace(run=str(order["run"]), kind=self.kind))
+        signed = total.view(f"i{total.dtype.itemsize}")
+        return RecordDict({"masked": wire.pack(Masked(torch.from_numpy(signed)))})
+
+    def unmask(self) -> RecordDict:
+        """Stage 4: what the server needs to take the masks off the sum, and off nothing else."""
+        order, secrets = self.order, self._kept("unmask")
+        self.answers.once(order["ticket"], "unmask")
+        least = self.threshold.summed(len(secrets.order))
+        after, told = masking.reveal(secrets, order["survivors"], order["lost"], least)
+        self.answers.unmask(secrets.run, secrets.kind, round_of(secrets.ticket), sorted(order["survivors"]))
+        self._keep(after)
+        return RecordDict({STATE: ConfigRecord({"clients": list(told), "data": list(told.values())})})
+
+    def _keep(self, secrets: Secrets) -> None:
+        """In the node's memory; on no disk."""
+        plain = tuple(secrets._replace(keys=tuple(map(tuple, secrets.keys))))  # type: ignore[arg-type]
+        self.context.state[STATE] = ConfigRecord({"secrets": repr(plain)})
+
+    def _kept(self, stage: str) -> Secrets:
+        """The secrets of this attempt. Its next stage must be `stage`: a second answer could tell what was hidden."""
+        record: Any = self.context.state.get(STATE)
+        secrets = Secrets(*ast.literal_eval(record["secrets"])) if record else None
+        ticket, before = self.order["ticket"], STAGES[STAGES.index(stage) - 1]
+        if secrets is None or (secrets.ticket, secrets.stage) != (ticket, before):
+            raise InputError(
+                f"secagg: stage {stage} of {ticket!s:.40} is not expected here; this client waits for the next round"
+            )
+        return secrets._replace(keys=tuple(Keys(*keys) for keys in secrets.keys))
 
 
-def give_masked(
-    context: Context,
-    order: Any,
-    kind: str,
-    threshold: Threshold,
-    levels: Levels,
-    answers: Answers,
-    noised: bool = False,
-) -> RecordDict:
-    """Stage 3 on the client: its vectors, under masks.
-
-    kind:    of the vectors: of a round, or measurements; by the client's own knowledge.
-    answers: two messages at once would both find the stage due, and two vectors under the same masks tell their
-             difference.
-    noised:  two vectors of a round under the same noise would tell it too.
-    """
-    secrets = _kept(context, order["ticket"], "masked")
-    answers.once(order["ticket"], "masked")
-    if noised:
-        answers.vector(order["run"], round_of(secrets.ticket), hashlib.sha256(levels.tobytes()).hexdigest())
-    letters = dict(zip(order["clients"], order["sealed"], strict=True))
-    secrets, total = masking.mask(secrets, letters, threshold.of(len(secrets.order)), levels)
-    _keep(context, secrets._replace(run=str(order["run"]), kind=kind))
-    signed = total.view(SIGNED[8 * total.dtype.itemsize])
-    return RecordDict({"masked": wire.pack(Masked(torch.from_numpy(signed)))})
-
-
-def give_unmasking(context: Context, order: Any, threshold: Threshold, answers: Answers) -> RecordDict:
-    """Stage 4 on the client."""
-    secrets = _kept(context, order["ticket"], "unmask")
-    answers.once(order["ticket"], "unmask")
-    least = threshold.summed(len(secrets.order))
-    after, told = masking.reveal(secrets, order["survivors"], order["lost"], least)
-    answers.unmask(secrets.run, secrets.kind, round_of(secrets.ticket), sorted(order["survivors"]))
-    _keep(context, after)
-    return RecordDict({STATE: ConfigRecord({"clients": list(told), "data": list(told.values())})})
+GIVE = {"keys": SumClient.keys, "shares": SumClient.shares, "unmask": SumClient.unmask}
+"""The stages in which no vector is sent."""
 
 
 def round_of(ticket: str) -> int:
     """Tickets begin with the number of their round."""
     return int(ticket[:8])
-
-
-def _keep(context: Context, secrets: Secrets) -> None:
-    """In the node's memory; on no disk."""
-    context.state[STATE] = ConfigRecord(
-        {
-            **{name: getattr(secrets, name) for name in FIELDS},
-            "order": list(secrets.order),
-            "keys": [key for keys in secrets.keys for key in keys],
-            "whose": [whose for whose, _, _ in secrets.shares],
-            "shares": [part for _, of_seed, of_key in secrets.shares for part in (of_seed, of_key)],
-        }
-    )
-
-
-def _kept(context: Context, ticket: object, stage: str) -> Secrets:
-    """The secrets of this attempt, whose next stage must be `stage`: a second answer could tell what the first hid."""
-    record: Any = context.state.get(STATE, {})
-    before = STAGES[STAGES.index(stage) - 1]
-    if record.get("ticket") != ticket or record.get("stage") != before:
-        raise InputError(
-            f"secagg: stage {stage} of {ticket!s:.40} is not due here; this client waits for the next round"
-        )
-    keys, shares = list(record["keys"]), list(record["shares"])
-    return Secrets(
-        **{name: record[name] for name in FIELDS},
-        order=tuple(record["order"]),
-        keys=tuple(map(Keys, keys[::2], keys[1::2])),
-        shares=tuple(zip(record["whose"], shares[::2], shares[1::2], strict=True)),
-    )
 
 
 def _keys(reply: RecordDict) -> Keys:
@@ -315,9 +268,5 @@ def _boxes(reply: RecordDict) -> dict[int, bytes]:
 
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes) or len(value) > 4096:
-        raise InputError("no key or share where one was due")
+        raise InputError("expected the bytes of a key or share")
     return value
-
-
-def _torch(quantised: Quantised) -> torch.dtype:
-    return torch.int32 if quantised.bits == 32 else torch.int64

@@ -26,13 +26,12 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, State, pack, unpack
 from fednmap.flower import wire
-from fednmap.flower.identity import Identities
 from fednmap.flower.measuring import NOTHING, Measurement, summed, told
 from fednmap.flower.plan import Plan, plan_from
+from fednmap.flower.preflight import Sites
 from fednmap.flower.roster import Exchange, Roster, end_pulls_with_the_deadline, exchange
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import Federation, read, threshold
-from fednmap.flower.sites import Sites
 from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
 from fednmap.privacy import Privacy
@@ -58,7 +57,6 @@ UNHEARD = frozenset({"algorithms", "trials", "drop"})
 """Settings of a trial that its server is not told, or not all of."""
 LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 MISSED = 3  # rounds in succession after which a client that is drawn and not counted is warned of
-HELLO = 60.0  # seconds that a new node has to say its name: it starts Python and torch for that
 
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
 """Bytes of the messages as they travel: of the rounds, and of the measurements."""
@@ -79,6 +77,11 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
     plan: from the settings, and a function that asks a client for the first model, to the Plan of the run. For a
           network give `lambda config, start: plan_from(config, start(), module)`, so that regularizers know its layers.
     """
+    return app_of(lambda grid, context: Coordinator(grid, *read(context.run_config), plan).run())
+
+
+def app_of(run: Callable[[Grid, Context], object]) -> ServerApp:
+    """A ServerApp that ends with its SuperLink."""
     app = ServerApp()
 
     @app.main()
@@ -86,8 +89,7 @@ def server_app(plan: MakePlan = without_data) -> ServerApp:
         torch.set_num_threads(1)
         end_with_the_superlink()
         end_pulls_with_the_deadline()
-        config, federation = read(context.run_config)
-        Coordinator(grid, config, federation, plan).run()
+        run(grid, context)
 
     return app
 
@@ -105,12 +107,6 @@ def end_with_the_superlink() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def identities(federation: Federation) -> Identities | None:
-    """Whose key is whose; None where names are believed."""
-    file = federation.clients_file
-    return None if file is None else Identities(file, federation.pin_on_first_use)
-
-
 class News(NamedTuple):
     """The last round that was counted, for those who were in it: its mean uplink tells them what is broadcast now."""
 
@@ -125,7 +121,7 @@ class Coordinator:
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
         self.grid, self.config, self.federation = grid, config, federation
         self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        self.roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities(federation))
+        self.roster = Roster.of(grid, federation)
         self.sites = Sites(grid, federation.deadline)
         self.make_plan = make_plan
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
@@ -163,6 +159,7 @@ class Coordinator:
         all_have = self.sites.check(self.roster.nodes, self._least(self.n), self.folder.path / SITES)
         plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
         plan.check(self.config)
+        self.counts = dict(zip(self.federation.names, plan.weights or (1.0,) * self.n, strict=True))
         if len(plan.start) != all_have.dimension:
             words = f"the sites' model has {all_have.dimension} parameters, the server's {len(plan.start)}"
             raise InputError(f"{words}; give both the same model")
@@ -207,7 +204,9 @@ class Coordinator:
             content = self._order(t, ticket, down, algorithm, following)
             order, up, found = self._collect(nodes, content, ticket, least)
             self.lost |= following & found.heard - found.replies.keys()  # such as those who could not follow
-            self._count_bytes(len(nodes), len(following), found)
+            whole = self.traffic.down * (len(nodes) - len(following))
+            self._spend(bytes_up=self.traffic.up * len(found.replies), wire_up=found.wire_up, wire_down=found.wire_down)
+            self._spend(bytes_down=whole + self.traffic.following * len(following))
             if len(order) >= least:
                 break
             log.warning("round %d: %d good replies, %d needed", t, len(order), least)
@@ -215,8 +214,7 @@ class Coordinator:
             why = "; ".join(f"{name}: {reason}" for name, reason in self._absent(drawn, order, found).items())
             times = f"round {t} failed {self.federation.attempts} times ({why})"
             raise TimeoutError(f"{times}; its state is saved, continue with resume = true")
-        total = sum(self._counts(name) for name in self.federation.names)
-        share = sum(self._counts(name) for name in order) / total
+        share = sum(self.counts[name] for name in order) / sum(self.counts.values())
         if privacy is not None:
             up, share = self._noised(privacy, t, order, up)
         server = algorithm.aggregate(server, up, share)
@@ -248,9 +246,7 @@ class Coordinator:
         def reason(name: str) -> str:
             if name not in self.roster.nodes:
                 return "not connected"
-            if name in self.sites.unfit:
-                return "its data does not fit"
-            return found.errors.get(name) or self.refused[name] or late
+            return "its data does not fit" if name in self.sites.unfit else found.errors.get(name, late)
 
         return {name: reason(name) for name in (self.federation.names[i] for i in drawn) if name not in order}
 
@@ -263,7 +259,7 @@ class Coordinator:
 
     def _noised(self, privacy: Privacy, t: int, order: list[str], up: State) -> tuple[State, float]:
         """What a mean of private uplinks counts, and for how much: that does not depend on who came."""
-        weight = sum(self._counts(name) for name in order)
+        weight = sum(self.counts[name] for name in order)
         numbers = torch.tensor([self.federation.names.index(name) for name in order])
         found = privacy.aggregate(self._everybody, Received(t, numbers, [v * weight for v in up], weight))
         return type(up)(*found.up), found.share
@@ -272,9 +268,6 @@ class Coordinator:
     def _everybody(self) -> Everybody:
         weights = None if self.plan.weights is None else torch.tensor(self.plan.weights, dtype=torch.float64)
         return Everybody(self.n, weights, Uniform(), 0.0, 0)
-
-    def _counts(self, name: str) -> float:
-        return self.plan.counts(self.federation.names.index(name))
 
     def _least(self, drawn: int) -> int:
         """Replies that a round needs in which so many clients are drawn."""
@@ -285,11 +278,11 @@ class Coordinator:
         if self.quantised is not None:
             return self.secure(nodes, MessageType.TRAIN, content, ticket, self.up_like, self.quantised, least)
         found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
-        ups = self._accept(found, ticket)
+        ups = found.read(lambda content: self._uplink(content, ticket))
+        self.refused |= {name: "" if name in ups else found.errors[name] for name in found.replies}
         order = [name for name in self.federation.names if name in ups]
-        return Sum(
-            order, mean([ups[name] for name in order], [self._counts(name) for name in order]) if order else None, found
-        )
+        up = mean([ups[name] for name in order], [self.counts[name] for name in order]) if order else None
+        return Sum(order, up, found)
 
     def _participants(self, drawn: list[int], least: int, t: int, attempt: int) -> dict[str, int]:
         """Those of the simulator's draw who are connected; a repeated round draws among whoever is.
@@ -344,28 +337,17 @@ class Coordinator:
 
         return content
 
-    def _accept(self, found: Exchange, ticket: str) -> dict[str, State]:
-        """The uplinks that pass the check; a client whose reply did not is told so with its next message."""
-        ups: dict[str, State] = {}
-        for name, content in found.replies.items():
-            try:
-                if content["round"]["ticket"] != ticket:
-                    raise InputError("a reply to another round")
-                ups[name] = self._uplink(content.get("up"))
-                self.refused[name] = ""
-            except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
-                self.refused[name] = f"{error}"[:200]
-                log.warning("%s: reply left out: %s", name, self.refused[name])
-        return ups
-
-    def _uplink(self, record: Any) -> State:
-        packed = wire.unpack(record, self.packed_like)
+    def _uplink(self, content: RecordDict, ticket: str) -> State:
+        """The uplink, if it passes the check; a client whose reply did not is told so with its next message."""
+        if content["round"]["ticket"] != ticket:
+            raise InputError("a reply to another round")
+        packed = wire.unpack(content.get("up"), self.packed_like)
         for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
             if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
-                raise InputError(f"{name} is {v.item()}, due was {due.item()}")
+                raise InputError(f"{name} is {v.item()}, expected {due.item()}")
         up = unpack(self.plan.algorithm, packed, self.up_like)
         if [v.shape for v in up] != [v.shape for v in self.up_like]:
-            raise InputError("it unpacks to other shapes than due")
+            raise InputError("it unpacks to other shapes than expected")
         bound = self.federation.norm_bound
         for name, v in up._asdict().items():  # codes and units say nothing of the vector that they stand for
             if not bool(torch.isfinite(v).all()):
@@ -397,13 +379,9 @@ class Coordinator:
         """A reason to end here. What only some clients have measured is of another f: nothing is judged by it."""
         if self.config.dp_noise:
             return None
-        if record["clients_measured"] < self.n:
-            log.warning(
-                "round %d: %d of %d clients measured, so that it is not judged whether to end",
-                record["round"],
-                record["clients_measured"],
-                self.n,
-            )
+        if (measured := record["clients_measured"]) < self.n:
+            words = "round %d: %d of %d clients measured, so that it is not judged whether to end"
+            log.warning(words, record["round"], measured, self.n)
             return None
         return heard(self.stops, lambda stop: stop.on_record(record))
 
@@ -411,7 +389,7 @@ class Coordinator:
         """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
         plan, began = self.plan, time.monotonic()
         x = plan.algorithm.model(server)
-        found = self._measuring(done, self.sites.fitting(self.roster.refresh()), x)
+        found = NOTHING if self.config.dp_noise else self._measuring(done, x)  # noise hides what clients have
         gradient = found.gradient
         if gradient is None and self.federation.measure_stationarity:
             gradient = torch.full_like(x, math.nan)
@@ -426,27 +404,19 @@ class Coordinator:
         self.folder.append(self.job, record)  # last: what is not there was not measured
         return record
 
-    def _measuring(self, done: int, nodes: dict[str, int], x: Tensor) -> Measurement:
-        """By whoever may: where noise hides what clients have, by nobody."""
-        if self.config.dp_noise:
-            return NOTHING
-        exactly = self.federation.measure_stationarity
+    def _measuring(self, done: int, x: Tensor) -> Measurement:
+        nodes, exactly = self.sites.fitting(self.roster.refresh()), self.federation.measure_stationarity
         if self.quantised is None:
-            found = told(self.grid, nodes, x, exactly, self.federation.deadline, self._counts)
+            found = told(self.grid, nodes, x, exactly, self.federation.deadline, self.counts)
         else:
             settled = self.secure.settled(MessageType.EVALUATE, done)
             nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
             found = summed(self.secure, nodes, x, exactly, _ticket(done))
-        self.totals["eval_wire_up"] += found.wire_up
-        self.totals["eval_wire_down"] += found.wire_down
+        self._spend(eval_wire_up=found.wire_up, eval_wire_down=found.wire_down)
         return found
 
-    def _count_bytes(self, asked: int, following: int, found: Exchange) -> None:
-        traffic = self.traffic
-        self.totals["bytes_up"] += traffic.up * len(found.replies)
-        self.totals["bytes_down"] += traffic.down * (asked - following) + traffic.following * following
-        self.totals["wire_up"] += found.wire_up
-        self.totals["wire_down"] += found.wire_down
+    def _spend(self, **amounts: float) -> None:
+        self.totals |= {name: self.totals[name] + amount for name, amount in amounts.items()}
 
     def _found(self) -> RunFolder:
         """The run folder: one to go on in, one that was made for this run, or a new one."""
@@ -466,8 +436,11 @@ class Coordinator:
         if self.federation.resume:
             self._check_settings()
         self.folder.repair()
-        if self.federation.resume:
-            self._extend()
+        if self.federation.resume:  # what may be changed, and was, stands in run.toml from now on
+            before = self.folder.config(trust=True)
+            after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
+            if after != before:
+                write_atomically(self.folder.path / "run.toml", after.toml().encode())
         self.run_id = known.get("run") or secrets.token_hex(8)
         write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
         least, deadline = threshold(self.config, self.federation), self.federation.deadline
@@ -482,13 +455,6 @@ class Coordinator:
         began = self.folder.environment().get("settings") or now
         if began["algorithms"][0] != self.job.method:
             raise InputError(f"{place} is a run of {began['algorithms'][0]}, not {self.job.method}; begin a new run")
-
-    def _extend(self) -> None:
-        """What may be changed, and was, stands in run.toml from now on."""
-        before = self.folder.config(look_up=False)
-        after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
-        if after != before:
-            write_atomically(self.folder.path / "run.toml", after.toml().encode())
 
     def _restore(self, server: State) -> tuple[int, State]:
         """After the newest intact checkpoint, or at the beginning."""

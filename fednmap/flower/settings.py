@@ -88,16 +88,12 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     >>> config.clients, config.eta_a, federation.names
     (2, 0.05, ('a', 'b'))
     """
-    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
-    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
+    own, given = split(run_config, {**Config.model_fields, "algorithm": None})
     federation = Federation.make(**own)
     if "algorithm" in given:
         given["algorithms"] = (given.pop("algorithm"),)
     if "set" in given:
         given["set"] = parse_set(str(given["set"]).split())
-    for key in given:
-        if key not in Config.model_fields:
-            raise unknown("setting", key, ["algorithm", *Config.model_fields, *Federation.model_fields])
     if code := code_in(given):
         raise InputError(f"{code[0]!r} names code, which settings of a federation cannot; write an app of your own")
     if given.get("secagg") and "secagg_bound" not in given and federation.norm_bound:
@@ -105,6 +101,26 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     config = Config.make(**{**given, "clients": len(federation.names)})
     _agree(config, federation)
     return config, federation
+
+
+def split(run_config: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The given settings of the federation, and the others, of which only these names are known."""
+    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
+    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
+    for key in given:
+        if key not in others:
+            raise unknown("setting", key, [*others, *Federation.model_fields])
+    return own, given
+
+
+def run_settings(config: Config, federation: Federation) -> dict[str, Any]:
+    """The run configuration that `read` turns back into the two records."""
+    left_out = {"algorithms", "set", "clients", "drop", "trials"}
+    values = config.model_dump(exclude=left_out) | federation.model_dump(mode="json")
+    values |= {"algorithm": config.algorithms[0], "names": ",".join(federation.names)}
+    words = {key: str(v).lower() if isinstance(v, bool) else str(v) for key, v in config.set.items()}
+    values["set"] = " ".join(f"{key}={word}" for key, word in words.items())
+    return {key.replace("_", "-"): "" if v is None else v for key, v in values.items()}
 
 
 def check_keys(federation: Federation) -> None:
@@ -153,57 +169,51 @@ def threshold(config: Config, federation: Federation) -> Threshold:
     return Threshold(federation.secagg_threshold, Fraction(federation.secagg_threshold, drawn), n, noisy)
 
 
-def _masked(config: Config, federation: Federation, drawn: int) -> None:
-    least, n = threshold(config, federation).least, len(federation.names)
-    if drawn < 2:
-        raise InputError(f"secagg hides a client among others, and {drawn} of {n} is drawn in a round; draw at least 2")
-    if least > drawn:
-        raise InputError(
-            f"secagg-threshold is {least}, and {drawn} of {n} clients are drawn in a round; use at most {drawn}"
-        )
-    if 2 * least <= drawn:
-        raise InputError(
-            f"secagg-threshold is {least} of {drawn} clients: a server that lies could unmask single vectors with the "
-            f"shares of half of them; use at least {drawn // 2 + 1}"
-        )
-    if config.sampler.partition(":")[0] not in ("uniform", "cyclic"):
-        raise InputError(f"secagg needs equally many clients in every round, which {config.sampler} does not draw")
-    if federation.norm_bound is not None and config.secagg_bound != federation.norm_bound:
-        raise InputError("norm-bound and secagg-bound differ; with secagg they are one, give one of them")
-
-
-def _hidden(config: Config, federation: Federation) -> None:
-    """Where noise hides what clients have, nothing of it is measured: sums of losses and gradients carry none."""
-    given = {"tol": config.tol, "tol-absolute": config.tol_absolute, "patience": config.patience}
-    given["measure-stationarity"] = federation.measure_stationarity or None
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(
-                f"{name} is given with dp-noise, and clients then tell no losses or gradients; leave it out"
-            )
-
-
 def _agree(config: Config, federation: Federation) -> None:
-    n = len(federation.names)
+    """Refuse settings that do not go together, by the first rule that they break."""
+    n, least = len(federation.names), threshold(config, federation).least
     drawn = max(1, round(config.participation * n))
-    if federation.min_clients is not None and federation.min_clients > drawn:
-        raise InputError(f"min-clients is {federation.min_clients}, and {drawn} of {n} clients are drawn in a round")
     check_keys(federation)
     check_between_machines(config)
-    if config.dp_noise:
-        _hidden(config, federation)
-    if config.secagg:
-        _masked(config, federation, drawn)
-    elif federation.secagg_threshold is not None:
-        raise InputError(f"secagg-threshold is {federation.secagg_threshold} without secagg; add secagg = true")
-    if len(config.algorithms) != 1:
-        raise InputError(f"a federation runs one method, given {', '.join(config.algorithms)}")
-    if (config.tol or config.tol_absolute) and not federation.measure_stationarity:
-        raise InputError(
+    of_round = f"{drawn} of {n} clients are drawn in a round"
+    given = {"tol": config.tol, "tol-absolute": config.tol_absolute, "patience": config.patience}
+    given["measure-stationarity"] = federation.measure_stationarity or None
+    measured = next((name for name, value in given.items() if value is not None), None)
+    rules = [
+        ((federation.min_clients or 0) > drawn, f"min-clients is {federation.min_clients}, and {of_round}"),
+        # sums of losses and gradients carry no noise
+        (
+            config.dp_noise and measured,
+            f"{measured} is given with dp-noise, and clients then tell no losses or gradients; leave it out",
+        ),
+        (not config.secagg and federation.secagg_threshold, "secagg-threshold is given without it; add secagg = true"),
+        (
+            (config.tol or config.tol_absolute) and not federation.measure_stationarity,
             "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "
-            "measure-stationarity = true, or use patience or time-limit"
-        )
-    if config.topology is not None:
-        raise InputError(f"topology is {config.topology}; a federation has a server: leave it out, and use fednmap")
-    if config.drop:
-        raise InputError(f"drop is {config.drop}; between machines replies get lost by themselves, leave it out")
+            "measure-stationarity = true, or use patience or time-limit",
+        ),
+        (len(config.algorithms) != 1, f"a federation runs one method, given {', '.join(config.algorithms)}"),
+        (config.topology, f"topology is {config.topology}; a federation has a server: leave it out, and use fednmap"),
+        (config.drop, f"drop is {config.drop}; between machines replies get lost by themselves, leave it out"),
+    ]
+    if config.secagg:
+        rules += [
+            (drawn < 2, f"secagg hides a client among others, and {of_round}; draw at least 2"),
+            (least > drawn, f"secagg-threshold is {least}, and {of_round}; use at most {drawn}"),
+            (
+                2 * least <= drawn,
+                f"secagg-threshold is {least} of {drawn} clients: a server that lies could unmask single vectors with "
+                f"the shares of half of them; use at least {drawn // 2 + 1}",
+            ),
+            (
+                config.sampler.partition(":")[0] not in ("uniform", "cyclic"),
+                f"secagg needs equally many clients in every round, which {config.sampler} does not draw",
+            ),
+            (
+                federation.norm_bound is not None and config.secagg_bound != federation.norm_bound,
+                "norm-bound and secagg-bound differ; with secagg they are one, give one of them",
+            ),
+        ]
+    for broken, why in rules:
+        if broken:
+            raise InputError(why)

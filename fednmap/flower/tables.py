@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -29,10 +28,10 @@ from fednmap.flower import client as plain
 from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
-from fednmap.flower.roster import Roster, end_pulls_with_the_deadline, exchange
-from fednmap.flower.server import HELLO, Coordinator, end_with_the_superlink, identities
-from fednmap.flower.settings import Federation, check_keys, client_name
-from fednmap.names import InputError, unknown
+from fednmap.flower.roster import Roster, exchange
+from fednmap.flower.server import Coordinator, app_of
+from fednmap.flower.settings import Federation, check_keys, client_name, split
+from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import from_json, to_json, write_atomically
 from fednmap.runs.folder import RunFolder
@@ -51,11 +50,7 @@ log = logging.getLogger("flwr")
 
 def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, Federation]:
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
-    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
-    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
-    for key in given:
-        if key not in FitConfig.model_fields:
-            raise unknown("setting", key, [*FitConfig.model_fields, *Federation.model_fields])
+    own, given = split(run_config, FitConfig.model_fields)
     federation = Federation.make(**own | {"measure_stationarity": True})
     check_keys(federation)
     if federation.secagg_threshold is not None:
@@ -102,8 +97,10 @@ def client_app(load: LoadTable) -> ClientApp:
             if context.node_config.get("require-secagg"):
                 raise Disagreement("this client takes part with secure aggregation alone; a fit of tables has none")
             _ask_once(context, question)
-            kept_here = question["ask"] == "agree"
-            said = (_keep if kept_here else _told)(context, question, rows(context))
+            if question["ask"] == "agree":
+                said = _keep(context, question, rows(context))
+            else:
+                said = answer(question, rows(context), read(context.run_config)[0])
             content = RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
         except Exception as error:
             content = RecordDict({"refused": ConfigRecord(_refusal(site, error))})
@@ -114,16 +111,7 @@ def client_app(load: LoadTable) -> ClientApp:
 
 def server_app() -> ServerApp:
     """The app of the server: the agreement, the rounds, the model."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        torch.set_num_threads(1)
-        end_with_the_superlink()
-        end_pulls_with_the_deadline()
-        fit(grid, *read(context.run_config))
-
-    return app
+    return app_of(lambda grid, context: fit(grid, *read(context.run_config)))
 
 
 def fit(grid: Grid, task: FitConfig, federation: Federation) -> dict[str, Any]:
@@ -148,7 +136,7 @@ def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
     path = federation.run_folder
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
-    roster = Roster(grid, federation.names, min(HELLO, federation.deadline), identities(federation))
+    roster = Roster.of(grid, federation)
     roster.wait(len(federation.names), federation.deadline)
 
     def ask(question: Question) -> Answers:
@@ -279,11 +267,6 @@ def _ask_once(context: Context, question: Question) -> None:
                 raise Disagreement(f"the server asks about {kind!r:.20} again in this run, in other words; refused")
             known[kind] = list(dict.fromkeys([*before, mark]))
         write_atomically(path, to_json(known))
-
-
-def _told(context: Context, question: Question, rows: Table) -> dict[str, Any]:
-    task, _ = read(context.run_config)
-    return answer(question, rows, task)
 
 
 def _keep(context: Context, question: Question, rows: Table) -> dict[str, Any]:

@@ -25,24 +25,24 @@ def pack(message: State) -> ArrayRecord:
 def unpack(record: Any, like: State) -> State:
     """The NamedTuple in `record`, refused unless it has the names, shapes and types of `like` and is finite."""
     if not isinstance(record, ArrayRecord):
-        raise InputError("no arrays where arrays were due")
+        raise InputError("expected arrays, got something else")
     if sorted(record) != sorted(like._fields):
-        raise InputError(f"arrays named {_few(record)}, due were {', '.join(like._fields)}")
+        raise InputError(f"arrays named {_few(record)}, expected {', '.join(like._fields)}")
     return type(like)(*(_tensor(name, record[name], v) for name, v in like._asdict().items()))
 
 
 def _tensor(name: str, array: Array, like: Tensor) -> Tensor:
     due = like.detach().cpu().numpy()
     if tuple(array.shape) != due.shape or array.dtype != str(due.dtype):
-        raise InputError(f"{name} is {array.dtype} {tuple(array.shape)}, due was {due.dtype} {due.shape}")
+        raise InputError(f"{name} is {array.dtype} {tuple(array.shape)}, expected {due.dtype} {due.shape}")
     if len(array.data) > due.nbytes + HEADER:  # before anything is decoded
-        raise InputError(f"{name} has {len(array.data)} bytes, due were {due.nbytes}")
+        raise InputError(f"{name} has {len(array.data)} bytes, expected {due.nbytes}")
     try:
         values = array.numpy()
     except Exception as error:  # whatever a stranger's bytes provoke
         raise InputError(f"{name} cannot be decoded ({type(error).__name__})") from None
     if values.shape != due.shape or values.dtype != due.dtype:
-        raise InputError(f"{name} decodes to {values.dtype} {values.shape}, due was {due.dtype} {due.shape}")
+        raise InputError(f"{name} decodes to {values.dtype} {values.shape}, expected {due.dtype} {due.shape}")
     if not np.isfinite(values).all():
         raise InputError(f"{name} holds NaN or infinity")
     return torch.from_numpy(np.array(values)).to(like.device)
@@ -70,6 +70,6 @@ def first_vector(record: Any, dtype: str) -> Tensor:
     """The one finite vector in `record`, of a length that the sender knows."""
     array = record["x"] if isinstance(record, ArrayRecord) and list(record) == ["x"] else None
     if array is None or len(array.shape) != 1 or array.shape[0] > len(array.data):
-        raise InputError("no vector x where the first model was due")
+        raise InputError("expected the first model as a vector x")
     like = torch.zeros(array.shape, dtype=getattr(torch, dtype))
     return _tensor("x", array, like)

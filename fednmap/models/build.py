@@ -68,25 +68,21 @@ def build(spec: str, dataset: Dataset) -> nn.Module:
     """
     if dataset.classes == 1:
         raise InputError("all training rows have the same label; give data with at least two")
+    shape, outputs = tuple(dataset.x_train.shape[1:]), dataset.classes or 1
     with torch.device("cpu"):
-        module = _made(spec, tuple(dataset.x_train.shape[1:]), dataset.classes or 1)
-    # targets of a regression have shape (N,), and so must the outputs have: (N, 1) would broadcast to (N, N)
-    return module if dataset.classes else nn.Sequential(*_parts(module), nn.Flatten(0))
-
-
-def _made(spec: str, shape: Shape, outputs: int) -> nn.Module:
-    if is_code(spec, MODELS):
-        name, argument = parted(spec, MODELS)
-        module = called(spec, imported("model", name, MODELS), (shape, outputs), argument)
-        if not isinstance(module, nn.Module):
-            raise InputError(f"model {spec!r} gave {type(module).__name__}; it must give a torch.nn.Module")
+        if is_code(spec, MODELS):
+            name, argument = parted(spec, MODELS)
+            module = called(spec, imported("model", name, MODELS), (shape, outputs), argument)
+        else:
+            name, *arguments = spec.split(":")
+            module = choose("model", name, MODELS)(shape, outputs, arguments)
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model {spec!r} gave {type(module).__name__}; it must give a torch.nn.Module")
+    if dataset.classes:
         return module
-    name, *arguments = spec.split(":")
-    return choose("model", name, MODELS)(shape, outputs, arguments)
-
-
-def _parts(module: nn.Module) -> list[nn.Module]:
-    return list(module) if type(module) is nn.Sequential else [module]  # one of the user's own may compute otherwise
+    # targets of a regression have shape (N,), and so must the outputs have: (N, 1) would broadcast to (N, N)
+    parts = list(module) if type(module) is nn.Sequential else [module]  # a subclass may compute otherwise
+    return nn.Sequential(*parts, nn.Flatten(0))
 
 
 def _at_most(count: int, name: str, arguments: list[str]) -> None:

@@ -79,24 +79,14 @@ def _onnx(module: nn.Module, example: Tensor | None, about: Metadata) -> bytes:
     inputs = torch.cat([example[:1], example[:1]]).to(next(module.parameters()).dtype)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")  # the exporter's own deprecations are not the user's
-        path = Path(folder) / "model.onnx"
-        torch.onnx.export(
-            module,
-            (inputs,),
-            path,
-            input_names=["inputs"],
-            output_names=["outputs"],
-            dynamic_shapes=({0: torch.export.Dim("samples")},),
-            external_data=False,
-            verbose=False,
-        )
-        if not about:
-            return path.read_bytes()
+        path, samples = Path(folder) / "model.onnx", ({0: torch.export.Dim("samples")},)
+        names: dict[str, Any] = {"input_names": ["inputs"], "output_names": ["outputs"]}
+        torch.onnx.export(module, (inputs,), path, **names, dynamic_shapes=samples, external_data=False, verbose=False)
         whole = onnx.load(path)
-        for key, value in about.items():
-            whole.metadata_props.add(key=key, value=value)
-        written: bytes = whole.SerializeToString()
-        return written
+    for key, value in about.items():
+        whole.metadata_props.add(key=key, value=value)
+    written: bytes = whole.SerializeToString()
+    return written
 
 
 FORMATS: dict[str, Callable[[nn.Module, Tensor | None, Metadata], bytes]] = {

@@ -18,15 +18,10 @@ SMALL = 2
 """Side, at most, of what comes out of filters whose gradients torch takes longer for than sums, weight by weight."""
 
 
-def _batch(channels: int) -> nn.Module:
-    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
-
-
-def _group(channels: int) -> nn.Module:
-    return nn.GroupNorm(8, channels)  # 8 divides every width of the table
-
-
-NORMS: dict[str, Norm] = {"batch": _batch, "group": _group}
+NORMS: dict[str, Norm] = {
+    "batch": lambda channels: nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01),
+    "group": lambda channels: nn.GroupNorm(8, channels),  # 8 divides every width of the table
+}
 
 # Table 2 of the paper: kernel, expanded width, output width, squeeze-and-excite, nonlinearity, stride.
 ROWS: tuple[tuple[int, int, int, bool, type[nn.Module], int], ...] = (
@@ -53,7 +48,11 @@ class MobileNetV3Small(nn.Module):
         layers: list[nn.Module] = [_convolution(channels, first, 3, norm, nn.Hardswish, stride=2)]
         width = first
         for kernel, expanded, out, squeeze, activation, stride in ROWS:
-            layers.append(Block(width, kernel, expanded, out, squeeze, activation, stride, norm))
+            residual = stride == 1 and width == out
+            parts: list[nn.Module] = [_convolution(width, expanded, 1, norm, activation)] if expanded != width else []
+            parts.append(nn.Sequential(Depthwise(expanded, kernel, stride), norm(expanded), activation()))
+            parts += [SqueezeExcite(expanded)] if squeeze else []
+            layers.append(Block(nn.Sequential(*parts, _convolution(expanded, out, 1, norm, None)), residual))
             width = out
         layers.append(_convolution(width, last, 1, norm, nn.Hardswish))
         self.features = nn.Sequential(*layers)
@@ -77,27 +76,9 @@ class MobileNetV3Small(nn.Module):
 class Block(nn.Module):
     """Widen, filter each channel on its own, reweigh the channels, narrow; add the input where shapes agree."""
 
-    def __init__(
-        self,
-        width: int,
-        kernel: int,
-        expanded: int,
-        out: int,
-        squeeze: bool,
-        activation: type[nn.Module],
-        stride: int,
-        norm: Norm,
-    ) -> None:
+    def __init__(self, block: nn.Sequential, residual: bool) -> None:
         super().__init__()
-        self.residual = stride == 1 and width == out
-        layers: list[nn.Module] = []
-        if expanded != width:
-            layers.append(_convolution(width, expanded, 1, norm, activation))
-        layers.append(nn.Sequential(Depthwise(expanded, kernel, stride), norm(expanded), activation()))
-        if squeeze:
-            layers.append(SqueezeExcite(expanded))
-        layers.append(_convolution(expanded, out, 1, norm, None))
-        self.block = nn.Sequential(*layers)
+        self.block, self.residual = block, residual
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.block(x)
@@ -120,7 +101,7 @@ class Depthwise(nn.Conv2d):
         met = self.weight[..., reach - rows : reach + rows + 1, reach - columns : reach + columns + 1]
         if tuple(x.shape[-2:]) == (1, 1):
             return x * met.view(-1, 1, 1)
-        if max(x.shape[-2:]) <= SMALL * self.stride[0] and torch.is_grad_enabled() and not _traced():
+        if max(x.shape[-2:]) <= SMALL * self.stride[0] and torch.is_grad_enabled() and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             small: Tensor = _Small.apply(x, met, self.stride[0])  # type: ignore[no-untyped-call]
             return small
         return conv2d(x, met, None, self.stride, (rows, columns), groups=self.groups)
@@ -139,14 +120,6 @@ class _Small(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
         x, weight, ctx.stride = inputs
         ctx.save_for_backward(x, weight)
-        ctx.save_for_forward(x, weight)
-
-    @staticmethod
-    def jvp(ctx: Any, x_moves: Tensor | None, weight_moves: Tensor | None, _: None) -> Tensor:
-        x, weight = ctx.saved_tensors
-        pairs = [(x_moves, weight), (x, weight_moves)]
-        moves = [_Small.forward(a, w, ctx.stride) for a, w in pairs if a is not None and w is not None]
-        return torch.stack(moves).sum(0)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -160,10 +133,6 @@ class _Small(torch.autograd.Function):
             around[..., i : i + rows : step, j : j + columns : step] for i, j in product(*map(range, weight.shape[2:]))
         ]
         return onward, torch.stack([(part * slope).sum((0, 2, 3)) for part in met], -1).view(weight.shape), None
-
-
-def _traced() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _reach(weight: Tensor) -> tuple[int, int]:
@@ -197,12 +166,7 @@ def mobilenet_v3_small(num_classes: int = 10, norm: str = "batch", channels: int
 
 
 def _convolution(
-    width: int,
-    out: int,
-    kernel: int,
-    norm: Norm,
-    activation: type[nn.Module] | None,
-    stride: int = 1,
+    width: int, out: int, kernel: int, norm: Norm, activation: type[nn.Module] | None, stride: int = 1
 ) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Conv2d(width, out, kernel, stride, kernel // 2, bias=False), norm(out)]
     return nn.Sequential(*layers, *([activation()] if activation else []))

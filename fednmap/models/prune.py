@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fednmap.names import InputError
 
@@ -16,15 +15,6 @@ Layer = nn.Linear | nn.Conv2d
 POINTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh)
 SAME = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)  # a constant stays what it is, in eval mode
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A layer, what stands between, and the layer that reads its units."""
-
-    before: Layer
-    between: list[nn.Module]
-    after: Layer
 
 
 def prunable(module: nn.Module) -> bool:
@@ -55,18 +45,19 @@ def prune(module: nn.Module) -> nn.Module:
     while (size := sum(p.numel() for p in module.parameters())) != before:  # what goes can free what came before it
         before = size
         for pair in _pairs(module) or []:
-            _shrink(pair)
+            _shrink(*pair)
     return module
 
 
-def _pairs(module: nn.Module) -> list[_Pair] | None:
+def _pairs(module: nn.Module) -> list[tuple[Layer, list[nn.Module], Layer]] | None:
+    """Each layer, what stands between, and the layer that reads its units; None if there are other layers."""
     if type(module) is not nn.Sequential:  # one of the user's own may compute otherwise
         return None
     parts = list(module)
     if not all(_known(part) for part in parts):
         return None
     layers = [(i, part) for i, part in enumerate(parts) if isinstance(part, nn.Linear | nn.Conv2d)]
-    return [_Pair(before, parts[i + 1 : j], after) for (i, before), (j, after) in pairwise(layers)]
+    return [(before, parts[i + 1 : j], after) for (i, before), (j, after) in pairwise(layers)]
 
 
 def _known(part: nn.Module) -> bool:
@@ -77,47 +68,31 @@ def _known(part: nn.Module) -> bool:
     return isinstance(part, (nn.Linear, *POINTWISE, *SAME, *POOLS))
 
 
-def _shrink(pair: _Pair) -> None:
-    before, after = pair.before, pair.after
+def _shrink(before: Layer, between: list[nn.Module], after: Layer) -> None:
     units = len(before.weight)
     # outgoing weights of each unit: (out, units, rest), rest = places of a picture or of a kernel
     outgoing = after.weight.reshape(len(after.weight), units, -1)
     constant = (before.weight.flatten(1) == 0).all(1)
     value = before.bias.clone() if before.bias is not None else torch.zeros_like(before.weight.flatten(1)[:, 0])
-    for part in pair.between:
+    for part in between:
         if isinstance(part, POINTWISE):
             value = part(value)
     unread = (outgoing == 0).all(0).all(1)
-    if _pads(after):
+    if isinstance(after, nn.Conv2d) and after.padding not in ("valid", 0, (0, 0)):
         constant &= value == 0
     drop = constant | unread
     if bool(drop.all()):
         drop[0] = False
     shift = outgoing[:, drop & constant].sum(2) @ value[drop & constant]
     keep = ~drop
-    _set(before, "weight", before.weight[keep])
-    if before.bias is not None:
-        _set(before, "bias", before.bias[keep])
     kept = outgoing[:, keep]
-    _set(after, "weight", kept.reshape(len(kept), -1, *after.weight.shape[2:]))
+    before.weight = nn.Parameter(before.weight[keep].clone())
+    if before.bias is not None:
+        before.bias = nn.Parameter(before.bias[keep].clone())
+    after.weight = nn.Parameter(kept.reshape(len(kept), -1, *after.weight.shape[2:]).clone())
     if bool((shift != 0).any()):
-        _set(after, "bias", shift if after.bias is None else after.bias + shift)
-    for layer in (before, after):
-        _declare(layer)
-
-
-def _pads(layer: Layer) -> bool:
-    return isinstance(layer, nn.Conv2d) and layer.padding not in ("valid", 0, (0, 0))
-
-
-def _set(layer: Layer, name: str, values: Tensor) -> None:
-    setattr(layer, name, nn.Parameter(values.clone()))
-
-
-def _declare(layer: Layer) -> None:
-    """The sizes a layer prints are those of its weights."""
-    out, inputs = layer.weight.shape[:2]
-    if isinstance(layer, nn.Linear):
-        layer.in_features, layer.out_features = inputs, out
-    else:
-        layer.in_channels, layer.out_channels = inputs, out
+        after.bias = nn.Parameter(shift if after.bias is None else after.bias + shift)
+    for layer in (before, after):  # the sizes that a layer prints
+        names = ("out_features", "in_features") if isinstance(layer, nn.Linear) else ("out_channels", "in_channels")
+        for name, size in zip(names, layer.weight.shape, strict=False):
+            setattr(layer, name, size)

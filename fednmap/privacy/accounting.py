@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -39,13 +37,19 @@ def epsilon(noise_multiplier: float, share: float, rounds: int, delta: float) ->
     if noise_multiplier == 0:
         return Epsilon(math.inf, math.inf)
     dp = accountants()
-    event = dp.SelfComposedDpEvent(_sum(dp, noise_multiplier, share), rounds)
-    with _quiet():
-        by_rdp = _epsilon(dp.rdp.RdpAccountant(), event, delta)
+    once = dp.GaussianDpEvent(noise_multiplier)
+    event = dp.SelfComposedDpEvent(once if share == 1 else dp.PoissonSampledDpEvent(share, once), rounds)
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # a line about each Renyi order left out: the bound is valid without it
+    try:
+        by_rdp = float(dp.rdp.RdpAccountant().compose(event).get_epsilon(delta))
         if not by_rdp <= LARGE:
             return Epsilon(by_rdp, by_rdp)
-        by_pld = _epsilon(dp.pld.PLDAccountant(value_discretization_interval=GRID), event, delta)
-    return Epsilon(min(by_pld, by_rdp), by_rdp)
+        by_pld = dp.pld.PLDAccountant(value_discretization_interval=GRID).compose(event).get_epsilon(delta)
+    finally:
+        logger.setLevel(before)
+    return Epsilon(min(float(by_pld), by_rdp), by_rdp)
 
 
 @cache
@@ -71,7 +75,12 @@ def noise_for(target: float, share: float, rounds: int, delta: float) -> float:
         )
     if cost(SMALLEST) <= target:
         return SMALLEST
-    low, high = _bracket(cost, target)
+    high = 1.0  # enough noise, and half of it is too little
+    while cost(high) > target:
+        high *= 2
+    while cost(high / 2) <= target:
+        high /= 2
+    low = high / 2
     while high / low > 1.0004:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if cost(middle) <= target else (middle, high)
@@ -110,36 +119,3 @@ def accountants() -> Any:
     except ImportError:
         raise InputError("counting epsilon needs dp-accounting; pip install fednmap[privacy]") from None
     return dp_accounting
-
-
-def _sum(dp: Any, noise_multiplier: float, share: float) -> Any:
-    event = dp.GaussianDpEvent(noise_multiplier)
-    return event if share == 1 else dp.PoissonSampledDpEvent(share, event)
-
-
-def _epsilon(accountant: Any, event: Any, delta: float) -> float:
-    return float(accountant.compose(event).get_epsilon(delta))
-
-
-def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, float]:
-    """Noise multipliers with too little and with enough noise, a factor of 2 apart."""
-    noise = 1.0
-    if cost(noise) <= target:
-        while cost(noise) <= target:
-            noise /= 2
-        return noise, 2 * noise
-    while cost(noise) > target:
-        noise *= 2
-    return noise / 2, noise
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a line about each Renyi order that was left out: the bound is valid without it."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -147,15 +147,11 @@ class Privacy(Stage, Aggregator):
     def _shares(self, v: Tensor, field: int, federation: Federation, uplinks: Uplinks) -> Tensor:
         """Every client's own part of the noise, by its number."""
         assert self.among is not None
-        among, weight = self.among, largest_weight(federation)
-        rows = v.reshape(-1, v.shape[-1])
-        each = [
-            share_of_noise(
-                row, self.clip * weight, self.noise_multiplier, among, federation.seed, CLIENT, uplinks.t, i, field
-            )
-            for row, i in zip(rows, uplinks.ids.reshape(-1).tolist(), strict=True)
-        ]
-        noise = torch.stack(each)
+        clip, among, seed = self.clip * largest_weight(federation), self.among, federation.seed
+        rows = zip(v.reshape(-1, v.shape[-1]), uplinks.ids.reshape(-1).tolist(), strict=True)
+        noise = torch.stack(
+            [share_of_noise(r, clip, self.noise_multiplier, among, seed, CLIENT, uplinks.t, i, field) for r, i in rows]
+        )
         if federation.weights is not None:  # the sum weighs what is sent
             noise = noise / federation.weights_of(uplinks.ids).to(noise).unsqueeze(-1)
         return noise.reshape(v.shape)

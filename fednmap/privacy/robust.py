@@ -37,6 +37,10 @@ class Centre(Aggregator):
     """Whether mean h_i = h stays true, so that nothing must be forgotten."""
     forget: float | None
 
+    def __post_init__(self) -> None:
+        if self.forget is not None:
+            fraction(self, "forget")
+
     def centre(self, rows: Tensor) -> Tensor:
         """Of k vectors (k, p) one (p,)."""
         raise NotImplementedError
@@ -78,9 +82,6 @@ class Median(Centre):
 
     forget: float | None = None
 
-    def __post_init__(self) -> None:
-        _forgets(self)
-
     def centre(self, rows: Tensor) -> Tensor:
         return median(rows)
 
@@ -97,7 +98,7 @@ class Trimmed(Centre):
     forget: float | None = None
 
     def __post_init__(self) -> None:
-        _forgets(self)
+        super().__post_init__()
         number = plain(self, "share")
         if number is None or not 0 < number < 0.5:
             raise wrong(self, "share", "above 0 and below 0.5")
@@ -120,7 +121,7 @@ class GeometricMedian(Centre):
     iterations: int = 100
 
     def __post_init__(self) -> None:
-        _forgets(self)
+        super().__post_init__()
         integer(self, "iterations", 1)
 
     def centre(self, rows: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ class NormClip(Centre, Stage):
 
     def __post_init__(self) -> None:
         positive(self, "clip")
-        _forgets(self)
+        super().__post_init__()
 
     def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
         sent = clipped(uplinks, self.clip)
@@ -164,11 +165,6 @@ class NormClip(Centre, Stage):
         norm = rows.norm(dim=-1, keepdim=True)
         short: Tensor = rows * (self.clip / norm.clamp_min(self.clip))
         return short.mean(0)
-
-
-def _forgets(centre: Centre) -> None:
-    if centre.forget is not None:
-        fraction(centre, "forget")
 
 
 def median(rows: Tensor) -> Tensor:
@@ -191,16 +187,16 @@ def centre_of(spec: str, **options: Any) -> Centre | None:
     >>> centre_of("trimmed:0.2")
     Trimmed(share=0.2, forget=None)
     """
-    name, colon, argument = spec.partition(":")
-    if name == "mean" and not colon:
+    if spec == "mean":
         return None
+    name, colon, argument = spec.partition(":")
     kind = choose("aggregate", name, {"mean": None, **CENTRES})
-    if kind is None or (colon and name not in ("trimmed", "clip")):
-        raise InputError(f"aggregate {name!r} takes nothing after a colon, given {argument!r}")
-    if name == "clip" and not colon:
-        raise InputError("aggregate clip needs the largest norm of an uplink, such as clip:1.0")
     try:
+        if kind is None or (colon and name not in ("trimmed", "clip")) or (name == "clip" and not colon):
+            raise ValueError
         numbers = [float(argument)] if colon else []
     except ValueError:
-        raise InputError(f"aggregate {name} takes a number after the colon, given {argument!r}") from None
+        raise InputError(
+            f"aggregate: expected mean, median, trimmed[:SHARE], geometric-median or clip:C (clip:1.0), got {spec!r}"
+        ) from None
     return kind(*numbers, **options)

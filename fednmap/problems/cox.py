@@ -71,7 +71,7 @@ class Cox:
         self.weights = client_weights(weights, self.data.sizes, self._counts)
         one = torch.ones(len(order), dtype=torch.float64, device="cpu") if self._counts is None else self._counts
         each = one.to(self.data.y.device).split(self.data.sizes.tolist())
-        self._strata = [_Stratum.of(y, ties, w) for (_, y), w in zip(self.data, each, strict=True)]
+        self._strata = [_Strata.of(y, ties, w) for (_, y), w in zip(self.data, each, strict=True)]
         self._part = (0, 1)
         self._designs: dict[int, Design] = {}
 
@@ -158,10 +158,10 @@ class Cox:
         for i in self._mine():
             a, s = _dense(self.data[i][0]).double(), self._strata[i]
             eta = a @ x.double()
-            expected = _partial(eta[None], _Strata.of([s]))[1][0] + s.weight * s.event
+            expected = _partial(eta, s)[1] + s.weight * s.event
             w = s.weight * torch.exp(eta - eta.max())
             risk = w.cumsum(0)[s.last] - s.share * s.tied(s.event * w)
-            sums = (w[:, None] * a).cumsum(0)[s.last] - s.share[:, None] * s.tied((s.event * w)[:, None] * a)
+            sums = (w[:, None] * a).cumsum(0)[s.last] - s.share[:, None] * s.tied(((s.event * w)[:, None] * a).mT).mT
             means = (sums / risk[:, None])[s.event > 0]
             spread = a.mT @ (expected[:, None] * a) - means.mT @ (s.mean[s.event > 0][:, None] * means)
             total += self._weights()[i] / float(s.weight.sum()) * spread
@@ -189,7 +189,7 @@ class Cox:
         The survival curve of a row a in that stratum is exp(-hazard exp<a, x>).
         """
         s = self._strata[i]
-        logarithm = _hazards(self._design(i, torch.float64).times(x.double())[None], _Strata.of([s]))[0]
+        logarithm = _hazards(self._design(i, torch.float64).times(x.double()), s)
         happened = s.event > 0
         times, place = torch.unique(self.data[i][1][happened, 0], return_inverse=True)
         steps = torch.zeros(len(times), dtype=torch.float64, device=times.device)
@@ -210,7 +210,7 @@ class Cox:
         for group in _of_like_size(ids, self.data.sizes):
             rows = [self._design(ids[k], points.dtype) for k in group]
             scores = [a.times(points[k]) for a, k in zip(rows, group, strict=True)]
-            strata = _Strata.of([self._strata[ids[k]] for k in group])
+            strata = _Strata.together([self._strata[ids[k]] for k in group])
             eta = pad_sequence(scores, batch_first=True, padding_value=-torch.inf).double()
             likelihoods, residuals = _partial(eta, strata)
             for k, a, score, value, residual in zip(group, rows, scores, likelihoods, residuals, strict=True):
@@ -228,8 +228,8 @@ class Cox:
         return self._designs[i]
 
 
-class _Stratum(NamedTuple):
-    """One client's rows, from the last time to the first."""
+class _Strata(NamedTuple):
+    """Rows from the last time to the first: of one client (m,), of k (k, m), padded with rows that count nothing."""
 
     event: Tensor
     """1 where the event happened, 0 where the row was censored."""
@@ -245,7 +245,7 @@ class _Stratum(NamedTuple):
     """What the events of the same time count on average, at events; 1 elsewhere."""
 
     @classmethod
-    def of(cls, targets: Tensor, ties: str, weight: Tensor) -> _Stratum:
+    def of(cls, targets: Tensor, ties: str, weight: Tensor) -> _Strata:
         time, event = targets[:, 0], targets[:, 1].double()
         _, group, counts = torch.unique_consecutive(time, return_inverse=True, return_counts=True)
         ends = counts.cumsum(0)
@@ -258,30 +258,16 @@ class _Stratum(NamedTuple):
         mean = torch.where(event > 0, sums[group] / many.clamp_min(1), 1.0)
         return cls(event, first, last, share, weight, mean)
 
-    def tied(self, values: Tensor) -> Tensor:
-        """The sum of `values` (m, ...) over the rows with the same time."""
-        return torch.zeros_like(values).index_add_(0, self.last, values)[self.last]
-
-
-class _Strata(NamedTuple):
-    """Some clients' rows side by side, (k, m), the shorter ones padded at the end with rows that count nothing."""
-
-    event: Tensor
-    first: Tensor
-    last: Tensor
-    share: Tensor
-    weight: Tensor
-    mean: Tensor
-
     @classmethod
-    def of(cls, strata: list[_Stratum]) -> _Strata:
+    def together(cls, strata: list[_Strata]) -> _Strata:
         *four, weight, mean = (list(values) for values in zip(*strata, strict=True))
         ones = (pad_sequence(values, batch_first=True, padding_value=1.0) for values in (weight, mean))
         return cls(*(pad_sequence(values, batch_first=True) for values in four), *ones)
 
     def tied(self, values: Tensor) -> Tensor:
-        """The sum of `values` over the rows with the same time."""
-        return torch.zeros_like(values).scatter_add_(-1, self.last, values).gather(-1, self.last)
+        """The sum of `values` (..., m) over the rows with the same time."""
+        last = self.last.expand(values.shape)
+        return torch.zeros_like(values).scatter_add_(-1, last, values).gather(-1, last)
 
 
 def _hazards(eta: Tensor, s: _Strata) -> Tensor:

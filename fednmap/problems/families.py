@@ -10,19 +10,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
 
 from fednmap.names import InputError
 
+Floats = npt.NDArray[np.float64]
 
-class Family(ABC):
-    """loss(eta, y) of single rows.
 
-    With one output, eta has the shape of y; with K outputs it has one more axis, the last, of length K.
-    """
+class Response:
+    """What y may be, and the model without features that a fit begins with, from weighted sums over rows."""
+
+    name: ClassVar[str] = "own"
+    level: ClassVar[bool] = True
+    """Whether there is an intercept to fit."""
 
     @property
     def outputs(self) -> int:
@@ -33,6 +39,36 @@ class Family(ABC):
     def constants(self) -> int:
         """How many of the outputs, at the end, are one number for all rows, such as a scale, and not scores."""
         return 0
+
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        """Refuse a y that is not of this kind; `at` says where a row is."""
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        """The intercepts of the model without features; weights sum to 1."""
+        return np.zeros(1)
+
+    def first_constants(self, y: Floats, weight: Floats) -> Floats:
+        """Where the constants begin."""
+        return np.zeros(0)
+
+    def unit(self, y: Floats, weight: Floats) -> float:
+        """The size of a gradient for standardised columns: tolerances are relative to it."""
+        return 1.0
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        """The second derivative of the mean loss by each score, at the model without features."""
+        return np.ones(1)
+
+    def mean(self, eta: Tensor) -> Tensor:
+        """The expected target, for labels the probability of each class (of class 1 where there are two)."""
+        return eta
+
+
+class Family(Response, ABC):
+    """loss(eta, y) of single rows.
+
+    With one output, eta has the shape of y; with K outputs it has one more axis, the last, of length K.
+    """
 
     @property
     def bound(self) -> float | None:
@@ -55,10 +91,6 @@ class Family(ABC):
         """Both; a family overrides it where they share their work."""
         return self.loss(eta, y), self.slope(eta, y)
 
-    def mean(self, eta: Tensor) -> Tensor:
-        """The expected target, for labels the probability of each class (of class 1 where there are two)."""
-        return eta
-
     def predict(self, eta: Tensor) -> Tensor:
         """What is said about a row with these scores: a number, or a label."""
         return self.mean(eta)
@@ -76,6 +108,8 @@ class Family(ABC):
 class Gaussian(Family):
     """(y - eta)^2 / 2: linear regression."""
 
+    name = "gaussian"
+
     @property
     def bound(self) -> float:
         return 1.0
@@ -89,10 +123,18 @@ class Gaussian(Family):
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         return torch.ones_like(eta)
 
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([weight @ y])
+
+    def unit(self, y: Floats, weight: Floats) -> float:
+        return deviation(y, weight)
+
 
 @dataclass(frozen=True)
 class Bernoulli(Family):
     """log(1 + exp(-s eta)), s = 2 y - 1: logistic regression with labels 0 and 1."""
+
+    name = "logistic"
 
     @property
     def bound(self) -> float:
@@ -117,11 +159,24 @@ class Bernoulli(Family):
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         return labels(y, 2)
 
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        if len(np.unique(y)) < 2:
+            raise InputError("all rows of positive weight are of one class; two classes are needed")
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        logs = np.log(np.clip(_shares(y, weight, 2), 1e-12, None))
+        return np.array([logs[1] - logs[0]])
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        share = _shares(y, weight, 2)
+        return np.array([(share * (1 - share)).mean()])
+
 
 @dataclass(frozen=True)
 class Multinomial(Family):
     """logsumexp(eta) - eta_y: logistic regression with labels 0 .. classes - 1, one output for each."""
 
+    name = "logistic"
     classes: int
 
     def __post_init__(self) -> None:
@@ -160,6 +215,15 @@ class Multinomial(Family):
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         return labels(y, self.classes)
 
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        logs = np.log(np.clip(_shares(y, weight, self.classes), 1e-12, None))
+        found: Floats = logs - logs.mean()
+        return found
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        share = _shares(y, weight, self.classes)
+        return np.full(self.classes, (share * (1 - share)).mean())  # equal: what is common to all classes stays 0
+
 
 @dataclass(frozen=True)
 class Poisson(Family):
@@ -168,6 +232,8 @@ class Poisson(Family):
     The curvature exp(eta) is not bounded: f is smooth on bounded sets only, and a step size that suits the start may be
     too long elsewhere.
     """
+
+    name = "poisson"
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         return torch.exp(eta) - y * eta + (torch.xlogy(y, y) - y)
@@ -191,6 +257,22 @@ class Poisson(Family):
             row = int(negative[0])
             raise InputError(f"y holds {float(y[row]):g} (first in row {row}); counts must be at least 0")
         return y.to(dtype)
+
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        wrong = np.flatnonzero(y < 0)
+        if len(wrong):
+            raise InputError(f"y is {y[wrong[0]]:g} in row {wrong[0]}{at(wrong[0])}; counts must be at least 0")
+        if not bool((y > 0).any()):
+            raise InputError("all counts are 0, so that the logarithm of their mean is not finite; give some above 0")
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([np.log(weight @ y)])
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([weight @ y])
+
+    def unit(self, y: Floats, weight: Floats) -> float:
+        return float(weight @ y)
 
 
 @dataclass(frozen=True)
@@ -233,6 +315,7 @@ class ScaledHuber(Family):
     Reference: Owen, A robust hybrid of lasso and ridge regression, 2007.
     """
 
+    name = "huber"
     epsilon: float = 1.35
 
     def __post_init__(self) -> None:
@@ -269,6 +352,15 @@ class ScaledHuber(Family):
     def start(self, like: Tensor) -> Tensor:
         return like.new_ones(1)
 
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([weight @ y])
+
+    def first_constants(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([deviation(y, weight)])
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        return 2 / self.first_constants(y, weight)
+
     def _inside(self, r: Tensor, sigma: Tensor) -> Tensor:
         """r, at most epsilon sigma in size."""
         limit = self.epsilon * sigma
@@ -284,6 +376,18 @@ FAMILIES: dict[str, Callable[..., Family]] = {
     "scaled-huber": ScaledHuber,
 }
 """Families by name; `multinomial` needs the number of classes."""
+
+
+def deviation(y: Floats, weight: Floats) -> float:
+    """Of y with weights that sum to 1; 1 where it is rounding."""
+    mean = float(weight @ y)
+    found = float(np.sqrt(weight @ np.square(y - mean)))
+    return found if found > 1e-12 * abs(mean) else 1.0
+
+
+def _shares(y: Floats, weight: Floats, classes: int) -> Floats:
+    """What each label weighs."""
+    return np.bincount(y.astype(np.intp), weight, classes).astype(float)
 
 
 def less_one(share: Tensor, y: Tensor, axis: int = -1) -> Tensor:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from math import prod
 from numbers import Integral
-from operator import getitem
 from typing import Any, Self, TypedDict
 
 import torch
@@ -19,7 +16,7 @@ from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, stored, take
 from fednmap.names import InputError, choose
-from fednmap.problems.minibatch import BLOCK, Draw, blocks, by_step, reshuffled, sample_numbers
+from fednmap.problems.minibatch import BLOCK, blocks, by_step, reshuffled, sample_numbers
 from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
 Weight = float | Tensor
@@ -82,14 +79,17 @@ class FiniteSum(ABC):
         self.n = len(self.data)
         self.batch_size, self.seed = batch_size, seed
         self.minibatches, self.local_steps = minibatches, local_steps
-        self._draw = _rule(minibatches, local_steps)
+        if local_steps is not None and not (isinstance(local_steps, Integral) and local_steps >= 1):
+            raise InputError(f"local_steps is {local_steps!r}; it must be at least 1, or None where it is not known")
+        rules = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)}
+        self._draw = choose("minibatches", minibatches, rules)
         held = sum(v.numel() * v.element_size() for v in stored(self.data.x))
         self._row_bytes = max(1, held // len(self.data.x))  # of one sample, on average
         self._sizes, self._offsets = self.data.sizes, self.data.offsets
         self._counts = row_weights(sample_weights, self.data)
         self._shares = row_shares(self._sizes, self._counts)
         self.weights = client_weights(weights, self._sizes, self._counts)
-        self._part, self._buffers = (0, 1), Buffers()
+        self._part = (0, 1)
 
     @property
     def chunk(self) -> int:
@@ -198,19 +198,19 @@ class FiniteSum(ABC):
         equal, held = 1.0 / self.batch_size, self._sizes[clients.cpu()].unsqueeze(-1)
         once = BLOCK * clients.numel() * self.batch_size * self._row_bytes <= AT_ONCE_BYTES
         if once and self._counts is None and not is_sparse(self.data.x):
-            batch = by_step(lambda number: self._apart(block(number)), getitem)
+            batch = by_step(lambda number: self._apart(block(number)))
 
             def small(x: Tensor, q: int) -> Samples:
                 a, b = batch(q)
                 return like(a, x), like(b, x), equal
 
             return self._oracle(small, clients)
-        rows = by_step(block, lambda drawn, k: drawn[k])
+        rows = by_step(block)
 
         def gathered(x: Tensor, q: int) -> Samples:
             drawn = rows(q)
             weight = equal if self._counts is None else (equal * held * self._shares[drawn]).to(x)
-            return *self._gather(drawn, x, self._buffers), weight
+            return *self._gather(drawn, x), weight
 
         return self._oracle(gathered, clients)
 
@@ -226,12 +226,7 @@ class FiniteSum(ABC):
 
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """f and its gradient at x, in one pass over the data."""
-        loss, gradient = x.new_zeros(()), torch.zeros_like(x)
-        for batch in self._everything(x):
-            value, slope = self.batch_value_and_gradient(x, *batch)
-            loss = loss + value
-            gradient += slope
-        return loss, gradient
+        return total(self.batch_value_and_gradient, x, self._everything(x))
 
     def _exact(self, clients: Tensor) -> Oracle:
         """Full local gradients: clients' samples side by side, the shorter ones padded with weight 0."""
@@ -270,18 +265,11 @@ class FiniteSum(ABC):
         step = self.rows_at_once()
         return (slice(c, c + step) for c in range(0, len(self.data.x), step))
 
-    def _gather(self, rows: Tensor, x: Tensor, buffers: Buffers | None = None) -> tuple[Tensor, Tensor]:
-        """The samples in these rows, written into `buffers` if there is any."""
+    def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples in these rows."""
         flat = rows.reshape(-1).to(self.data.x.device)
-        a, b = (self._taken(k, v, rows, flat, buffers) for k, v in enumerate((self.data.x, self.data.y)))
+        a, b = (v.index_select(0, flat).reshape(*rows.shape, *v.shape[1:]) for v in (self.data.x, self.data.y))
         return like(a, x), like(b, x)
-
-    def _taken(self, name: int, values: Tensor, rows: Tensor, flat: Tensor, buffers: Buffers | None) -> Tensor:
-        rest = values.shape[1:]
-        if buffers is None:
-            return torch.index_select(values, 0, flat).reshape(*rows.shape, *rest)
-        torch.index_select(values, 0, flat, out=buffers(name, (len(flat), *rest), values))
-        return buffers(name, (*rows.shape, *rest), values)
 
     def _apart(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The samples in rows (steps, ...), step by step, as precise as they are: x may be more so than the start."""
@@ -294,41 +282,18 @@ class FiniteSum(ABC):
         return max(1, CHUNK_BYTES // self._row_bytes)
 
 
-def _rule(minibatches: str, local_steps: int | None) -> Draw:
-    """How samples are drawn."""
-    if local_steps is not None and not (isinstance(local_steps, Integral) and local_steps >= 1):
-        raise InputError(f"local_steps is {local_steps!r}; it must be at least 1, or None where it is not known")
-    rule: Draw = choose("minibatches", minibatches, {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)})
-    return rule
-
-
-class Buffers(threading.local):
-    """Named buffers of each thread, written over again and again; a name has one, as large as it was ever needed.
-
-    >>> buffers = Buffers()
-    >>> first = buffers("a", (2, 3), torch.zeros(()))
-    >>> buffers("a", (3, 1), torch.zeros(())).data_ptr() == first.data_ptr()
-    True
-    """
-
-    def __init__(self) -> None:
-        self._flat: dict[Hashable, Tensor] = {}
-        self._shaped: dict[Hashable, dict[tuple[int, ...], Tensor]] = {}
-
-    def __call__(self, name: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A buffer of this shape, with the dtype and device of `like`; its contents are arbitrary."""
-        found = self._shaped.get(name, {}).get(shape)
-        if found is not None and found.dtype == like.dtype and found.device == like.device:
-            return found
-        flat = self._flat.get(name)
-        if flat is None or flat.dtype != like.dtype or flat.device != like.device or flat.numel() < prod(shape):
-            flat = self._flat[name] = like.new_empty(prod(shape))
-            self._shaped[name] = {}
-        found = self._shaped[name][shape] = flat[: prod(shape)].view(shape)
-        return found
-
-    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
-        return Buffers, ()  # a copy begins with none
+def total(
+    value_and_gradient: Callable[..., tuple[Tensor, Tensor]],
+    x: Tensor,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Sums over batches of values and gradients at x."""
+    loss, gradient = x.new_zeros(()), torch.zeros_like(x)
+    for batch in batches:
+        value, slope = value_and_gradient(x, *batch)
+        loss = loss + value
+        gradient += slope
+    return loss, gradient
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:

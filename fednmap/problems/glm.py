@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from fednmap.names import InputError, choose
 from fednmap.problems.curvature import by_client, largest_eigenvalue
 from fednmap.problems.design import Design, stacked
 from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
-from fednmap.problems.finite_sum import Buffers, FiniteSum, Options, Weight
+from fednmap.problems.finite_sum import FiniteSum, Options, Weight
 from fednmap.problems.weighting import per_client
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
@@ -58,16 +58,15 @@ class GLM(FiniteSum):
         super().__init__(rows if y is rows.y else ClientData(rows.x, y, rows.sizes), **options)
         self.features = self.data.x.shape[1:].numel()
         self.intercept = intercept
-        ends = _Ends.of(self.family, self.features, intercept)
-        self.coefficients = slice(0, ends.coefficients)
-        self.intercepts = slice(ends.coefficients, ends.intercepts)
-        self.constants = slice(ends.intercepts, ends.constants)
-        self.dim = ends.constants
-        zeros = torch.zeros(ends.intercepts, dtype=self.data.x.dtype, device=self.data.x.device)
-        self.start = torch.cat([zeros, self.family.start(zeros)])
         self._scores = self.family.outputs - self.family.constants
+        end = self._scores * self.features
+        after = end + self._scores * intercept
+        self.dim = after + self.family.constants
+        self.coefficients, self.intercepts, self.constants = slice(0, end), slice(end, after), slice(after, self.dim)
+        zeros = torch.zeros(after, dtype=self.data.x.dtype, device=self.data.x.device)
+        self.start = torch.cat([zeros, self.family.start(zeros)])
         self._plain = self.family.outputs == 1 and not intercept  # x is what the rows are multiplied with
-        self._offsets_of = self.dim - ends.coefficients  # the last outputs, to which a number of x is added
+        self._offsets_of = self.dim - end  # the last outputs, to which a number of x is added
         self._large: dict[tuple[int, torch.dtype], Prepared] = {}
         self._small: dict[tuple[tuple[int, ...], torch.dtype], Prepared] = {}
         self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
@@ -323,26 +322,11 @@ class GLM(FiniteSum):
         in every step."""
         return b.to(dtype) if self.family.outputs == 1 or b.is_floating_point() else b
 
-    def _gather(self, rows: Tensor, x: Tensor, buffers: Buffers | None = None) -> tuple[Tensor, Tensor]:
+    def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         if is_sparse(self.data.x):
             return stacked(self.data.x, rows), self._targets(self.data.y[rows], x.dtype)
-        a, b = super()._gather(rows, x, buffers)
+        a, b = super()._gather(rows, x)
         return a, self._targets(b, x.dtype)
-
-
-class _Ends(NamedTuple):
-    """Where coefficients, intercepts and constants end in x."""
-
-    coefficients: int
-    intercepts: int
-    constants: int
-
-    @classmethod
-    def of(cls, family: Family, features: int, intercept: bool) -> _Ends:
-        scores = family.outputs - family.constants
-        end = scores * features
-        after = end + (scores if intercept else 0)
-        return cls(end, after, after + family.constants)
 
 
 def samples(data: Pairs) -> ClientData:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
-U = TypeVar("U")
 Words = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+
+Draw = Callable[[int, Numbers, int, Numbers, int, Numbers], Numbers]
+"""A rule draw(seed, clients, t, steps, batch, sizes): sample numbers in [0, sizes), (steps, *clients.shape, batch)."""
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SWAPS = 24  # rounds of the shuffle: what a row's place and a pair's places still tell of the order before is 2^-20
@@ -34,33 +36,12 @@ def mix(h: Words) -> Words:
     return h ^ (h >> np.uint64(31))
 
 
-def absorb(h: Words, value: npt.NDArray[np.int64]) -> Words:
+def absorb(h: Words, value: Numbers) -> Words:
     """The hash h extended by one more coordinate of the address."""
     return mix(h + (value.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
-class Draw(Protocol):
-    """A rule by which minibatches are drawn: sample numbers in [0, sizes), shape (steps, *clients.shape, batch)."""
-
-    def __call__(
-        self,
-        seed: int,
-        clients: npt.NDArray[np.int64],
-        t: int,
-        steps: npt.NDArray[np.int64],
-        batch: int,
-        sizes: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]: ...
-
-
-def sample_numbers(
-    seed: int,
-    clients: npt.NDArray[np.int64],
-    t: int,
-    steps: npt.NDArray[np.int64],
-    batch: int,
-    sizes: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
+def sample_numbers(seed: int, clients: Numbers, t: int, steps: Numbers, batch: int, sizes: Numbers) -> Numbers:
     """Sample numbers in [0, sizes), with replacement; shape (steps, *clients.shape, batch)."""
     h = mix(np.array([seed], dtype=np.int64).astype(np.uint64))
     h = absorb(absorb(h, clients[None]), np.array([t]))
@@ -76,15 +57,8 @@ def reshuffled(local_steps: int | None) -> Draw:
 
 
 def reshuffled_numbers(
-    seed: int,
-    clients: npt.NDArray[np.int64],
-    t: int,
-    steps: npt.NDArray[np.int64],
-    batch: int,
-    sizes: npt.NDArray[np.int64],
-    *,
-    local_steps: int | None,
-) -> npt.NDArray[np.int64]:
+    seed: int, clients: Numbers, t: int, steps: Numbers, batch: int, sizes: Numbers, *, local_steps: int | None
+) -> Numbers:
     """Sample numbers without replacement; shape (steps, *clients.shape, batch).
 
     A client's rows are one endless stream: number k of it is row pi_e(k mod m) of its m rows, in epoch e = k // m, and
@@ -106,9 +80,7 @@ def reshuffled_numbers(
     return shuffle(h.ravel(), sizes.repeat(len(several)), which, places)
 
 
-def shuffle(
-    keys: Words, sizes: npt.NDArray[np.int64], which: npt.NDArray[np.int64], x: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def shuffle(keys: Words, sizes: Numbers, which: Numbers, x: Numbers) -> Numbers:
     """pi(x), number by number, for permutations pi of 0 .. size - 1 that keys decide; `which` says whose each x is.
 
     No permutation is stored. Swap-or-not: in each round K - x (modulo size) is x's partner, K drawn by the key, and a
@@ -161,15 +133,15 @@ def blocks(
     return block
 
 
-def by_step(block: Callable[[int], T], pick: Callable[[T, int], U]) -> Callable[[int], U]:
-    """What belongs to local step q, from what is made for BLOCK steps at once; the last block is remembered."""
-    kept: dict[int, T] = {}
+def by_step(block: Callable[[int], Any]) -> Callable[[int], Any]:
+    """What belongs to local step q, from block(b), which holds it for BLOCK steps; the last block is remembered."""
+    kept: dict[int, Any] = {}
 
-    def step(q: int) -> U:
+    def step(q: int) -> Any:
         number = q // BLOCK
         if number not in kept:
             kept.clear()
             kept[number] = block(number)
-        return pick(kept[number], q % BLOCK)
+        return kept[number][q % BLOCK]
 
     return step

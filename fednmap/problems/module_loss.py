@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +42,10 @@ class ModuleLoss:
         }
         self.module = copy.deepcopy(module, shared)  # parameters are not copied, but for frozen kernels
         batch_norm.drop_running(self.module)
-        probe.make_dense(self.module)
-        self.loss, self.real_inputs, self._axes = loss, data.x.is_floating_point(), data.x.ndim
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                layer.sparse = False  # the same gradients, as parts of one flat vector
+        self.loss, self.real_inputs, self.axes = loss, data.x.is_floating_point(), data.x.ndim
         self.classifies = loss is nn.functional.cross_entropy and not data.y.is_floating_point()
         self.local = ThreadLocalModule(self.module)
         self._places = places(self.local.module)
@@ -67,20 +68,20 @@ class ModuleLoss:
 
     def is_stack(self, a: Tensor) -> bool:
         """Whether these are the samples of several clients, (k, B, ...)."""
-        return a.ndim > self._axes
+        return a.ndim > self.axes
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
         """The flat vector x as named tensors."""
-        pieces = x.split(self.numels, -1)
-        return {name: v.view(shape) for name, v, shape in zip(self.names, pieces, self._shapes, strict=True)}
+        return dict(zip(self.names, self.pieces(x), strict=True))
+
+    def pieces(self, x: Tensor) -> list[Tensor]:
+        """The parameters as views of x, (p,) or (k, p): each in its shape, or (k, shape)."""
+        split = zip(x.split(self.numels, -1), self._shapes, strict=True)
+        return [v.view(*v.shape[:-1], *shape) for v, shape in split]
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `parameters`: named tensors as one vector."""
         return torch.cat([parameters[name].flatten() for name in self.names])
-
-    def stacked_parameters(self, x: Tensor) -> list[Tensor]:
-        """The module's parameters at k points x, (k, ...) each."""
-        return [v.unflatten(1, shape) for v, shape in zip(x.split(self.numels, 1), self._shapes, strict=True)]
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The module's outputs at x, in the precision of x."""
@@ -124,11 +125,21 @@ class ModuleLoss:
 
     @torch.enable_grad()
     def saved_bytes(self, a: Tensor) -> int:
-        """Bytes that a backward pass from the outputs of these inputs would need, without parameters."""
+        """Bytes that a backward pass for these inputs needs: what autograd saves, and three copies of the outputs."""
         here = self.local
         here.bind(self.start)
         held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
-        return probe.saved_bytes(lambda: here.module(channels_last(self.entering(a))), held)
+        found: dict[int, int] = {}
+
+        def pack(v: Tensor) -> Tensor:
+            storage = v.untyped_storage()
+            if storage.data_ptr() not in held:
+                found[storage.data_ptr()] = storage.nbytes()
+            return v
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+            out: Tensor = here.module(channels_last(self.entering(a)))
+        return sum(found.values()) + 3 * out.numel() * out.element_size()
 
     def entering(self, inputs: Tensor) -> Tensor:
         """Real inputs in the precision of the module's first parameter, if that is half."""
@@ -149,25 +160,14 @@ class ThreadLocalModule(threading.local):
         shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
         self._given, self.module = module, copy.deepcopy(module, shared)  # with the same numbers
         self.leaves = [p for p in self.module.parameters() if p.requires_grad]
-        ends = list(accumulate((p.numel() for p in self.leaves), initial=0))
-        self._views = [
-            (p, p.shape, _strides(p.shape), end, p.dtype if p.dtype in HALF else None)
-            for p, end in zip(self.leaves, ends, strict=False)
-        ]
+        self._numels = [p.numel() for p in self.leaves]
         self._fixed = [(v, v.detach()) for v in fixed(self.module).values()]
         self._dtype: torch.dtype | None = None
 
     def bind(self, x: Tensor) -> None:
         """Make the module's parameters views of x; only kernels of convolutions may have to be copied, transposed."""
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        first = x.storage_offset()
-        for p, shape, strides, at, half in self._views:
-            if half is not None:
-                p.data = channels_last(x[at : at + p.numel()].view(shape).to(half))
-            elif strides is None:
-                p.data = channels_last(x[at : at + p.numel()].view(shape))
-            else:
-                p.data = x.as_strided(shape, strides, first + at)
+        for p, piece in zip(self.leaves, x.contiguous().split(self._numels), strict=True):
+            p.data = channels_last(piece.view(p.shape).to(used_dtype(p, x)))
         if self._dtype != x.dtype:
             for v, given in self._fixed:
                 v.data = channels_last(given.to(used_dtype(given, x)))
@@ -205,15 +205,7 @@ def channels_last(v: Tensor) -> Tensor:
     """Pictures and kernels in the layout in which convolutions are fastest on a CPU."""
     if v.ndim != 4:
         return v
-    strides = _strides(v.shape) if v.is_contiguous() else None
-    return v.to(memory_format=torch.channels_last) if strides is None else v.as_strided(v.shape, strides)
-
-
-def _strides(shape: torch.Size) -> tuple[int, ...] | None:
-    """Those in which numbers that lie one after another have the layout of `channels_last`; None if they cannot."""
-    if len(shape) != 4:
-        return torch.empty(shape, device="meta").stride()
-    _, channels, height, width = shape
-    if channels == 1 or height == width == 1:
-        return channels * height * width, 1, width * channels, channels
-    return None
+    _, channels, height, width = v.shape
+    if v.is_contiguous() and (channels == 1 or height == width == 1):  # both layouts: the strides must say which
+        return v.as_strided(v.shape, (channels * height * width, 1, width * channels, channels))
+    return v.to(memory_format=torch.channels_last)

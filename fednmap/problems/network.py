@@ -78,9 +78,7 @@ class Network(FiniteSum):
         self.start, self.dim = self._function.start, self._function.start.numel()
         self._activations: Activations | None = None
         a, b = self._probe()
-        self._kernel = choose_kernel(
-            self._function, a, b, clients=self.n, rows=batch_size, activations=self._activations
-        )
+        self._kernel = choose_kernel(self._function, a, b, clients=self.n, rows=batch_size)
 
     def _probe(self) -> tuple[Tensor, Tensor]:
         """Try a few samples, which are returned, in the module and the loss; refuse what does not fit."""
@@ -106,8 +104,12 @@ class Network(FiniteSum):
 
     @property
     def chunk(self) -> int:
-        """Clients computed in one call, as the kernel has it."""
-        return self._kernel.chunk(super().chunk, self.batch_size or int(self._sizes.max()))
+        """Clients computed in one call, as the kernel has it; their activations take bounded memory."""
+        rows = self.batch_size or int(self._sizes.max())
+        most = super().chunk
+        if self._activations is not None:
+            most = max(1, min(most, ACTIVATION_BYTES // self._activations(rows)))
+        return self._kernel.chunk(most, rows)
 
     def rows_at_once(self) -> int:
         """As many as have their activations in bounded memory; batch norm needs large chunks, as statistics."""
@@ -137,31 +139,26 @@ class Network(FiniteSum):
 
     def module(self, x: Tensor) -> nn.Module:
         """A copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
-        return self.calibrate(x) if self.normalised else self._copy(x).eval()
+        return self.calibrate(x)
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> nn.Module:
-        """`module(x)` with running statistics from the clients' data.
+        """`module(x)` with running statistics from the clients' data, if there are batch norm layers that need them.
 
         Every client goes through its rows in chunks of the batch size and averages the means and variances that each
         batch norm layer meets; the average of the clients' averages is kept.
         """
-        trained = self._copy(x)
-        weights = [1 / self.n] * self.n if self.weights is None else self.weights.tolist()
-        clients = [
-            batch_norm.statistics(
-                trained, (self._function.entering(like(self.data.x[rows], x)) for rows in self._chunks_of(i))
-            )
-            for i in range(self.n)
-        ]
-        batch_norm.install(trained, clients, weights)
-        return trained.eval()
-
-    def _copy(self, x: Tensor) -> nn.Module:
         trained = copy.deepcopy(self._original)
         trained = trained if self._function.half else trained.to(x.dtype)
         trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
-        return trained
+        if self.normalised:
+            weights = [1 / self.n] * self.n if self.weights is None else self.weights.tolist()
+            batches = [
+                (self._function.entering(like(self.data.x[rows], x)) for rows in self._chunks_of(i))
+                for i in range(self.n)
+            ]
+            batch_norm.install(trained, [batch_norm.statistics(trained, client) for client in batches], weights)
+        return trained.eval()
 
     def _chunks(self) -> Iterator[slice]:
         if not self.normalised:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,29 @@ from torch.func import vmap
 from fednmap.data.clients import ClientData
 from fednmap.names import InputError
 
+T = TypeVar("T")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 IGNORED = -100  # torch's label for samples that do not count
 LABELS_SEEN = 1_000_000  # at most, of targets that have many each
+
+
+def refuse(*checks: tuple[bool, str]) -> None:
+    """Raise the first message whose condition holds."""
+    for wrong, message in checks:
+        if wrong:
+            raise InputError(message)
+
+
+def tried(what: str, compute: Callable[[], T]) -> T:
+    """The result of the user's own code; a failure is an `InputError` that begins with `what`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of shapes that differ; they are refused if it matters
+        try:
+            return compute()
+        except Exception as error:
+            line = next(iter(str(error).splitlines()), type(error).__name__)
+            raise InputError(f"{what}: {line}") from error
 
 
 def check_kinds(module: object, loss: object) -> None:
@@ -49,60 +68,49 @@ def rows(data: ClientData) -> Tensor:
 @torch.no_grad()
 def check_single(module: Callable[[Tensor], object], data: ClientData, batch_size: int | None) -> None:
     """Batch norm may meet one sample alone, which has no variance unless it is a picture."""
-    single = batch_size == 1 or int(data.sizes.min()) == 1
+    if batch_size != 1 and int(data.sizes.min()) > 1:
+        return
     try:
-        if single:
-            module(data.x[:1])
+        module(data.x[:1])
     except ValueError:
         who = "batch_size is 1" if batch_size == 1 else f"client {int(data.sizes.argmin())} holds one sample"
         raise InputError(f"{who}, and batch norm needs two; merge or drop it, or use group norm") from None
 
 
 @torch.no_grad()
-def outputs(module: Callable[[Tensor], object], inputs: Tensor) -> Tensor:
+def outputs(module: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     """What the module gives for the inputs, if it is one tensor, by samples, and a function of the inputs alone."""
-    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
         before, version = _random_state(inputs), inputs._version
-        try:
-            out, again = module(inputs), module(inputs)
-        except Exception as error:
-            raise InputError(
-                f"the module cannot take samples of shape {tuple(inputs.shape)}: {_line(error)}"
-            ) from error
+        what = f"the module cannot take samples of shape {tuple(inputs.shape)}"
+        out, again = tried(what, lambda: (module(inputs), module(inputs)))
         random = not torch.equal(before, _random_state(inputs))
-    if random or (
-        isinstance(out, Tensor) and isinstance(again, Tensor) and not torch.equal(out.nan_to_num(), again.nan_to_num())
-    ):
-        raise InputError(
-            "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; "
-            "call module.eval() before, which also freezes batch norm, or eval() of that layer alone, or take it out"
-        )
-    if inputs._version != version:
-        raise InputError("the module overwrites its inputs (a first layer with inplace=True?); use inplace=False")
-    if not isinstance(out, Tensor):
-        raise InputError(
-            f"the module returns a {type(out).__name__}; wrap it so that it returns one tensor, the outputs"
-        )
-    if out.ndim == 0 or len(out) != len(inputs):
-        raise InputError(
-            f"the module gives outputs of shape {tuple(out.shape)} for {len(inputs)} samples; "
-            "the first axis must be the samples"
-        )
+    one = isinstance(out, Tensor)
+    random = random or (one and not torch.equal(out.nan_to_num(), again.nan_to_num()))
+    shape = tuple(out.shape) if one else ()
+    refuse(
+        (
+            random,
+            "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; call "
+            "module.eval(), which also freezes batch norm, or eval() of that layer alone, or take it out",
+        ),
+        (
+            inputs._version != version,
+            "the module overwrites its inputs (a first layer with inplace=True?); use inplace=False",
+        ),
+        (not one, f"the module returns a {type(out).__name__}; wrap it so that it returns one tensor, the outputs"),
+        (
+            not shape or shape[0] != len(inputs),
+            f"the module gives outputs of shape {shape} for {len(inputs)} samples; the first axis must be the samples",
+        ),
+    )
     return out
 
 
 @torch.no_grad()
-def check_alone(module: Callable[[Tensor], object], inputs: Tensor, out: Tensor, *, coarse: bool = False) -> None:
+def check_alone(module: Callable[[Tensor], Tensor], inputs: Tensor, out: Tensor, *, coarse: bool = False) -> None:
     """Outputs of a sample must not depend on the others of its batch, unless by a batch norm that torch knows."""
-    whole = out[-1:]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            alone = module(inputs[-1:])
-        except Exception as error:
-            raise InputError(f"the module cannot take a sample alone: {_line(error)}") from error
-    assert isinstance(alone, Tensor)
+    whole, alone = out[-1:], tried("the module cannot take a sample alone", lambda: module(inputs[-1:]))
     tolerance = 0.05 if coarse else 1e-3  # half precision has two digits
     same = alone.shape == whole.shape and bool((alone - whole).norm() <= tolerance * whole.norm() + 1e-6)
     if not same and bool(torch.isfinite(whole).all()):
@@ -128,23 +136,22 @@ def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
     """Labels are numbers of outputs, where the loss is for labels."""
     if not _for_labels(loss) or y.is_floating_point() or out.ndim < 2:
         return
-    count = out.shape[1]
-    if count == 1:
-        raise InputError("one output is too few for cross-entropy, its loss is always 0; give one output per label")
-    if getattr(loss, "weight", None) is not None:
-        raise InputError(
-            "the loss has class weights, so that a batch's loss is not the mean of its samples' losses; "
-            "leave them out, or multiply each sample's loss in a loss of your own"
-        )
+    count, not_mean = out.shape[1], "so that a batch's loss is not the mean of its samples' losses"
     ignored = loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) else IGNORED
-    if bool((y == ignored).any()):
-        raise InputError(
-            f"label {ignored} is one that the loss ignores, so that a batch's loss is not the mean of its samples' "
-            "losses; leave those samples out, or average over the rest of each sample in a loss of your own"
-        )
-    wrong = y[(y < 0) | (y >= count)]
-    if len(wrong):
-        raise InputError(f"label {int(wrong[0])} with {count} outputs; labels must be 0 to {count - 1}")
+    wrong = y[(y < 0) | (y >= count)][:1].tolist()
+    refuse(
+        (count == 1, "one output is too few for cross-entropy, its loss is always 0; give one output per label"),
+        (
+            getattr(loss, "weight", None) is not None,
+            f"the loss has class weights, {not_mean}; leave them out, or multiply each sample's loss in your own loss",
+        ),
+        (
+            bool((y == ignored).any()),
+            f"label {ignored} is one that the loss ignores, {not_mean}; leave those samples out, or average over the "
+            "rest of each sample in your own loss",
+        ),
+        (len(wrong) > 0, f"label {next(iter(wrong), 0)} with {count} outputs; labels must be 0 to {count - 1}"),
+    )
 
 
 @torch.enable_grad()
@@ -154,36 +161,32 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
     Values and slopes are compared: where targets are broadcast against outputs, the slopes differ.
     """
     out = out.detach().requires_grad_()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of shapes that differ; here they are refused if it matters
-        try:
-            whole = loss(out, y)
-            scalar = isinstance(whole, Tensor) and whole.ndim == 0 and whole.requires_grad
-            each = by_sample(loss, out, y) if scalar else whole
-            slopes = [torch.autograd.grad(v, out)[0] for v in (whole, each.mean())] if scalar else []
-        except Exception as error:
-            raise InputError(
-                f"the loss cannot take outputs of shape {tuple(out.shape)} and {y.dtype} targets of shape "
-                f"{tuple(y.shape)}: {_line(error)}"
-            ) from error
-    if not scalar:
-        what = f"a tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else f"a {type(whole).__name__}"
+    what = f"the loss cannot take outputs of shape {tuple(out.shape)} and {y.dtype} targets of shape {tuple(y.shape)}"
+    whole = tried(what, lambda: loss(out, y))
+    if not (isinstance(whole, Tensor) and whole.ndim == 0 and whole.requires_grad):
+        found = f"a tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else f"a {type(whole).__name__}"
         raise InputError(
-            f"the loss returns {what}; it must be one differentiable number, the mean over the batch (reduction='mean')"
+            f"the loss returns {found}; it must be one differentiable number, the mean over the batch "
+            "(reduction='mean')"
         )
+    each = tried(what, lambda: by_sample(loss, out, y))
+    slope, mean_slope = tried(what, lambda: [torch.autograd.grad(v, out)[0] for v in (whole, each.mean())])
     whole, each, tolerance = whole.detach(), each.detach(), max(1e-5, 30 * torch.finfo(out.dtype).eps)
-    same_value = bool((whole - each.mean()).abs() <= tolerance * each.abs().mean())
-    same_slope = bool((slopes[0] - slopes[1]).norm() <= tolerance * slopes[1].norm())
-    if (same_value and same_slope) or not torch.isfinite(whole):  # a start that overflows is not for here to judge
+    same = bool((whole - each.mean()).abs() <= tolerance * each.abs().mean())
+    same = same and bool((slope - mean_slope).norm() <= tolerance * mean_slope.norm())
+    if same or not torch.isfinite(whole):  # a start that overflows is not for here to judge
         return
-    if out.shape != y.shape and y.is_floating_point():
-        raise InputError(
-            f"outputs have shape {tuple(out.shape)} and targets {tuple(y.shape)}, so that samples mix; "
-            "give both one shape, for example targets.unsqueeze(1)"
-        )
-    raise InputError(
-        f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
-        "they must agree: use reduction='mean', without class weights or labels that are ignored"
+    refuse(
+        (
+            out.shape != y.shape and y.is_floating_point(),
+            f"outputs have shape {tuple(out.shape)} and targets {tuple(y.shape)}, so that samples mix; give both one "
+            "shape, for example targets.unsqueeze(1)",
+        ),
+        (
+            True,
+            f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
+            "they must agree: use reduction='mean', without class weights or labels that are ignored",
+        ),
     )
 
 
@@ -206,13 +209,6 @@ def class_axis(loss: Loss, out: Tensor, y: Tensor) -> int:
     return 1 if first < last else -1
 
 
-def make_dense(module: nn.Module) -> None:
-    """Make embeddings with sparse=True give dense gradients: the same numbers, as parts of one flat vector."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-            layer.sparse = False
-
-
 class Activations(NamedTuple):
     """Bytes that a backward pass needs: some for every batch, some for every row."""
 
@@ -233,21 +229,6 @@ def activations(saved: Callable[[int], int], most: int) -> Activations:
     return Activations(max(0, one - more), 1 << max(0, more - 1).bit_length())
 
 
-def saved_bytes(forward: Callable[[], Tensor], held: set[int]) -> int:
-    """Bytes of what autograd saves in `forward`, but for storages in `held`, and of three copies of the outputs."""
-    found: dict[int, int] = {}
-
-    def pack(v: Tensor) -> Tensor:
-        storage = v.untyped_storage()
-        if storage.data_ptr() not in held:
-            found[storage.data_ptr()] = storage.nbytes()
-        return v
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-        out = forward()
-    return sum(found.values()) + 3 * out.numel() * out.element_size()
-
-
 def by_sample(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     """The loss of each sample, (B,)."""
     return vmap(lambda o, target: loss(o.unsqueeze(0), target.unsqueeze(0)))(out, y)
@@ -266,7 +247,3 @@ def _for_labels(loss: Loss) -> bool:
 
 def _random_state(inputs: Tensor) -> Tensor:
     return torch.cuda.get_rng_state(inputs.device) if inputs.is_cuda else torch.get_rng_state()
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

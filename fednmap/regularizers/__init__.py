@@ -1,22 +1,13 @@
 """Regularizers phi: value and prox together. Each is one small class; see `fednmap.core.Regularizer`."""
 
-from fednmap.regularizers.affine import Affine, Halfspace
-from fednmap.regularizers.balls import L1Ball, L2Ball, Simplex
-from fednmap.regularizers.box import Box, LInfBall, NonNegative
 from fednmap.regularizers.calculus import Masked, Scaled, Separable
-from fednmap.regularizers.concave import LogSum, TransformedL1
-from fednmap.regularizers.folded_concave import MCP, SCAD
+from fednmap.regularizers.constraints import Affine, Box, Halfspace, L1Ball, L2Ball, LInfBall, NonNegative, Simplex
 from fednmap.regularizers.groups import GroupLasso, SparseGroupLasso
-from fednmap.regularizers.l1 import L1, ElasticNet
-from fednmap.regularizers.l2 import L2, SquaredL2
 from fednmap.regularizers.layers import PerLayer, matrix, restrict, rows
-from fednmap.regularizers.linf import LInf
-from fednmap.regularizers.nonconvex import L0, TopK
-from fednmap.regularizers.nuclear import Nuclear
+from fednmap.regularizers.nonconvex import L0, MCP, SCAD, LogSum, TopK, TransformedL1
+from fednmap.regularizers.norms import L1, L2, ElasticNet, LInf, Nuclear, Slope, SquaredL2, Zero
 from fednmap.regularizers.parse import REGULARIZERS, parse
-from fednmap.regularizers.slope import Slope
 from fednmap.regularizers.total_variation import TotalVariation
-from fednmap.regularizers.zero import Zero
 
 __all__ = [
     "L0",

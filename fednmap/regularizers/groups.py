@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch.nn.functional import softshrink
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError
-from fednmap.regularizers.l2 import shrinkage
-from fednmap.regularizers.parameters import nonnegative, one_each, weights
+from fednmap.regularizers.norms import shrinkage
+from fednmap.regularizers.parameters import nonnegative, weights, weights_for
 
 GroupSpec = int | Tensor | Sequence[Sequence[int]]
 """How groups are given: the size of consecutive groups of equal size; a tensor with the group number of
@@ -47,15 +46,12 @@ class GroupLasso(Regularizer):
 
     def value(self, x: Tensor) -> Tensor:
         norms = self._parts.norms(x)
-        return (self._weights(norms) * norms).sum(-1)
+        return (weights_for(self, self.weight, norms, "groups") * norms).sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         norms = self._parts.norms(v)
-        return self._parts.scale(v, shrinkage(norms, self.check_step(step) * self._weights(norms)))
-
-    def _weights(self, norms: Tensor) -> float | Tensor:
-        one_each(self, self.weight, norms.shape[-1], "groups")
-        return like(self.weight, norms)
+        threshold = self.check_step(step) * weights_for(self, self.weight, norms, "groups")
+        return self._parts.scale(v, shrinkage(norms, threshold))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,20 +85,6 @@ class SparseGroupLasso(Regularizer):
         return self._parts.scale(u, shrinkage(self._parts.norms(u), step * self.nu2))
 
 
-def like(weight: float | Tensor, x: Tensor) -> float | Tensor:
-    return weight.to(x) if isinstance(weight, Tensor) else weight
-
-
-class Groups(Protocol):
-    """Disjoint groups of coordinates of the last axis."""
-
-    def norms(self, x: Tensor) -> Tensor:
-        """|x_g|_2 for every group: (..., p) -> (..., groups)."""
-
-    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
-        """x_g times factor_g for every group; coordinates in no group as they are."""
-
-
 @dataclass(frozen=True)
 class EqualGroups:
     """Consecutive groups of one size: a reshape."""
@@ -112,10 +94,12 @@ class EqualGroups:
     """Of the vectors; None if any multiple of the size will do."""
 
     def norms(self, x: Tensor) -> Tensor:
+        """|x_g|_2 for every group: (..., p) -> (..., groups)."""
         # A product with ones adds up short rows twice as fast as a reduction does.
         return (self._split(x).square() @ x.new_ones(self.size)).sqrt_()
 
     def scale(self, x: Tensor, factor: Tensor) -> Tensor:
+        """x_g times factor_g for every group; coordinates in no group as they are."""
         return (self._split(x) * factor.unsqueeze(-1)).flatten(-2)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -155,6 +139,9 @@ def check_length(x: Tensor, length: int) -> None:
             f"the groups cover {length} coordinates, the vector has {x.shape[-1]}; give the group number of every "
             "coordinate in a tensor, -1 for none"
         )
+
+
+Groups = EqualGroups | LabelledGroups
 
 
 def as_groups(groups: GroupSpec) -> Groups:

@@ -7,6 +7,7 @@ number.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 
 import numpy as np
@@ -40,26 +41,29 @@ def shown(value: object) -> str:
 
 def nonnegative(owner: object, *names: str) -> None:
     """Each named number is finite and at least 0."""
-    for name in names:
-        number = plain(owner, name)
-        if number is None or not 0 <= number < math.inf:
-            raise wrong(owner, name, "a finite number, at least 0")
+    _each(owner, names, lambda number: 0 <= number < math.inf, "a finite number, at least 0")
 
 
 def positive(owner: object, *names: str) -> None:
     """Each named number is finite and positive."""
-    for name in names:
-        number = plain(owner, name)
-        if number is None or not 0 < number < math.inf:
-            raise wrong(owner, name, "a finite positive number")
+    _each(owner, names, lambda number: 0 < number < math.inf, "a finite positive number")
 
 
 def fraction(owner: object, *names: str) -> None:
     """Each named number is in [0, 1]."""
+    _each(owner, names, lambda number: 0 <= number <= 1, "a number from 0 to 1")
+
+
+def below_one(owner: object, *names: str) -> None:
+    """Each named number is in [0, 1)."""
+    _each(owner, names, lambda number: 0 <= number < 1, "a number, at least 0 and below 1")
+
+
+def _each(owner: object, names: Sequence[str], fits: Callable[[float], bool], allowed: str) -> None:
     for name in names:
         number = plain(owner, name)
-        if number is None or not 0 <= number <= 1:
-            raise wrong(owner, name, "a number from 0 to 1")
+        if number is None or not fits(number):
+            raise wrong(owner, name, allowed)
 
 
 def integer(owner: object, name: str, least: int) -> None:
@@ -82,11 +86,14 @@ def weights(owner: object, name: str) -> None:
     object.__setattr__(owner, name, tensor)
 
 
-def one_each(owner: object, weight: float | Tensor, count: int, what: str) -> None:
-    """A tensor of weights has one for each of `count` things: another length would be spread over them in silence."""
-    if isinstance(weight, Tensor) and weight.ndim and weight.shape != (count,):
-        shape = tuple(weight.shape)
-        raise InputError(f"{type(owner).__name__} has weights of shape {shape} for {count} {what}; give one for each")
+def weights_for(owner: object, weight: float | Tensor, x: Tensor, what: str) -> float | Tensor:
+    """Return the weights in the dtype of x; refuse a tensor without one weight for each entry of its last axis."""
+    if not isinstance(weight, Tensor):
+        return weight
+    if weight.ndim and weight.shape != x.shape[-1:]:
+        given, count = tuple(weight.shape), x.shape[-1]
+        raise InputError(f"{type(owner).__name__} has weights of shape {given} for {count} {what}; give one for each")
+    return weight.to(x)
 
 
 def regularizer(owner: object, name: str, example: str = "L1(0.1)") -> None:

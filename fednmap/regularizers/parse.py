@@ -10,20 +10,12 @@ from torch import Size, nn
 
 from fednmap.core import Regularizer
 from fednmap.names import InputError, called, look_up, parted
-from fednmap.regularizers.balls import L1Ball, L2Ball, Simplex
-from fednmap.regularizers.box import Box, LInfBall, NonNegative
-from fednmap.regularizers.concave import LogSum, TransformedL1
-from fednmap.regularizers.folded_concave import MCP, SCAD
+from fednmap.regularizers.constraints import Box, L1Ball, L2Ball, LInfBall, NonNegative, Simplex
 from fednmap.regularizers.groups import GroupLasso, SparseGroupLasso
-from fednmap.regularizers.l1 import L1, ElasticNet
-from fednmap.regularizers.l2 import L2, SquaredL2
 from fednmap.regularizers.layers import PerLayer, matrix, row_length, weights
-from fednmap.regularizers.linf import LInf
-from fednmap.regularizers.nonconvex import L0, TopK
-from fednmap.regularizers.nuclear import Nuclear
-from fednmap.regularizers.slope import Slope
+from fednmap.regularizers.nonconvex import L0, MCP, SCAD, LogSum, TopK, TransformedL1
+from fednmap.regularizers.norms import L1, L2, ElasticNet, LInf, Nuclear, Slope, SquaredL2, Zero
 from fednmap.regularizers.total_variation import TotalVariation
-from fednmap.regularizers.zero import Zero
 
 REGULARIZERS: dict[str, type[Regularizer]] = {
     "none": Zero,
@@ -77,20 +69,23 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
     if name not in REGULARIZERS:
         return called(spec, kind, (), rest)
     words = [word.strip() for word in rest.split(",")] if rest else []
-    flag = words[-1:] == ["allow_nonconvex"] and kind in (L0, TopK)
-    arguments = [*(_number(spec, word) for word in words[: len(words) - flag]), *[True] * flag]
+    arguments = [True if word == "allow_nonconvex" and kind in (L0, TopK) else _number(spec, word) for word in words]
+
+    def build(*structure: Any) -> Regularizer:
+        try:
+            inspect.signature(kind).bind(*arguments, *structure)
+        except TypeError:
+            raise InputError(f"{spec!r} does not fit {signature(name)!r}") from None
+        return kind(*arguments, *structure)
+
     if name not in FROM_SHAPE:
-        return _build(spec, name, kind, arguments)
+        return build()
     if module is None:
         raise InputError(
             f"{name!r} takes its structure from the weights of a network, and there is none here; "
             f"use {kind.__name__} in Python, or a regularizer without structure"
         )
-    shape_of = FROM_SHAPE[name]
-    rules = {
-        weight: _build(spec, name, kind, [*arguments, shape_of(module.get_parameter(weight).shape)])
-        for weight in weights(module)
-    }
+    rules = {weight: build(FROM_SHAPE[name](module.get_parameter(weight).shape)) for weight in weights(module)}
     if not rules:
         raise InputError(f"{name!r} acts on parameters with two or more axes, and this network has none")
     return PerLayer(rules, module)
@@ -111,11 +106,3 @@ def _number(spec: str, word: str) -> float:
     except ValueError:
         raise InputError(f"{word!r} in {spec!r} is not a number") from None
     return int(number) if number.is_integer() else number
-
-
-def _build(spec: str, name: str, kind: type[Regularizer], arguments: list[Any]) -> Regularizer:
-    parameters = inspect.signature(kind).parameters.values()
-    required = sum(parameter.default is parameter.empty for parameter in parameters)
-    if not required <= len(arguments) <= len(parameters):
-        raise InputError(f"{spec!r} does not fit {signature(name)!r}")
-    return kind(*arguments)

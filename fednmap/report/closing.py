@@ -1,23 +1,29 @@
-"""The closing table of a run."""
+"""The end of a run: its closing table, where things are, what to type next."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from math import isfinite, isnan
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from fednmap.measure import Quantity, quantities
-from fednmap.report.lines import ended_lines, gamma_line, jobs_line, measuring_line, took_part_lines, warning_lines
+from fednmap.measure import QUANTITIES, Quantity, quantities
+from fednmap.report.lines import cost_lines, ended_lines, gamma_line
 from fednmap.report.terminal import Grid
+from fednmap.runs.folder import Job, RunFolder
 
 Trials = Sequence[dict[str, Any]]
 """The closing numbers of one method's trials."""
 
 NAMES = ("method", "trial", "error", "ended", "ended_by", "warning", "jobs")
 """What a closing record says besides numbers that were measured."""
+
+DENSE = 0.05
+"""Models with a smaller share of zeros are called dense."""
 
 
 class Cell(NamedTuple):
@@ -33,7 +39,7 @@ class Row(NamedTuple):
 
 
 def columns(results: Mapping[str, Trials]) -> list[Quantity]:
-    """What the table shows: each quantity of the catalogue, and each metric of one's own, that some trial has."""
+    """Return what the table shows: each quantity of the catalogue, and each metric of the user, that some trial has."""
     return quantities(
         key
         for trials in results.values()
@@ -44,36 +50,86 @@ def columns(results: Mapping[str, Trials]) -> list[Quantity]:
 
 
 def rows(results: Mapping[str, Trials]) -> list[Row]:
-    """One row per method: label -> the closing numbers of its trials; mean, spread, and the best of each column.
+    """Return a row per method, label -> the closing numbers of its trials: mean, spread, and the best of each column.
 
-    A method that diverged, or whose psi rose, is never the best, and where all are alike nobody is.
+    A method that diverged, or whose psi rose, is never the best, and where all are equal none is.
     """
-    cells = [
-        _marked([_cell(column, trials) for trials in results.values()], results, column.better)
-        for column in columns(results)
-    ]
-    titles = [f"{label} ({flaw})" if (flaw := _flaw(trials)) else label for label, trials in results.items()]
+    flaws = [_flaw(trials) for trials in results.values()]
+    cells = [_column(column, results, flaws) for column in columns(results)]
+    titles = [f"{label} ({flaw})" if flaw else label for label, flaw in zip(results, flaws, strict=True)]
     return [Row(title, [column[k] for column in cells]) for k, title in enumerate(titles)]
 
 
 def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None) -> Grid:
-    """One row per method, mean and spread over the trials, the best of each column in bold; below it, what ended early.
+    """Return a table with a row per method, mean and spread over the trials, the best of each column in bold.
 
     gamma: that of |F_nat|^2, said below the table, where the results do not hold it themselves as `measure_gamma`.
     """
-    methods = dict.fromkeys(r["method"] for r in results)
-    by_method = {method: [r for r in results if r["method"] == method] for method in methods}
+    by_method = _by_method(results)
     table = rows(by_method)
-    columns_ = [(q.head, [_styled(row.cells[k]) for row in table]) for k, q in enumerate(columns(by_method))]
-    said = gamma_line(results, gamma), measuring_line(results), jobs_line(results), *ended_lines(results)
-    said = *said, *took_part_lines(results), *warning_lines(results)
-    below = [line for line in said if line]
-    return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(below))
+    cells = [[Text(c.text.replace(" ±", "\n±"), "bold" if c.best else "") for c in row.cells] for row in table]
+    columns_ = [(q.head, [row[k] for row in cells]) for k, q in enumerate(columns(by_method))]
+    below = [gamma_line(results, gamma), *cost_lines(results), *ended_lines(results)]
+    return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(filter(None, below)))
 
 
-def _styled(cell: Cell) -> Text:
-    text = cell.text.replace(" ±", "\n±")  # else wider than a terminal
-    return Text(text, "bold" if cell.best else "")
+def ending(folder: RunFolder, results: Trials) -> list[str]:
+    """Return the last lines of a run: what was learnt, where the model is, what comes next.
+
+    Only the folder if every method has a flaw, be it in one trial: such a method is not the best, as in the table.
+    """
+    lines = [f"run folder: {folder.path}", f"picture: {folder.path / 'plot.png'}"]
+    by_method = _by_method(results)
+    methods = {m: [r for r in trials if r.get("objective") is not None] for m, trials in by_method.items()}
+    methods = {m: trials for m, trials in methods.items() if trials and not _flaw(by_method[m])}
+    if not methods:
+        return lines
+    best = min(methods, key=lambda m: _mean(methods[m], "objective"))
+    learnt = [_learnt(best, methods[best], " (lowest psi)" if len(methods) > 1 else "")]
+    dense = [m for m in methods if m != best and _mean(methods[m], "zeros") < DENSE <= _mean(methods[best], "zeros")]
+    accurate = [m for m in dense if not isnan(_mean(methods[m], "test_accuracy"))]
+    if accurate:
+        other = max(accurate, key=lambda m: _mean(methods[m], "test_accuracy"))
+        learnt.append(_learnt(other, methods[other], " (dense)"))
+    model = folder.model_path(Job(best, 0))
+    if model.exists():
+        lines.append(f"model: {model}")
+    path = shlex.quote(str(folder.path))
+    first = [] if find_spec("plotly") else ["pip install 'fednmap[report]'"]
+    then = [*first, f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune"]
+    return [*_headed("learnt: ", learnt), *lines, *_headed("next: ", then)]
+
+
+def _by_method(results: Trials) -> dict[str, list[dict[str, Any]]]:
+    methods = dict.fromkeys(r["method"] for r in results)
+    return {method: [r for r in results if r["method"] == method] for method in methods}
+
+
+def _headed(word: str, lines: Sequence[str]) -> list[str]:
+    return [f"{' ' * len(word) if k else word}{line}" for k, line in enumerate(lines)]
+
+
+def _mean(trials: Trials, key: str) -> float:
+    """Return the mean over the trials that have measured it; NaN if none has."""
+    values = [float(r[key]) for r in trials if r.get(key) is not None]
+    return mean(values) if values else float("nan")
+
+
+def _learnt(method: str, trials: Trials, what: str) -> str:
+    named = {"zeros": "zeros", "test_accuracy": "accuracy"}
+    shown = [(QUANTITIES[key].text(_mean(trials, key)), word) for key, word in named.items()]
+    return f"{method}{what}: {', '.join(f'{text} % {word}' for text, word in shown if text != '-')}"
+
+
+def _column(column: Quantity, results: Mapping[str, Trials], flaws: Sequence[str]) -> list[Cell]:
+    """Return the cells of a column, the best marked."""
+    cells = [_cell(column, trials) for trials in results.values()]
+    values = [None if flaw else cell.value for cell, flaw in zip(cells, flaws, strict=True)]
+    known = {value for value in values if value is not None and isfinite(value)}
+    if not column.better or len(known) < 2:
+        return cells
+    best = max(known) if column.better > 0 else min(known)
+    return [cell._replace(best=value == best) for cell, value in zip(cells, values, strict=True)]
 
 
 def _cell(column: Quantity, trials: Trials) -> Cell:
@@ -86,17 +142,7 @@ def _cell(column: Quantity, trials: Trials) -> Cell:
     return Cell(text, column.scale * mean(values))
 
 
-def _marked(cells: list[Cell], results: Mapping[str, Trials], better: int) -> list[Cell]:
-    """The cells of a column, the best marked."""
-    sound = [not _flaw(trials) for trials in results.values()]
-    known = [c.value for c, ok in zip(cells, sound, strict=True) if ok and c.value is not None and isfinite(c.value)]
-    if not better or len(set(known)) < 2:
-        return cells
-    best = max(known) if better > 0 else min(known)
-    return [c._replace(best=ok and c.value == best) for c, ok in zip(cells, sound, strict=True)]
-
-
 def _flaw(trials: Trials) -> str:
-    """What is wrong with a method in one of its trials, in a word or two."""
+    """Return what is wrong with a method in one of its trials, in a word or two."""
     rose = any("warning" in r for r in trials)
     return "diverged" if any("error" in r for r in trials) else "psi rose" if rose else ""

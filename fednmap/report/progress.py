@@ -26,15 +26,15 @@ class Warnings(Reporter):
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def tell(self, line: str) -> None:
+    def message(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
 
 
 class Bar(Reporter):
     """One live line per method."""
 
-    def __init__(self, console: Console, progress: Progress | None = None) -> None:
-        self.progress = progress or Progress(
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
             TextColumn("{task.fields[name]:<16}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -54,12 +54,7 @@ class Bar(Reporter):
     def on_record(self, record: Record) -> None:
         self.progress.update(self.task, completed=record["round"], state=describe(record))
 
-    def clone(self) -> Bar:
-        other = Bar(self.progress.console, self.progress)
-        other.label = self.label
-        return other
-
-    def tell(self, line: str) -> None:
+    def message(self, line: str) -> None:
         self.progress.console.print(line, highlight=False)
 
 
@@ -70,11 +65,6 @@ class Lines(Warnings):
         super().__init__(console)
         self.name, self.rounds, self.next = "", 0, 0.0
 
-    def clone(self) -> Lines:
-        other = Lines(self.console)
-        other.label = self.label
-        return other
-
     def begin(self, what: RunInfo) -> None:
         self.name, self.rounds, self.next = self.label + _named(what), what.rounds, 0.0
 
@@ -82,11 +72,11 @@ class Lines(Warnings):
         now = time.monotonic()
         if now >= self.next or record["round"] == self.rounds:
             self.next = now + PLAIN_SECONDS
-            self.tell(f"{self.name}  round {int(record['round'])}/{self.rounds}  {describe(record)}")
+            self.message(f"{self.name}  round {int(record['round'])}/{self.rounds}  {describe(record)}")
 
     def end(self, result: dict[str, Any] | None) -> None:
         if result is not None and result.get("ended", DONE) != DONE:
-            self.tell(f"{self.name}  {result['rounds']} rounds, {result['ended']}")
+            self.message(f"{self.name}  {result['rounds']} rounds, {result['ended']}")
 
 
 def _named(what: RunInfo) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednmap.measure import Quantity, quantities
-from fednmap.runs.folder import Curves, Job, RunFolder
+from fednmap.names import InputError
+from fednmap.runs.folder import Curves, Job, Model, RunFolder
 
 Values = NDArray[np.float64]
 
@@ -38,17 +39,14 @@ class Series(NamedTuple):
         At most `points` of its values, first and last among them.
         """
         rounds: Values = reduce(np.intersect1d, (np.asarray(curves["round"]) for curves in self.trials))
-        column = np.array([_at(rounds, curves, name) for curves in self.trials])
+        column = np.full((len(self.trials), len(rounds)), np.nan)
+        for row, curves in zip(column, self.trials, strict=True):
+            if name in curves:
+                known, first = np.unique(curves["round"], return_index=True)
+                row[:] = np.asarray(curves[name])[first[np.isin(known, rounds)]]
         if points is None or len(rounds) <= points:
             return column
         return column[:, np.linspace(0, len(rounds) - 1, points).round().astype(int)]
-
-
-def _at(rounds: Values, curves: Curves, name: str) -> Values:
-    if name not in curves:
-        return np.full(len(rounds), np.nan)
-    known, first = np.unique(curves["round"], return_index=True)
-    return np.asarray(curves[name], dtype=np.float64)[first[np.isin(known, rounds)]]
 
 
 def collect(folders: Sequence[RunFolder]) -> list[Series]:
@@ -68,6 +66,20 @@ def collect(folders: Sequence[RunFolder]) -> list[Series]:
             ended = [r for r in results if r["method"] == method]
             found.append(Series(label, [curves[job] for job in jobs if job in curves], ended, folder, jobs[0]))
     return found
+
+
+def models(series: Sequence[Series]) -> tuple[dict[str, Model], list[str]]:
+    """Return what the first trials have trained, by label, and a line for each file that cannot be read."""
+    found: dict[str, Model] = {}
+    damaged = []
+    for one in series:
+        try:
+            model = one.folder.model(one.first)
+        except InputError as error:
+            damaged.append(str(error))
+        else:
+            found |= {one.label: model} if model is not None else {}
+    return found, damaged
 
 
 def expected(folder: RunFolder) -> int:

@@ -18,7 +18,7 @@ from fednmap.problems import Network
 from fednmap.runs.files import clear_errors, from_toml, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
-from fednmap.runs.recording import DONE, Interrupted, Task, ended_by, interrupts, run_and_record
+from fednmap.runs.recording import DONE, Interrupted, Task, interrupts, run_and_record, stored_result
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, simulate
 from fednmap.simulation.callbacks import Listener, heard, listeners, name_of
 from fednmap.simulation.loop import check_kinds, first_point, origin
@@ -112,58 +112,47 @@ def run(
     >>> result.final["stationarity"] < 1e-12
     True
     """
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "participation": participation,
         "drop": drop,
         "seed": seed,
         "sampler": sampler,
         "eta_a": eta_a,
+        "uplink": uplink,
+        "secagg": secagg,
+        "chunk": chunk,
+        "threads": threads,
     }
-    how |= {"uplink": uplink, "secagg": secagg, "chunk": chunk, "threads": threads}
-    measuring: dict[str, Any] = {
-        "every": every,
-        "closing": closing,
-        "phi": phi,
-        "measure_gamma": measure_gamma,
-        "metrics": metrics,
-    }
-    measuring |= {"sample": sample, "stop": listeners(stop)}
-    going_on: dict[str, Any] = {"after": after, "before": before, "earlier": list(earlier), "store": store}
+    simulating = tuple(options)
+    options |= {"every": every, "closing": closing, "phi": phi, "measure_gamma": measure_gamma, "metrics": metrics}
+    options |= {"sample": sample, "stop": listeners(stop)}
+    earlier_run: dict[str, Any] = {"after": after, "before": before, "earlier": list(earlier), "store": store}
     if folder is None:
-        told: dict[str, Any] = {"callbacks": callbacks, "history": history}
-        result = run_and_measure(algorithm, problem, rounds=rounds, start=start, **how, **measuring, **going_on, **told)
-        return _warned(result)
+        options |= earlier_run | {"callbacks": callbacks, "history": history}
+        return _warned(run_and_measure(algorithm, problem, rounds=rounds, start=start, **options))
     check_kinds(algorithm, problem)
-    for name, value in (going_on | {"history": not history}).items():
+    for name, value in (earlier_run | {"history": not history}).items():
         if value:
             raise InputError(f"{name} and folder do not go together: the folder says where the run goes on")
     if checkpoint_every < 1:
         raise InputError(f"checkpoint_every is {checkpoint_every}; it must be at least 1")
     start = first_point(problem, start)
-    measuring |= {"phi": algorithm.phi if phi is None else phi, "metrics": metrics or None}
+    options |= {"phi": algorithm.phi if phi is None else phi, "metrics": metrics or None}
     if measure_gamma is None:
         with Crew(threads) as crew:
             whole = divided(problem, crew, here=True)
-            measuring["measure_gamma"] = problem_gamma(whole, measuring["phi"], origin(problem, start))
+            options["measure_gamma"] = problem_gamma(whole, options["phi"], origin(problem, start))
     # what can be refused is refused before there is a folder
-    check_measuring(every, closing, measuring["measure_gamma"], metrics or {})
-    simulate(algorithm, problem, rounds=rounds, start=start, **how)
-    job, hearers = Job(algorithm.name.lower(), 0), listeners(callbacks)
-    facts = _settings(algorithm, problem, start, how | measuring, tag)
-    task = Task(
-        *(job, algorithm, problem, start, rounds, checkpoint_every, facts, how | measuring, _saved(problem), 1, facts)
-    )
-    kept = _opened(Path(folder), task, measuring["phi"])
-    with locked(kept.path), interrupts() as asked:
-        found = _finished(kept, task, hearers)
-        if found is None:
-            kept.repair()
-            _tell_rounds(kept, rounds)
-            try:
-                found = run_and_record(task, kept, hearers, asked, measured=job in kept.measured())
-            except Interrupted:
-                raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
-    return _warned(_result(task, kept, found))
+    check_measuring(every, closing, options["measure_gamma"], metrics or {})
+    simulate(algorithm, problem, rounds=rounds, start=start, **{name: options[name] for name in simulating})
+    settings = _settings(algorithm, problem, start, options, tag)
+    job = Job(algorithm.name.lower(), 0)
+
+    def saved(x: Tensor) -> Model:
+        return Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, ())
+
+    task = Task(job, algorithm, problem, start, rounds, checkpoint_every, settings, options, saved, facts=settings)
+    return _warned(_run_in_folder(Path(folder), task, listeners(callbacks)))
 
 
 def _warned(result: Result) -> Result:
@@ -175,27 +164,24 @@ def _warned(result: Result) -> Result:
 def _settings(
     algorithm: Algorithm, problem: Problem, start: Tensor, options: dict[str, Any], tag: str | None
 ) -> dict[str, Any]:
-    """What the states and measurements depend on, in words; of your own functions and objects all they hold."""
+    """Describe what the states and measurements depend on; of the user's functions and objects all they hold."""
     given = {name: value for name, value in (options | {"tag": tag}).items() if name not in INDEPENDENT}
-    return {
+    found = {
         "algorithm": described(algorithm, tag),
         "problem": _problem(problem, tag),
         "start": hashlib.sha256(start.detach().cpu().contiguous().numpy().data).hexdigest(),
         "dtype": str(start.dtype).removeprefix("torch."),
         **{k: described(v, tag) for k, v in sorted(given.items()) if v is not None or k not in OPTIONAL},
-        **_sampled(options["sample"], tag),
     }
-
-
-def _sampled(sample: Problem | None, tag: str | None) -> dict[str, str]:
-    if sample is None:
-        return {}
-    data = info_of(sample).digest
-    return {"sample": _problem(sample, tag) if data is None else f"{_problem(sample, tag)}, {data()}"}
+    sample = options["sample"]
+    if sample is not None:
+        data = info_of(sample).digest
+        found["sample"] = _problem(sample, tag) if data is None else f"{_problem(sample, tag)}, {data()}"
+    return found
 
 
 def _problem(problem: Problem, tag: str | None) -> str:
-    """The problem in words, and a digest of what it is made of; its data have one of their own."""
+    """Describe the problem, with a digest of what it is made of; its data have a digest of their own."""
     words, said = f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters", info_of(problem)
     if said.made_of is None:
         return words if said.digest is not None else f"{words}, {identity(problem, tag)}"
@@ -204,14 +190,35 @@ def _problem(problem: Problem, tag: str | None) -> str:
     return ", ".join([words, *told, identity(made_of, tag)])
 
 
-def _opened(path: Path, task: Task, phi: object) -> RunFolder:
-    """The folder of this run: made anew, or found with the same settings and data."""
+def _run_in_folder(path: Path, task: Task, callbacks: list[Callback]) -> Result:
+    """Run the rounds that the folder does not hold yet, if any; return what it then holds."""
+    folder = _opened(path, task)
+    with locked(path), interrupts() as asked:
+        known = from_toml(path / "run.toml")
+        same = known["rounds"] == task.rounds  # with other rounds a callback may end the run elsewhere
+        enders = [name_of(callback) for callback in callbacks] if same else []
+        closing = stored_result(folder, task.job, task.rounds, task.options["stop"], enders)
+        closing = closing or _ended_by_round(folder, task)
+        if closing is None:
+            folder.repair()
+            if not same:
+                with clear_errors(path):
+                    write_atomically(path / "run.toml", tomli_w.dumps(known | {"rounds": task.rounds}).encode())
+            try:
+                closing = run_and_record(task, folder, callbacks, asked)
+            except Interrupted:
+                raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
+    return _result(task, folder, closing)
+
+
+def _opened(path: Path, task: Task) -> RunFolder:
+    """Make the folder of this run, or open it if its settings and data are the same."""
     if not (path / "run.toml").exists():
         about = {
             "made_in": "Python",
             "data": "own",
             "model": type(task.problem).__name__,
-            "reg": str(described(phi)),
+            "reg": str(described(task.options["phi"])),
             "clients": task.problem.n,
             "rounds": task.rounds,
             "trials": 1,
@@ -226,61 +233,27 @@ def _opened(path: Path, task: Task, phi: object) -> RunFolder:
     folder.check_plain(task.settings)
     digest = info_of(task.problem).digest
     if digest is not None:
-        folder.recognise(digest())
+        folder.check_data_digest(digest())
     return folder
 
 
-def _tell_rounds(folder: RunFolder, rounds: int) -> None:
-    """That more rounds are asked for than run.toml says."""
-    said = from_toml(folder.path / "run.toml")
-    if said["rounds"] != rounds:
-        with clear_errors(folder.path):
-            write_atomically(folder.path / "run.toml", tomli_w.dumps(said | {"rounds": rounds}).encode())
-
-
-def _finished(folder: RunFolder, task: Task, callbacks: list[Callback]) -> dict[str, Any] | None:
-    """The closing numbers, if there is nothing left to run."""
-    found = next((r for r in folder.results() if (r["method"], r["trial"]) == task.job), None)
-    if found is None or "error" in found:
-        return found
-    if found["rounds"] > task.rounds:
-        raise InputError(f"{task.rounds} rounds are asked for and {folder.path} holds {found['rounds']}; ask for more")
-    if found["rounds"] == task.rounds:
-        return found
-    same = from_toml(folder.path / "run.toml")["rounds"] == task.rounds
-    if same and found.get("ended_by") in [name_of(callback) for callback in callbacks]:
-        return found
-    return _still_ended(folder, task, found)
-
-
-def _still_ended(folder: RunFolder, task: Task, closing: dict[str, Any]) -> dict[str, Any] | None:
-    """The closing numbers, if the reasons to stop that are given now end the run where it ended; with the reason."""
-    stops: list[Callback] = task.options["stop"]
-    last, totals, _ = task.found(folder)
-    if (found := ended_by(stops, closing, folder.records(*task.job))) is not None:
-        return found
-    if last is None or totals is None:
+def _ended_by_round(folder: RunFolder, task: Task) -> dict[str, Any] | None:
+    """Return the closing numbers if a reason to stop that judges rounds ends the run after its last one."""
+    closing = next((r for r in folder.results() if (r["method"], r["trial"]) == task.job), None)
+    last, totals, _ = task.found(folder) if closing else (None, None, [])
+    if closing is None or last is None or totals is None:
         return None
-    reason = heard(stops, lambda callback: callback.on_round(last, totals))
+    reason = heard(task.options["stop"], lambda callback: callback.on_round(last, totals))
     return closing | {"ended": reason} if reason is not None else None
 
 
-def _early(closing: dict[str, Any]) -> str:
-    """Why the run ended before its rounds were done."""
-    ended = str(closing.get("ended", ""))
-    return "" if ended == DONE else ended
-
-
-def _saved(problem: Problem) -> Any:
-    return lambda x: Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, ())
-
-
 def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
-    """What the folder holds, as a Result."""
+    """Return what the folder holds as a Result."""
     after, *_ = task.found(folder)
     records: list[Record] = folder.records(*task.job)
-    result = Result(task.problem, task.start, task.options["measure_gamma"], records, ended=_early(closing))
-    result.ended_by = str(closing.get("ended_by", ""))
+    ended = str(closing.get("ended", DONE))
+    result = Result(task.problem, task.start, task.options["measure_gamma"], records)
+    result.ended, result.ended_by = "" if ended == DONE else ended, str(closing.get("ended_by", ""))
     result.warning = closing.get("warning", "")
     if records:
         result.totals |= {name: records[-1][name] for name in result.totals}

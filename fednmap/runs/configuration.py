@@ -6,17 +6,18 @@ The tables of names are loaded when a value is checked, so that the fields alone
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from fednmap.names import InputError, is_code, look_up, parsed, parted, unknown
+from fednmap.names import InputError, choose, is_code, look_up, parsed, parted, unknown
 
+T = TypeVar("T")
 Value = bool | int | float | str
 
 NOT_NETWORKS = ("logistic", "least-squares", "auto")
@@ -127,223 +128,46 @@ class Config(BaseModel):
             raise InputError(f"{shown(str(value), 40)} is larger than anything that can be counted; use less")
         return value
 
-    @field_validator("data")
+    @field_validator("data", "model", "partition", "reg", "sampler", "schedule", "topology", "aggregate", "attack")
     @classmethod
-    def _data(cls, value: str, info: ValidationInfo) -> str:
-        from fednmap.data import DATASETS
-
-        if _looks_up(info):
-            look_up("data set", parted(value, DATASETS)[0], DATASETS)
-        return value
-
-    @field_validator("model")
-    @classmethod
-    def _model(cls, value: str, info: ValidationInfo) -> str:
-        from fednmap.models.build import MODELS
-
-        allowed = dict.fromkeys([*MODELS, *NOT_NETWORKS])
-        if _looks_up(info):
-            look_up("model", parted(value, allowed)[0], allowed)
-        return value
-
-    @field_validator("partition")
-    @classmethod
-    def _partition(cls, value: str, info: ValidationInfo) -> str:
-        from fednmap.data import PARTITIONS
-
-        name, allowed = value.partition(":")[0], [*PARTITIONS, "natural", "auto"]
-        if _looks_up(info) and name not in allowed:
-            raise unknown("partition", name, allowed)
-        return value
-
-    @field_validator("sampler")
-    @classmethod
-    def _sampler(cls, value: str) -> str:
-        from fednmap.simulation.participation import sampler_of
-
-        sampler_of(value, 1.0)
-        return value
-
-    @field_validator("topology")
-    @classmethod
-    def _topology(cls, value: str | None, info: ValidationInfo) -> str | None:
-        from fednmap.decentralized.topologies import check_name
-
-        if value is not None and _looks_up(info):
-            check_name(value)
-        return value
-
-    @field_validator("aggregate")
-    @classmethod
-    def _aggregate(cls, value: str) -> str:
-        from fednmap.privacy.robust import centre_of
-
-        centre_of(value)
-        return value
-
-    @field_validator("attack")
-    @classmethod
-    def _attack(cls, value: str | None) -> str | None:
-        from fednmap.privacy.attacks import attack_of
-
+    def _known_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            attack_of(value)
-        return value
-
-    @field_validator("schedule")
-    @classmethod
-    def _schedule(cls, value: str) -> str:
-        from fednmap.simulation.schedules import schedule_of
-
-        schedule_of(value, 1.0, 1)
-        return value
-
-    @field_validator("reg")
-    @classmethod
-    def _reg(cls, value: str, info: ValidationInfo) -> str:
-        from fednmap.core import Regularizer
-        from fednmap.regularizers.parse import REGULARIZERS
-
-        if _looks_up(info):
-            look_up("regularizer", parted(value.strip(), REGULARIZERS)[0], REGULARIZERS, Regularizer)
+            _check_name(str(info.field_name), value)
         return value
 
     @field_validator("algorithms")
     @classmethod
-    def _algorithms(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        mistakes = [mistake for value in values if _looks_up(info) and (mistake := _method_mistake(value))]
+    def _known_methods(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
-        mistakes += [f"{value!r} is named {values.count(value)} times; name it once" for value in twice]
-        if mistakes:
-            raise InputError("\n".join(mistakes))
-        return values
+        repeated = [f"{value!r} is named {values.count(value)} times; name it once" for value in twice]
+        return _refuse([*map(_method_mistake, values), *repeated], values)
 
     @field_validator("set")
     @classmethod
-    def _set(cls, values: dict[str, Value], info: ValidationInfo) -> dict[str, Value]:
-        mistakes = [mistake for key in values if _looks_up(info) and (mistake := _parameter_mistake(key))]
-        if mistakes:
-            raise InputError("\n".join(mistakes))
-        return values
+    def _known_parameters(cls, values: dict[str, Value]) -> dict[str, Value]:
+        return _refuse(map(_parameter_mistake, values), values)
 
     @model_validator(mode="after")
-    def _who_remembers(self, info: ValidationInfo) -> Config:
-        from fednmap.algorithms import WITH_MEMORY
-        from fednmap.decentralized import method
-
-        methods = [method(name) for name in self.algorithms] if self.memory and _looks_up(info) else []
-        if methods and not any(kind in (*WITH_MEMORY, *WITH_MEMORY.values()) for kind in methods):
-            words = f"memory is {self.memory}, and {', '.join(self.algorithms)}"
-            raise InputError(f"{words} has none; leave it out, or use fednmap")
-        return self
-
-    @model_validator(mode="after")
-    def _on_a_graph(self, info: ValidationInfo) -> Config:
-        from fednmap.core import Algorithm
-        from fednmap.decentralized import method
-
-        kinds = {name: method(name) for name in self.algorithms} if _looks_up(info) else {}
-        served = [name for name, kind in kinds.items() if issubclass(kind, Algorithm)]
-        if self.topology is None and len(served) < len(kinds):
-            without = ", ".join(name for name in kinds if name not in served)
-            raise InputError(f"{without} has no server and needs a graph; give topology, such as --topology ring")
-        if self.topology is not None and served:
-            raise InputError(
-                f"topology is {self.topology}, and {', '.join(served)} works with a server; leave topology out, or use "
-                "norm-ed, norm-dsgt, pg-extra or prox-dsgd"
-            )
-        if self.topology is not None and (self.participation < 1 or self.sampler != "uniform"):
-            raise InputError(
-                f"topology is {self.topology}: on a graph every node takes part in every round, given participation = "
-                f"{self.participation} and sampler = {self.sampler}; leave them out, drop says how many links fail"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _everybody(self, info: ValidationInfo) -> Config:
-        from fednmap.core import Algorithm
-        from fednmap.decentralized import method
-
-        kinds = {name: method(name) for name in self.algorithms} if _looks_up(info) else {}
-        need = [name for name, kind in kinds.items() if issubclass(kind, Algorithm) and kind.traits.full_participation]
-        if need and (self.participation < 1 or self.drop > 0 or self.sampler != "uniform"):
-            raise InputError(
-                f"{', '.join(need)} needs every client in every round, given participation = {self.participation}, "
-                f"sampler = {self.sampler} and drop = {self.drop}; use participation = 1 and drop = 0, or fednmap"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _of_all_samples(self) -> Config:
-        given = [name for name in ("tol", "tol_absolute") if getattr(self, name) is not None]
-        if given and self.eval_samples is not None:
-            raise InputError(
-                f"eval_samples is {self.eval_samples}, and {given[0]} is judged on all samples; leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _masks(self) -> Config:
-        given = [name for name in ("secagg_bound", "secagg_bits") if getattr(self, name) is not None]
-        if given and not self.secagg:
-            raise InputError(f"{given[0]} is {getattr(self, given[0])} without secure aggregation; add secagg = true")
-        if self.secagg_bits not in (None, 32, 64):
-            raise InputError(f"secagg_bits is {self.secagg_bits}; use 32 or 64")
-        if self.secagg_bits == 32 and self.secagg_bound is None:
-            raise InputError("secagg_bits = 32 rounds to steps of bound x clients / 2^31; set secagg_bound")
-        if self.secagg and self.aggregate != "mean":
-            raise InputError(f"aggregate is {self.aggregate} with secagg, which shows the server sums alone; use one")
-        return self
-
-    @model_validator(mode="after")
-    def _private(self) -> Config:
-        given = [
-            name for name in ("dp_noise", "dp_epsilon", "dp_forget", "dp_among") if getattr(self, name) is not None
-        ]
-        if self.dp_clip is None and given:
-            raise InputError(
-                f"{given[0]} is {getattr(self, given[0])} without dp_clip: noise hides what is bounded only"
-            )
-        if self.dp_noise is not None and self.dp_epsilon is not None:
-            raise InputError("dp_noise and dp_epsilon are both given; one follows from the other, so leave one out")
-        if self.dp_among is not None and not (self.dp_noise or self.dp_epsilon):
-            raise InputError("dp_among says who adds the noise, and there is none; give dp_noise or dp_epsilon")
-        noise, rows = bool(self.dp_noise or self.dp_epsilon), self.dp_unit == "example"
-        if noise and not rows and self.participation < 1 and self.sampler != "poisson":
-            raise InputError(
-                f"sampler is {self.sampler} with participation = {self.participation}: the noise of a sampled round is "
-                "counted for clients that come by a coin of their own; use sampler = poisson"
-            )
-        if noise and not rows and self.sampler not in ("poisson", "uniform"):
-            raise InputError(f"sampler is {self.sampler}: privacy is counted for poisson, or uniform with everybody")
-        if self.dp_clip is not None and not rows and self.aggregate != "mean":
-            raise InputError(f"aggregate is {self.aggregate} with dp_clip: the noise is for a mean; use one of them")
-        if self.memory and (self.dp_clip is not None or self.aggregate != "mean"):
-            raise InputError(f"memory is {self.memory}: what is clipped or noised shows no curvature; use memory = 0")
-        if rows and self.dp_among is not None:
-            raise InputError("dp_among is for clients; with dp_unit = example every site adds its noise itself")
+    def _consistent(self) -> Config:
+        for wrong, line in _conflicts(self):
+            if wrong:
+                raise InputError(line)
         return self
 
     @classmethod
     def make(cls, **values: Any) -> Config:
-        """Validated as a whole: one InputError with a line for each mistake."""
-        return cls._made(values, look_up=True)
-
-    @classmethod
-    def _made(cls, values: dict[str, Any], look_up: bool) -> Config:
-        values = {name: value for name, value in values.items() if (name, value) not in REMOVED}
+        """Validate the settings as a whole; one InputError has a line for each mistake."""
         try:
-            return cls.model_validate(values, context={"look_up": look_up})
+            return cls.model_validate({name: v for name, v in values.items() if (name, v) not in REMOVED})
         except ValidationError as error:
             lines = [line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
             raise InputError("\n".join(dict.fromkeys(lines))) from None
 
     @classmethod
-    def read(cls, path: Path, *, trust: bool = False, look_up: bool = True) -> Config:
-        """From a TOML file.
+    def read(cls, path: Path, *, trust: bool = False) -> Config:
+        """Read a TOML file.
 
-        trust:   load the code that it names, as package.module:Name; otherwise a file that names code is refused.
-        look_up: False takes all names as they are, known or not, and loads nothing.
+        trust: load the code that it names, as package.module:Name; otherwise a file that names code is refused.
         """
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -351,10 +175,10 @@ class Config(BaseModel):
             raise InputError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not valid TOML: {shown(str(error), 120)}") from None
-        if look_up and not trust and (code := code_in(values)):
+        if not trust and (code := code_in(values)):
             raise InputError(f"{path} names code to load, {shown(code[0], 80)}; if you trust it, add --trust-code")
         try:
-            return cls._made(values, look_up)
+            return cls.make(**values)
         except InputError as error:
             raise InputError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
@@ -402,8 +226,102 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
     return [spec for spec, names in named if isinstance(spec, str) and is_code(spec.strip(), tuple(names))]
 
 
-def _looks_up(info: ValidationInfo) -> bool:
-    return not info.context or bool(info.context["look_up"])
+def _check_name(setting: str, value: str) -> None:
+    """Refuse a name that stands for nothing."""
+    from fednmap.core import Regularizer
+    from fednmap.data import DATASETS, PARTITIONS
+    from fednmap.decentralized.topologies import check_name
+    from fednmap.models.build import MODELS
+    from fednmap.privacy.attacks import attack_of
+    from fednmap.privacy.robust import centre_of
+    from fednmap.regularizers.parse import REGULARIZERS
+    from fednmap.simulation.participation import sampler_of
+    from fednmap.simulation.schedules import schedule_of
+
+    match setting:
+        case "data":
+            look_up("data set", parted(value, DATASETS)[0], DATASETS)
+        case "model":
+            models = dict.fromkeys([*MODELS, *NOT_NETWORKS])
+            look_up("model", parted(value, models)[0], models)
+        case "partition":
+            choose("partition", value.partition(":")[0], dict.fromkeys([*PARTITIONS, "natural", "auto"]))
+        case "reg":
+            look_up("regularizer", parted(value.strip(), REGULARIZERS)[0], REGULARIZERS, Regularizer)
+        case "sampler":
+            sampler_of(value, 1.0)
+        case "schedule":
+            schedule_of(value, 1.0, 1)
+        case "topology":
+            check_name(value)
+        case "aggregate":
+            centre_of(value)
+        case "attack":
+            attack_of(value)
+
+
+def _refuse(mistakes: Iterable[str | None], values: T) -> T:
+    if found := [mistake for mistake in mistakes if mistake]:
+        raise InputError("\n".join(found))
+    return values
+
+
+def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
+    """Yield a condition under which settings do not go together, and the line that says so."""
+    from fednmap.algorithms import WITH_MEMORY
+    from fednmap.core import Algorithm
+    from fednmap.decentralized import method
+
+    def given(*settings: str) -> str:
+        """Return the first of the settings that is given, and its value."""
+        return next((f"{name} is {v}" for name in settings if (v := getattr(config, name)) is not None), "")
+
+    kinds = {name: method(name) for name in config.algorithms}
+    served = {name: kind for name, kind in kinds.items() if issubclass(kind, Algorithm)}
+    names, with_server = ", ".join(kinds), ", ".join(served)
+    serverless = ", ".join(name for name in kinds if name not in served)
+    everybody = ", ".join(name for name, kind in served.items() if kind.traits.full_participation)
+    memory, graph, aggregate = given("memory"), given("topology"), f"aggregate is {config.aggregate}"
+    sampling = f"participation = {config.participation} and sampler = {config.sampler}"
+    sampled = config.participation < 1 or config.sampler != "uniform"
+    robust = config.aggregate != "mean"
+
+    has_memory = any(kind in (*WITH_MEMORY, *WITH_MEMORY.values()) for kind in kinds.values())
+    yield config.memory and not has_memory, f"{memory}, and {names} has none; leave it out, or use fednmap"
+    needs = f"{serverless} has no server and needs a graph; give topology, such as --topology ring"
+    yield serverless and not graph, needs
+    without = "leave topology out, or use norm-ed, norm-dsgt, pg-extra or prox-dsgd"
+    yield served and graph, f"{graph}, and {with_server} works with a server; {without}"
+    links = "leave them out, drop says how many links fail"
+    yield graph and sampled, f"{graph}: on a graph every node takes part in every round, given {sampling}; {links}"
+    all_take_part = f"{everybody} needs every client in every round, given {sampling} and drop = {config.drop}"
+    wrong = everybody and (sampled or config.drop > 0)
+    yield wrong, f"{all_take_part}; use participation = 1 and drop = 0, or fednmap"
+    tolerance, samples = given("tol", "tol_absolute").partition(" ")[0], given("eval_samples")
+    yield tolerance and samples, f"{samples}, and {tolerance} is judged on all samples; leave one of them out"
+
+    masks, bits = given("secagg_bound", "secagg_bits"), config.secagg_bits
+    yield masks and not config.secagg, f"{masks} without secure aggregation; add secagg = true"
+    yield bits not in (None, 32, 64), f"secagg_bits is {bits}; use 32 or 64"
+    rounding = "secagg_bits = 32 rounds to steps of bound x clients / 2^31; set secagg_bound"
+    yield bits == 32 and config.secagg_bound is None, rounding
+    yield config.secagg and robust, f"{aggregate} with secagg, which shows the server sums alone; use one"
+
+    clip, rows, among = given("dp_clip"), config.dp_unit == "example", given("dp_among")
+    private, noise = given("dp_noise", "dp_epsilon", "dp_forget", "dp_among"), config.dp_noise or config.dp_epsilon
+    both = config.dp_noise is not None and config.dp_epsilon is not None
+    yield private and not clip, f"{private} without dp_clip: noise hides what is bounded only"
+    yield both, "dp_noise and dp_epsilon are both given; one follows from the other, so leave one out"
+    yield among and not noise, "dp_among says who adds the noise, and there is none; give dp_noise or dp_epsilon"
+    clients, sampler = noise and not rows, config.sampler
+    poisson = f"the accounting assumes Poisson sampling, given {sampling}; use sampler = poisson"
+    yield clients and config.participation < 1 and sampler != "poisson", poisson
+    counted = f"sampler is {sampler}: privacy is counted for poisson, or uniform with everybody"
+    yield clients and sampler not in ("poisson", "uniform"), counted
+    yield clip and not rows and robust, f"{aggregate} with dp_clip: the noise is for a mean; use one of them"
+    curvature = f"{memory}: what is clipped or noised shows no curvature; use memory = 0"
+    yield config.memory and (clip or robust), curvature
+    yield rows and among, "dp_among is for clients; with dp_unit = example every site adds its noise itself"
 
 
 def _method_mistake(name: str) -> str | None:
@@ -417,7 +335,7 @@ def _method_mistake(name: str) -> str | None:
 
 
 def _parameter_mistake(key: str) -> str | None:
-    """What is wrong with METHOD.PARAMETER."""
+    """Return what is wrong with METHOD.PARAMETER."""
     from fednmap.algorithms import WITH_MEMORY
     from fednmap.decentralized import method
 
@@ -432,7 +350,7 @@ def _parameter_mistake(key: str) -> str | None:
 
 
 def _lines(mistake: Any) -> list[str]:
-    """A mistake in a line, or several of one setting in as many: what was given, what is allowed, what it means."""
+    """Return a line for each mistake in one setting: what was given, what is allowed, what it means."""
     said = mistake.get("ctx", {}).get("error")
     if isinstance(said, ValueError) and not isinstance(said, InputError):
         raise said  # not the user's mistake
@@ -449,36 +367,24 @@ def _lines(mistake: Any) -> list[str]:
 
 
 def _kinds(field: FieldInfo) -> list[Any]:
-    """The types of a setting, without None."""
+    """Return the types of a setting, without None."""
     return [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
 
 
 def _allowed(field: FieldInfo) -> str:
-    """The values of a setting in words: its kind and its range."""
+    """Describe the values of a setting: its kind and its range."""
     if field.annotation == dict[str, Value]:
         return "a table of METHOD.PARAMETER = number, text, true or false"
     if field.annotation == tuple[str, ...]:
         return "a list of one name or more"
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     kinds = _kinds(field)
-    words = [word for kind in kinds for word in _words(kind, _range(field))]
-    return " or ".join(words)
-
-
-def _words(kind: Any, range: str) -> list[str]:
-    if kind in (int, float):
-        return [("a whole number" if kind is int else "a number") + range]
-    if kind is str:
-        return ["text"]
-    if kind is bool:
-        return ["true or false"]
-    return [repr(value) for value in get_args(kind)] or [repr(kind)]
-
-
-def _range(field: FieldInfo) -> str:
-    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    limits = ((word, getattr(m, name, None)) for m in field.metadata for name, word in words.items())
+    if kinds[0] not in words:
+        return " or ".join(map(repr, kinds))
+    ends = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    limits = ((word, getattr(m, name, None)) for m in field.metadata for name, word in ends.items())
     parts = [f"{word} {limit}" for word, limit in limits if limit is not None]
-    return ", " + " and ".join(parts) if parts else ""
+    return words[kinds[0]] + (f", {' and '.join(parts)}" if parts else "")
 
 
 def shown(text: str, width: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,20 +19,33 @@ from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
 from fednmap.runs.process_pool import ProcessPool, Send
 from fednmap.runs.recording import (
-    Companion,
     Interrupted,
+    Recorder,
     Reporter,
     RunInfo,
     StopFlag,
     Task,
-    ended_by,
     interrupts,
     run_and_record,
+    stored_result,
 )
 from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation import Callback, Patience, Record, TimeLimit, Tolerance, distributed, schedules, threads
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
+
+
+class Order(NamedTuple):
+    """One method in one trial, as another process receives it."""
+
+    job: Job
+    config: Config
+    folder: Path
+    parallel: int = 1
+    """How many jobs share the machine."""
+    threads: int | None = None
+    """Of each process that shares the clients."""
+    done: int = 0
 
 
 def execute(
@@ -42,87 +56,89 @@ def execute(
     experiment: Experiment | None = None,
     pool: ProcessPool | None = None,
 ) -> list[dict[str, Any]]:
-    """Run what is not yet in the folder; the closing numbers of every method and trial, in order.
+    """Run what is not yet in the folder; return the closing numbers of every method and trial, in order.
 
-    A method whose iterates become non-finite is reported with what it had reached; the others go on.
+    A method whose iterates become non-finite is reported with what it had reached; the others continue.
 
-    callbacks:  hear what the reporter hears; those that are reporters also when a method begins and ends.
+    callbacks:  receive what the reporter receives.
     experiment: the first trial, if it has been prepared already.
     pool:       processes that run several methods or trials at a time; without callbacks.
     """
     jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
     with locked(folder.path), interrupts() as asked:
         for line in folder.check_settings(config):
-            reporter.tell(line)
-        ended = {Job(r["method"], r["trial"]): _finished(r, config, folder) for r in folder.results()}
-        finished = {job: closing for job, closing in ended.items() if closing is not None}
-        if all(job in finished for job in jobs):
+            reporter.message(line)
+        stored = {job: stored_result(folder, job, config.rounds, stops_of(config)) for job in jobs}
+        finished = {job: result for job, result in stored.items() if result is not None}
+        if len(finished) == len(jobs):
             return [finished[job] for job in jobs]
         folder.repair()
-        measured = folder.measured()
-        pending = [job for job in jobs if job not in finished]
-        if pool is not None and len(pending) > 1 and not callbacks:
-            seeded = {job.trial: config.model_copy(update={"seed": config.seed + job.trial}) for job in pending}
-            parallel = min(pool.count, len(pending))
-            orders = [PoolJob(job, seeded[job.trial], folder.path, job in measured, parallel) for job in pending]
-            finished |= _run_in(pool, orders, reporter, asked)
+        seeded = [config.model_copy(update={"seed": config.seed + trial}) for trial in range(config.trials)]
+        orders = [Order(job, seeded[job.trial], folder.path) for job in jobs if job not in finished]
+        if pool is not None and len(orders) > 1 and not callbacks:
+            parallel = min(pool.count, len(orders))
+            finished |= _run_in(pool, [order._replace(parallel=parallel) for order in orders], reporter, asked)
             folder.arrange(jobs)
             return [finished[job] for job in jobs]
-        for job in pending:
+        work = Worker(experiment, seeded[0])
+        for order in orders:
             if asked.is_set():
                 raise Interrupted
-            if experiment is None or experiment.config.seed != config.seed + job.trial:
-                experiment = prepare(config.model_copy(update={"seed": config.seed + job.trial}))
-            folder.recognise(experiment.digest)
-            task, order = task_of(job, experiment), _Order(job, experiment.config, folder.path, threads.asked())
-            finished[job] = run_and_record(
-                task,
-                folder,
-                (reporter, *callbacks),
-                asked,
-                measured=job in measured,
-                announce=lambda done, order=order: distributed.broadcast(lambda: order._replace(done=done)),  # type: ignore[misc]
-            )
+            announce = partial(_announce, order._replace(threads=threads.asked()))
+            finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, announce)
     return [finished[job] for job in jobs]
 
 
-def stops_of(config: Config) -> list[Callback]:
-    """When a configuration asks a run to end early."""
-    found: list[Callback] = []
-    if config.tol is not None or config.tol_absolute is not None:
-        found.append(Tolerance(config.tol, absolute=config.tol_absolute))
-    if config.patience is not None:
-        found.append(Patience(config.patience))
-    if config.time_limit is not None:
-        found.append(TimeLimit(config.time_limit))
-    return found
+def _announce(order: Order, done: int) -> None:
+    distributed.broadcast(lambda: order._replace(done=done))
 
 
-def _finished(result: dict[str, Any], config: Config, folder: RunFolder) -> dict[str, Any] | None:
-    """The closing numbers, if the rounds are done, or what the configuration says of stopping has ended them."""
-    if "error" not in result and result["rounds"] > config.rounds:
-        raise InputError(
-            f"run.toml asks for {config.rounds} rounds and {result['method']} has run {result['rounds']}; "
-            "ask for as many or more, or start a new run with --config"
-        )
-    if "error" in result or result["rounds"] == config.rounds:
-        return result
-    return ended_by(stops_of(config), result, folder.records(result["method"], result["trial"]))
+class Worker:
+    """Runs one order after another, also in a process of a pool; what the last one was prepared from is kept.
+
+    experiment: of the first order, prepared from `config`, which is by default its own.
+    """
+
+    def __init__(self, experiment: Experiment | None, config: Config | None = None) -> None:
+        self._experiment = experiment
+        self._config = experiment.config if experiment is not None and config is None else config
+
+    def task(self, order: Order) -> Task:
+        if self._experiment is None or self._config != order.config:
+            self._experiment, self._config = prepare(order.config), order.config
+        RunFolder(order.folder).check_data_digest(self._experiment.digest)
+        return replace(task_of(order.job, self._experiment), parallel=order.parallel)
+
+    def __call__(self, order: Order, send: Send) -> dict[str, Any]:
+        with interrupts() as asked:
+            return run_and_record(self.task(order), RunFolder(order.folder), (_Relay(send),), asked)
+
+    def __reduce__(self) -> tuple[type[Worker], tuple[None]]:
+        return Worker, (None,)  # where processes are spawned, each prepares its own
 
 
-class PoolJob(NamedTuple):
-    """One method in one trial, as a process of a pool receives it."""
+def follow() -> None:
+    """Compute what process 0 announces, until it announces nothing more."""
+    work = Worker(None)
+    while order := distributed.broadcast(_nothing):
+        threads.limit(order.threads)
+        task, folder = work.task(order), RunFolder(order.folder)
+        after, before, _ = task.found(folder)
+        if order.done != (0 if after is None else after.t + 1):
+            raise InputError(f"{order.folder} is not what process 0 sees; give all machines the same folder")
+        earlier = [record for record in folder.records(*order.job) if 0 < order.done >= record["round"]]
+        recorder = Recorder(task)
+        result, _ = task.go(after, before, (recorder,), earlier)
+        if result.ended and result.last is not None:
+            recorder.save(result.last, result.totals)
 
-    job: Job
-    config: Config
-    folder: Path
-    measured: bool
-    parallel: int
-    """How many jobs share the machine."""
+
+def _nothing() -> Order | None:
+    return None
 
 
-def _run_in(pool: ProcessPool, orders: list[PoolJob], reporter: Reporter, asked: StopFlag) -> dict[Job, dict[str, Any]]:
-    """Run the jobs in the pool, with a reporter for each that has begun; their closing numbers."""
+def _run_in(pool: ProcessPool, orders: list[Order], reporter: Reporter, asked: StopFlag) -> dict[Job, dict[str, Any]]:
+    """Run the jobs in the pool, with a reporter for each that has begun; return their closing numbers."""
     reporters: dict[int, Reporter] = {}
 
     def report(k: int, message: tuple[str, Any]) -> None:
@@ -134,7 +150,7 @@ def _run_in(pool: ProcessPool, orders: list[PoolJob], reporter: Reporter, asked:
 
 
 class _Relay(Reporter):
-    """Sends what it is told to the owner of the pool."""
+    """Sends what it receives to the owner of the pool."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -148,27 +164,20 @@ class _Relay(Reporter):
     def end(self, result: dict[str, Any] | None) -> None:
         self._send(("end", result))
 
-    def tell(self, line: str) -> None:
-        self._send(("tell", line))
+    def message(self, line: str) -> None:
+        self._send(("message", line))
 
 
-class PoolWork:
-    """Runs a job in a process of a pool."""
-
-    def __init__(self, experiment: Experiment | None) -> None:
-        self._experiment = experiment
-
-    def __call__(self, order: PoolJob, send: Send) -> dict[str, Any]:
-        experiment, folder = self._experiment, RunFolder(order.folder, shared=True)
-        if experiment is None or experiment.config != order.config:
-            experiment = self._experiment = prepare(order.config)
-        folder.recognise(experiment.digest)
-        task = replace(task_of(order.job, experiment), beside=order.parallel)
-        with interrupts() as asked:
-            return run_and_record(task, folder, (_Relay(send),), asked, measured=order.measured)
-
-    def __reduce__(self) -> tuple[type[PoolWork], tuple[None]]:
-        return PoolWork, (None,)  # where processes are spawned, each prepares its own
+def stops_of(config: Config) -> list[Callback]:
+    """Return the reasons to end early that a configuration names."""
+    found: list[Callback] = []
+    if config.tol is not None or config.tol_absolute is not None:
+        found.append(Tolerance(config.tol, absolute=config.tol_absolute))
+    if config.patience is not None:
+        found.append(Patience(config.patience))
+    if config.time_limit is not None:
+        found.append(TimeLimit(config.time_limit))
+    return found
 
 
 def task_of(job: Job, experiment: Experiment) -> Task:
@@ -200,9 +209,9 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         config.checkpoint_every,
         settings(config),
         options,
-        lambda x: saved_model(experiment, x),
-        config.trials,
+        partial(saved_model, experiment),
         config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
+        config.trials,
     )
 
 
@@ -238,34 +247,3 @@ def saved_model(experiment: Experiment, x: Tensor) -> Model:
         regularized(problem) is not None,
         scaling,  # type: ignore[arg-type]
     )
-
-
-class _Order(NamedTuple):
-    """What the other processes of a group must know of a job."""
-
-    job: Job
-    config: Config
-    folder: Path
-    threads: int | None
-    done: int = 0
-
-
-def follow() -> None:
-    """Compute what process 0 announces, until it announces nothing more."""
-    experiment: Experiment | None = None
-    while order := distributed.broadcast(_nothing):
-        threads.limit(order.threads)
-        if experiment is None or experiment.config != order.config:
-            experiment = prepare(order.config)
-        task, folder = task_of(order.job, experiment), RunFolder(order.folder)
-        after, before, _ = task.found(folder)
-        if order.done != (0 if after is None else after.t + 1):
-            raise InputError(f"{order.folder} is not what process 0 sees; give all machines the same folder")
-        earlier = [record for record in folder.records(*order.job) if 0 < order.done >= record["round"]]
-        result, _ = task.go(after, before, (Companion(task),), earlier)
-        if result.ended and result.last is not None:
-            result.last.clients.tensors()  # process 0 writes a checkpoint
-
-
-def _nothing() -> _Order | None:
-    return None

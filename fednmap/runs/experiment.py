@@ -88,25 +88,28 @@ class Methods:
         overrides = {key.rpartition(".")[2]: v for key, v in config.set.items() if key.rpartition(".")[0] == name}
         if kind in WITH_MEMORY and (memory := overrides.pop("memory", config.memory)):
             kind, overrides["memory"] = WITH_MEMORY[kind], memory
-        common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s, "Q": config.local_steps}
+        common: dict[str, Any] = {"eta_a": config.eta_a, "eta_s": config.eta_s}
+        if name != "econtrolda":
+            common["Q"] = config.local_steps
         if config.memory:
             common["memory"] = config.memory
         if config.gamma is not None and kind.traits.normal_map:
             common["gamma"] = config.gamma  # else its own default, from the steps that are its own
-        if name == "econtrolda":
-            del common["Q"]
-        known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
         phi = self.phi if kind.traits.composite else Zero()
-        if issubclass(kind, ServerOptimiser):
-            overrides["of"] = below = self._below(name, overrides.get("of", "fedavg"))
-            phi, common = below.phi, {}
-        given = {k: v for k, v in common.items() if k in known} | overrides
-        if missing := [f.name for f in fields(kind) if _is_required(f) and f.name not in ("phi", *given)]:  # type: ignore[arg-type]
+        optimiser = issubclass(kind, ServerOptimiser)
+        if optimiser:
+            of = overrides.get("of", "fedavg")
+            if not isinstance(of, str) or issubclass(served(of), ServerOptimiser):
+                raise InputError(f"{name}: of is {of!r}; name a method, such as --set {name}.of=scaffold")
+            overrides["of"] = self.algorithm(of)
+            phi, common = overrides["of"].phi, {}
+        declared: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+        given = {k: v for k, v in common.items() if k in declared} | overrides
+        needed = [k for k, f in declared.items() if f.init and f.default is f.default_factory is MISSING]
+        if missing := [k for k in needed if k not in ("phi", *given)]:
             raise InputError(f"{name} also needs {', '.join(missing)}; give it with --set {name}.{missing[0]}=VALUE")
         algorithm = kind(phi, **given)  # type: ignore[call-arg]
-        if "seed" not in overrides and not isinstance(
-            algorithm, ServerOptimiser
-        ):  # which is of a method that has its own
+        if "seed" not in overrides and not optimiser:  # whose method has its own
             algorithm = with_fields(algorithm, seed=config.seed)
         held = torch.finfo(getattr(torch, config.dtype))
         for parameter, value in vars(algorithm).items():
@@ -114,15 +117,9 @@ class Methods:
                 allowed = f"{config.dtype} holds numbers from {held.tiny:.3g} up to {held.max:.3g}"
                 raise InputError(f"{name}: {parameter} is {value:g}; {allowed}")
         if isinstance(algorithm, DecentralizedAlgorithm):
-            assert config.topology is not None  # a configuration has been checked for that
+            assert config.topology is not None  # the configuration was checked for that
             return Decentralized(algorithm, topology_of(config.topology, config.clients))
         return algorithm
-
-    def _below(self, name: str, of: Any) -> Algorithm:
-        """The method that a server optimiser is of, with its own settings."""
-        if not isinstance(of, str) or issubclass(served(of), ServerOptimiser):
-            raise InputError(f"{name}: of is {of!r}; name a method, such as --set {name}.of=scaffold")
-        return self.algorithm(of)
 
     def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
         """Where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
@@ -186,7 +183,8 @@ class Experiment:
         """What is measured besides the objective: accuracy for labels, support recovery where the truth is known."""
         found: dict[str, Callable[[Tensor], float]] = {}
         if self.dataset.classes is not None:
-            found["test_accuracy"] = self.test_accuracy
+            x_test, y_test = self.dataset.x_test, self.dataset.y_test
+            found["test_accuracy"] = lambda x: accuracy(self.problem.predict(x, x_test), y_test)
         truth = self.dataset.truth
         if truth is not None and isinstance(self.problem, LeastSquares):
             mine = self.problem.coefficients
@@ -204,22 +202,24 @@ class Experiment:
         config = self.config.model_copy(update=steps)
         return replace(self, methods=Methods.of(config, architecture(self.problem), regularized(self.problem)))
 
-    def test_accuracy(self, x: Tensor) -> float:
-        predictions = self.problem.predict(x, self.dataset.x_test)
-        return accuracy(predictions, self.dataset.y_test)
-
 
 def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
-    """Load the data, divide it, build the model and the regularizer; `auto` becomes what it stands for.
+    """Load the data, divide it, build the model, the regularizer and the methods; replace `auto` by its meaning.
 
     loaded: what `load` returned for a configuration with the same data.
     """
     dataset = _typed(load(config) if loaded is None else loaded, config)
     config = _settled(config, dataset)
     if config.standardize:
-        dataset = _standardized(dataset, config)
+        if is_sparse(dataset.x_train):
+            raise InputError(f"{config.data} is sparse, and standardised columns would not be; leave --standardize out")
+        if dataset.x_train.ndim != 2:
+            raise InputError(f"{config.data} holds pictures, and --standardize is for tables; leave it out")
+        linear = config.model in ("logistic", "least-squares")
+        dataset = standardized(dataset, centre=config.intercept or not linear)
     _check(dataset, config)
-    data = _divide(dataset, config)
+    parts = datasets.partition(config.partition, dataset.y_train, config.clients, seed=config.seed, ids=dataset.clients)
+    data = ClientData.split(dataset.x_train, dataset.y_train, parts)
     if "clients" in config.model_fields_set and config.clients != len(data):
         _warn(f"clients is {config.clients}, and {config.data} brings its own {len(data)}; these are used")
     config = config.model_copy(update={"clients": len(data)})
@@ -230,24 +230,20 @@ def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
         )
     problem = _problem(dataset, data, config)
     methods = Methods.of(config, architecture(problem), regularized(problem))
+    algorithms = [methods.algorithm(name) for name in config.algorithms]
     if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
-        algorithms = [methods.algorithm(name) for name in config.algorithms]
         uplink_config.check_methods(config, algorithms)
         rows = config.dp_clip is not None and config.dp_unit == "example"
         config = uplink_config.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
         methods = replace(methods, config=config)
-    few = (
-        None
-        if config.eval_samples is None
-        else _problem(dataset, data.thinned(config.eval_samples), config, data.sizes)
-    )
-    experiment = Experiment(methods, dataset, problem, few)
-    for name in config.algorithms:
-        algorithm = experiment.algorithm(name)
+    few = None
+    if config.eval_samples is not None:
+        few = _problem(dataset, data.thinned(config.eval_samples), config, data.sizes)
+    for algorithm in algorithms:
         if algorithm.traits.hessians:  # refused here, where there is no folder yet
             algorithm.init(problem.start)
             oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)
-    return experiment
+    return Experiment(methods, dataset, problem, few)
 
 
 def dataset_of(config: Config) -> Dataset:
@@ -258,10 +254,6 @@ def dataset_of(config: Config) -> Dataset:
 def load(config: Config) -> Dataset:
     """Load the data set that a configuration names, as it is."""
     return datasets.load(config.data, **({"test": config.test} if config.test else {}))
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 def settled(experiment: Experiment) -> Experiment:
@@ -277,14 +269,6 @@ def architecture(problem: FiniteSum) -> nn.Module | None:
 def regularized(problem: Problem) -> slice | None:
     """The coefficients of a linear model with an intercept, which is not penalised; None where all of x is."""
     return problem.coefficients if isinstance(problem, GLM) and problem.intercept else None
-
-
-def _standardized(dataset: Dataset, config: Config) -> Dataset:
-    if is_sparse(dataset.x_train):
-        raise InputError(f"{config.data} is sparse, and standardised columns would not be; leave --standardize out")
-    if dataset.x_train.ndim != 2:
-        raise InputError(f"{config.data} holds pictures, and --standardize is for tables; leave it out")
-    return standardized(dataset, centre=config.intercept or config.model not in ("logistic", "least-squares"))
 
 
 def _typed(dataset: Dataset, config: Config) -> Dataset:
@@ -305,30 +289,24 @@ def _typed(dataset: Dataset, config: Config) -> Dataset:
 
 
 def _settled(config: Config, dataset: Dataset) -> Config:
-    """What `auto` stands for with this data."""
+    """Replace `auto` by its meaning for this data."""
     classifier = "logistic" if is_sparse(dataset.x_train) else "mlp:64:relu"
-    settled = {
+    meaning = {
         "partition": "sorted" if dataset.clients is None else "natural",
         "model": "least-squares" if dataset.classes is None else classifier,
     }
-    config = config.model_copy(update={k: v for k, v in settled.items() if getattr(config, k) == "auto"})
+    config = config.model_copy(update={k: v for k, v in meaning.items() if getattr(config, k) == "auto"})
     linear = config.model in ("logistic", "least-squares")
     if config.intercept and not linear:
         raise InputError(f"intercept is for logistic and least-squares; {config.model} has biases of its own")
-    if _of_sites(config):  # tables as they are
-        known = {"intercept": linear, "standardize": True}
-        config = config.model_copy(update={k: v for k, v in known.items() if getattr(config, k) is None})
-    return config
-
-
-def _of_sites(config: Config) -> bool:
-    """Whether the data are one file per client: tables as they are, whose columns are far from 0."""
     kind, _, path = config.data.partition(":")
-    if kind != "csv":
-        return False
-    from fednmap.data.site_files import is_of_sites
+    if kind == "csv":
+        from fednmap.data.site_files import is_of_sites
 
-    return is_of_sites(path_of(path)[0])
+        if is_of_sites(path_of(path)[0]):  # tables as they are, whose columns are far from 0
+            known = {"intercept": linear, "standardize": True}
+            config = config.model_copy(update={k: v for k, v in known.items() if getattr(config, k) is None})
+    return config
 
 
 def _check(dataset: Dataset, config: Config) -> None:
@@ -338,32 +316,27 @@ def _check(dataset: Dataset, config: Config) -> None:
             f"the targets of {config.data} are times and events, which no model here predicts; use "
             "fednmap.estimators.FederatedCoxRegression, or fednmap.problems.Cox"
         )
-    if dataset.classes is not None:
-        if config.model == "least-squares":
-            raise InputError(
-                f"least-squares fits numbers, and the targets of {config.data} are labels; use logistic, "
-                "or for whole numbers in a table csv:PATH,regression=true"
-            )
-        if len(torch.unique(dataset.y_train)) < 2:
-            raise InputError(f"all labels of {config.data} are the same; give data with two labels or more")
-    if config.data.partition(":")[0] in ("csv", "svm"):
-        spread = deviations(dataset.x_train)
-        varied = spread[spread > 0]
-        if len(varied) and (varied.max() > UNSCALED or varied.max() > UNSCALED * varied.min()):
-            _warn(
-                f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "
-                "add --standardize, or no step size suits them all"
-            )
-        else:
-            _check_step(dataset, config)
-
-
-def _check_step(dataset: Dataset, config: Config) -> None:
-    """Warn of a column for which the local step is too long: the smoothness of f is at least its mean square."""
+    if dataset.classes is not None and config.model == "least-squares":
+        raise InputError(
+            f"least-squares fits numbers, and the targets of {config.data} are labels; use logistic, "
+            "or for whole numbers in a table csv:PATH,regression=true"
+        )
+    if dataset.classes is not None and len(torch.unique(dataset.y_train)) < 2:
+        raise InputError(f"all labels of {config.data} are the same; give data with two labels or more")
+    if config.data.partition(":")[0] not in ("csv", "svm"):
+        return
+    spread = deviations(dataset.x_train)
+    varied = spread[spread > 0]
+    if len(varied) and (varied.max() > UNSCALED or varied.max() > UNSCALED * varied.min()):
+        _warn(
+            f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "
+            "add --standardize, or no step size suits them all"
+        )
+        return
     bound = {"logistic": 0.25, "least-squares": 1.0}.get(config.model)
     if bound is None or is_sparse(dataset.x_train):
         return
-    steep = bound * dataset.x_train.square().mean(0)
+    steep = bound * dataset.x_train.square().mean(0)  # the smoothness of f is at least the largest of them
     j = int(steep.argmax())
     if config.eta_a * float(steep[j]) > OVERSHOT:
         name = dataset.features[j] if dataset.features else f"{j}"
@@ -375,12 +348,6 @@ def _check_step(dataset: Dataset, config: Config) -> None:
 
 def _warn(line: str) -> None:
     warnings.warn(line, UserWarning, stacklevel=3)
-
-
-def _divide(dataset: Dataset, config: Config) -> ClientData:
-    spec, n = config.partition, config.clients
-    parts = datasets.partition(spec, dataset.y_train, n, seed=config.seed, ids=dataset.clients)
-    return ClientData.split(dataset.x_train, dataset.y_train, parts)
 
 
 def _problem(dataset: Dataset, data: ClientData, config: Config, sizes: Tensor | None = None) -> FiniteSum:

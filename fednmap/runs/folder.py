@@ -1,14 +1,14 @@
-"""Run folders: what a run leaves on disk, safe against kills, full disks and curious hands.
+"""Run folders: what a run leaves on disk, in a form that survives kills and full disks.
 
 run.toml                          the whole configuration
 environment.json                  versions, the command, when it began, the data's digest, the configuration once more
-metrics.csv                       long form (method, trial, round, metric, value, check), appended while running
-checkpoints/METHOD-TRIAL/         the last two states, safetensors with a JSON beside each
+metrics.csv                       long form (method, trial, round, metric, value), appended while running
+checkpoints/METHOD-TRIAL/         the last two states, safetensors with a JSON file each
 models/METHOD-TRIAL.safetensors   the trained parameters
 results.json                      the closing numbers of every finished method and trial
 
-What was changed by accident is noticed when it is read: `check` is the CRC-32 of its row, each entry of results.json
-holds its own SHA-256 and that of its model. Folders of earlier versions, without these, stay readable.
+Each entry of results.json holds its own SHA-256 and that of its model, which are checked when they are read. In
+metrics.csv a last line without its end is ignored. Folders of earlier versions stay readable.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import platform
 import re
 import sys
 import time
-import warnings
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -37,7 +36,7 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import (
     LOCK,
-    TURN,
+    add_checksum,
     clear_errors,
     finite,
     from_json,
@@ -45,18 +44,16 @@ from fednmap.runs.files import (
     in_use,
     locked,
     replacing,
-    sealed,
     to_disk,
     to_json,
-    unsealed,
+    verified,
     write_atomically,
 )
 from fednmap.simulation import Record, lock
 
-HEADING = b"method,trial,round,metric,value,check"
-OLD_HEADING = b"method,trial,round,metric,value"
+HEADING = b"method,trial,round,metric,value\n"
 COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
-"""What every measurement ends with: one that lacks them is half written."""
+"""Metrics that every measurement has; one without them is half written."""
 VERSIONS = ("fednmap", "torch", "numpy")
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
@@ -87,12 +84,13 @@ class Row(NamedTuple):
     value: float
 
     def line(self) -> bytes:
-        text = f"{self.job.method},{self.job.trial},{self.round},{self.metric},{self.value!r}".encode()
-        return b"%s,%08x\n" % (text, zlib.crc32(text))
+        return f"{self.job.method},{self.job.trial},{self.round},{self.metric},{self.value!r}\n".encode()
 
 
-class About(NamedTuple):
-    """What run.toml says of a run, as it stands there: nothing is looked up. None where it does not say."""
+class About(BaseModel):
+    """What run.toml says of a run, without looking names up; None where it does not say."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     data: str | None = None
     model: str | None = None
@@ -100,18 +98,10 @@ class About(NamedTuple):
     clients: int | None = None
     rounds: int | None = None
     trials: int | None = None
-    algorithms: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = Field((), strict=False)
     measure_gamma: float | None = None
     made_in: str | None = None
     """"Python" for `fednmap.run`, "fit" for `fednmap fit`; None for a run that a configuration describes."""
-
-
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("data", "model", "reg", "made_in"), str),
-    **dict.fromkeys(("clients", "rounds", "trials"), int),
-    "algorithms": list,
-    "measure_gamma": (int, float),
-}
 
 
 class Model(NamedTuple):
@@ -131,41 +121,29 @@ class Model(NamedTuple):
     """What was subtracted from the columns and what they were divided by, where they were standardised."""
 
     def about(self) -> dict[str, Any]:
-        """What is said of it beside its numbers; names that it has not leave no trace."""
-        named = {
-            "features": self.features,
-            "labels": self.labels,
-            "intercept": self.intercept,
-            "scaling": self.scaling if self.scaling[0] else (),
-        }
-        return {"inputs": self.inputs} | {key: value for key, value in named.items() if value}
+        """Return what the file's metadata hold; names that the model does not have are left out."""
+        given = self._asdict() | {"scaling": self.scaling if self.scaling[0] else ()}
+        return {name: v for name, v in given.items() if name == "inputs" or (name != "parameters" and v)}
 
     @classmethod
     def of(cls, parameters: dict[str, Tensor], about: Mapping[str, Any]) -> Model:
-        """The way back."""
+        """Return the model of these parameters and metadata."""
         shift, scale = about.get("scaling") or ((), ())
-        return cls(
-            parameters,
-            tuple(about.get("inputs", ())),
-            tuple(about.get("features", ())),
-            tuple(about.get("labels", ())),
-            bool(about.get("intercept")),
-            (tuple(shift), tuple(scale)),
-        )
+        words = {name: tuple(about.get(name, ())) for name in ("inputs", "features", "labels")}
+        return cls(parameters, **words, intercept=bool(about.get("intercept")), scaling=(tuple(shift), tuple(scale)))
 
 
 class RunFolder:
     """The folder of one run."""
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._shared = shared  # several processes write to it, one at a time
 
     @classmethod
     def create(
         cls, path: Path | None, config: Config, command: str, more: Mapping[str, bytes] | None = None
     ) -> RunFolder:
-        """A new folder with its configuration and the files `more`; never one that already holds something."""
+        """Make a folder with its configuration and the files `more`; refused if it already holds something."""
         return cls.create_plain(path, config.toml(), config.model_dump(mode="json"), command, more)
 
     @classmethod
@@ -177,7 +155,7 @@ class RunFolder:
         command: str,
         more: Mapping[str, bytes] | None = None,
     ) -> RunFolder:
-        """The same for a run that a configuration does not describe: what run.toml says, and its settings."""
+        """Make a folder for a run that a Config does not describe, from the text of run.toml and its settings."""
         if path is None:
             path = _fresh(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}")
         elif path.exists() and not path.is_dir():
@@ -185,7 +163,7 @@ class RunFolder:
         with clear_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             with locked(path):
-                if any(_is_content(p) for p in path.iterdir()):
+                if not all(p.name == LOCK or re.fullmatch(r"\..*\.part", p.name) for p in path.iterdir()):
                     raise InputError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
                 for name, data in (more or {}).items():
                     write_atomically(path / name, data)
@@ -200,38 +178,38 @@ class RunFolder:
             raise InputError(f"{path} is not a run folder: it has no run.toml")
         return cls(path)
 
-    def config(self, *, trust: bool = False, look_up: bool = True) -> Config:
-        """The configuration, checked: for what runs. Whoever only looks asks `about`."""
+    def config(self, *, trust: bool = False) -> Config:
+        """Return the configuration, validated, to run it; `about` describes a run without loading anything."""
         if self.made_in_python():
             raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
         if self.about().made_in == "fit":
             raise InputError(
                 f"expected a run of train or compare, got a fit, {self.path}; repeat it with `fednmap fit`"
             )
-        return Config.read(self.path / "run.toml", trust=trust, look_up=look_up)
+        return Config.read(self.path / "run.toml", trust=trust)
 
     def made_in_python(self) -> bool:
         """Whether no configuration describes the run: it was made by `fednmap.run(..., folder=)`."""
         return from_toml(self.path / "run.toml").get("made_in") == "Python"
 
     def about(self) -> About:
-        """What the run was, readable also where names in it have changed since or belong to others."""
+        """Describe the run, even if names in it have changed since or belong to others."""
         found = from_toml(self.path / "run.toml")
-        for name, kind in _KINDS.items():
-            if name in found and not (isinstance(found[name], kind) and not isinstance(found[name], bool)):
-                raise InputError(f"{self.path / 'run.toml'} was changed: {name} is {found[name]!r:.40}")
-        known = {name: found[name] for name in About._fields if name in found}
-        if known.get("data") == "own" and "made_in" not in known:
-            known.pop("model", None)  # the clients have their own, whatever the settings say
-        return About(**known | {"algorithms": tuple(map(str, known.get("algorithms", ())))})
+        if found.get("data") == "own" and "made_in" not in found:
+            found.pop("model", None)  # the clients have their own, whatever the settings say
+        try:
+            return About.model_validate(found)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            raise InputError(f"{self.path / 'run.toml'} was changed: {name} is {found[name]!r:.40}") from None
 
     def environment(self) -> dict[str, Any]:
         """What is known of the run's beginning; nothing if it was killed before that was written."""
         path = self.path / "environment.json"
         return dict(from_json(path, dict)) if path.exists() else {}
 
-    def recognise(self, data: str) -> None:
-        """Refuse to go on with other data than the run began with; `data` is their digest."""
+    def check_data_digest(self, data: str) -> None:
+        """Refuse to continue with other data than the run began with; `data` is their digest."""
         began = self.environment()
         if "data" not in began:
             with clear_errors(self.path):
@@ -272,26 +250,14 @@ class RunFolder:
         return ", ".join(f"{k} is {now.get(k)!r} and was {before.get(k)!r}" for k in others)
 
     def repair(self) -> None:
-        """Away with what a kill has left half written, and with measurements damaged since, of which it warns."""
+        """Delete what a kill has left half written."""
         with clear_errors(self.path):
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
-                settings = {} if self.made_in_python() else self.config(look_up=False).model_dump(mode="json")
-                write_atomically(self.path / "environment.json", to_json(provenance(settings)))
-            metrics = self.path / "metrics.csv"
-            if not metrics.exists():
-                write_atomically(metrics, HEADING + b"\n")
-            with metrics.open("r+b") as file:
-                file.truncate(_whole_lines(file))
-            damaged = [number for number, row in self._lines() if row is None]
-            if damaged or self._first_line() != HEADING + b"\n":
-                self._rewrite(_undamaged(row for _, row in self._lines()))
-        if damaged:
-            lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:5]))}{' ...' * (len(damaged) > 5)}"
-            warnings.warn(
-                f"{metrics}: {lines} changed since written; the measurements there are left out", stacklevel=2
-            )
+                known = from_toml(self.path / "run.toml")
+                write_atomically(self.path / "environment.json", to_json(provenance(known.get("settings", known))))
+            self._rewrite(self._rows())
 
     def append(self, job: Job, record: Record) -> None:
         """One measurement more in metrics.csv."""
@@ -299,7 +265,7 @@ class RunFolder:
         for row in rows:
             if any(character in row.metric for character in ',"\r\n'):
                 raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
-        with clear_errors(self.path), self._turn(), (self.path / "metrics.csv").open("ab") as file:
+        with clear_errors(self.path), self._writing(), (self.path / "metrics.csv").open("ab") as file:
             file.write(b"".join(row.line() for row in rows))
 
     def flush(self) -> None:
@@ -334,62 +300,50 @@ class RunFolder:
         curves = self.curves().get(Job(method, trial), {})
         return [dict(zip(curves, values, strict=True)) for values in zip(*curves.values(), strict=True)]
 
-    def measured(self) -> set[Job]:
-        """The methods and trials that metrics.csv knows."""
-        return {row.job for row in self._rows()}
-
     def forget_after(self, job: Job, done: int) -> None:
-        """Drop measurements of rounds that will be run again."""
-        with clear_errors(self.path), self._turn():
-            self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
+        """Drop the measurements of rounds that will be run again."""
+        with clear_errors(self.path), self._writing():
+            if any(row.job == job and row.round > done for row in self._rows()):
+                self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
 
     def arrange(self, jobs: Sequence[Job]) -> None:
-        """Measurements and closing numbers of several methods in this order, which ran at the same time."""
+        """Put measurements and closing numbers of jobs that ran at the same time into this order."""
         place = {job: k for k, job in enumerate(jobs)}
         with clear_errors(self.path):
             self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
             results = sorted(self.results(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
-            write_atomically(self.path / "results.json", to_json([sealed(r) for r in results]))
+            write_atomically(self.path / "results.json", to_json([add_checksum(r) for r in results]))
 
-    def _turn(self) -> AbstractContextManager[None]:
-        """This process alone writes what all of them do."""
-        return lock.exclusive(self.path / TURN) if self._shared else nullcontext()
+    def _writing(self) -> AbstractContextManager[None]:
+        """Wait until no other process of this run writes; each locks run.toml meanwhile, which does not change."""
+        return lock.exclusive(self.path / "run.toml")
 
     def _rewrite(self, rows: Iterator[Row]) -> None:
         with replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
-            file.write(HEADING + b"\n")
+            file.write(HEADING)
             file.writelines(row.line() for row in rows)
 
     def _rows(self) -> Iterator[Row]:
-        """What metrics.csv holds; refused if a row is not what was written."""
-        for number, row in self._lines():
-            if row is None:
-                raise InputError(
-                    f"{self.path / 'metrics.csv'}, line {number} was changed since it was written; "
-                    "put the file back from a copy, or delete the lines of that round"
-                )
-            yield row
-
-    def _lines(self) -> Iterator[tuple[int, Row | None]]:
-        """Each whole line with its number, counted from 1; None where it is not what was written."""
-        checked = self._first_line() != OLD_HEADING + b"\n"  # rows of earlier versions do not end with a check
+        """Yield the complete lines of metrics.csv; the checksums of earlier versions, a sixth column, are ignored."""
+        path = self.path / "metrics.csv"
         try:
-            file = (self.path / "metrics.csv").open("rb")
+            file = path.open("rb")
         except FileNotFoundError:
             return
         except OSError as error:
-            raise InputError(f"cannot read {self.path / 'metrics.csv'}: {error.strerror}") from None
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
         with file:
             for number, line in enumerate(file, 1):
-                if line.endswith(b"\n") and not (number == 1 and line[:-1] in (HEADING, OLD_HEADING)):
-                    yield number, _row(line[:-1], checked)
-
-    def _first_line(self) -> bytes:
-        try:
-            with (self.path / "metrics.csv").open("rb") as file:
-                return file.readline()
-        except OSError:
-            return b""
+                if number == 1 or not line.endswith(b"\n"):
+                    continue
+                try:
+                    method, trial, done, metric, value = line.decode().split(",")[:5]
+                    yield Row(Job(method, int(trial)), int(done), metric, float(value))
+                except ValueError:
+                    raise InputError(
+                        f"{path}, line {number} was changed since it was written; "
+                        "put the file back from a copy, or delete the lines of that round"
+                    ) from None
 
     def results(self) -> list[dict[str, Any]]:
         """The closing numbers of what is finished."""
@@ -398,9 +352,10 @@ class RunFolder:
             return []
         results = []
         for entry in from_json(path, list):
-            facts = unsealed(entry) if isinstance(entry, dict) else {}
+            facts = verified(entry) if isinstance(entry, dict) else {}
             if facts is None:
-                raise InputError(f"{path} was changed: the numbers of {_name(entry)} are not those that were written")
+                job = f"{entry.get('method')}-{entry.get('trial')}"
+                raise InputError(f"{path} was changed: the numbers of {job} are not those that were written")
             if not {"method", "trial", "rounds"} <= facts.keys():
                 raise InputError(f"{path} was changed: each entry needs method, trial and rounds")
             results.append(facts)
@@ -418,9 +373,9 @@ class RunFolder:
                 data = save(tensors, metadata={"fednmap": about})  # several keys would change places
                 write_atomically(path, data)
                 facts["model_sha256"] = hashlib.sha256(data).hexdigest()
-            with self._turn():
-                entries = [sealed(r) for r in self.results() if (r["method"], r["trial"]) != job]
-                write_atomically(self.path / "results.json", to_json([*entries, sealed(facts)]))
+            with self._writing():
+                entries = [add_checksum(r) for r in self.results() if (r["method"], r["trial"]) != job]
+                write_atomically(self.path / "results.json", to_json([*entries, add_checksum(facts)]))
         return dict(finite(facts))
 
     def model(self, job: Job) -> Model | None:
@@ -472,30 +427,6 @@ def _command() -> list[str]:
     return ["python", program, *arguments] if path.suffix == ".py" and path.name != "__main__.py" else []
 
 
-def _row(line: bytes, checked: bool) -> Row | None:
-    """What a line of metrics.csv says; None if it is not what was written."""
-    text, checksum = line.rsplit(b",", 1) if checked and b"," in line else (line, b"")
-    if checked and checksum != b"%08x" % zlib.crc32(text):
-        return None
-    try:
-        method, trial, done, metric, value = text.decode().split(",")
-        return Row(Job(method, int(trial)), int(done), metric, float(value))
-    except ValueError:
-        return None
-
-
-def _undamaged(rows: Iterator[Row | None]) -> Iterator[Row]:
-    """The measurements none of whose rows is damaged; a damaged one belongs to those before and after it."""
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: row and (row.job, row.round))]
-    for k, group in enumerate(groups):
-        if not any(near[0] is None for near in groups[max(0, k - 1) : k + 2]):
-            yield from (row for row in group if row is not None)
-
-
-def _name(entry: dict[str, Any]) -> str:
-    return f"{entry.get('method')}-{entry.get('trial')}"
-
-
 def redacted(words: Sequence[str]) -> list[str]:
     """The words of a command without its secrets: what stands behind a name with token, password or secret in it.
 
@@ -512,23 +443,6 @@ def redacted(words: Sequence[str]) -> list[str]:
             shown.append(f"{name}=***" if named and equals else ASSIGNMENT.sub(r"\1***", word))
         secret = named and not equals and not secret
     return shown
-
-
-def _whole_lines(file: Any) -> int:
-    """How many bytes of the file end with a line's end."""
-    size = end = file.seek(0, 2)
-    while end > 0:
-        start = max(0, end - 4096)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return int(start + found + 1)
-        end = start
-    return 0 if size else size
-
-
-def _is_content(path: Path) -> bool:
-    return path.name not in (LOCK, TURN) and not (path.name.startswith(".") and path.name.endswith(".part"))
 
 
 def _fresh(path: Path) -> Path:

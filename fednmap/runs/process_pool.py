@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -107,15 +105,12 @@ class ProcessPool:
     def _cause(self) -> str:
         """Which process was killed, and how; the executor has ended the others."""
         self._executor.shutdown()
-        lost = sorted(self._processes, key=lambda process: process.exitcode == -signal.SIGTERM)[0]
-        code = lost.exitcode or 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-        return f"process {lost.pid} {how}"
+        return lost_process(sorted(self._processes, key=lambda process: process.exitcode == -signal.SIGTERM)[0])
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             for process in self._processes:
@@ -134,12 +129,8 @@ def parallel_map(function: Callable[[Any], Any], count: int) -> Iterator[Map]:
     if count < 2 or sys.platform != "linux":
         yield lambda jobs: [function(job) for job in jobs]
         return
-    with ProcessPool(partial(_without_messages, function), count) as pool:
+    with ProcessPool(lambda job, _: function(job), count) as pool:  # forks need not pickle it
         yield pool.map
-
-
-def _without_messages(function: Callable[[Any], Any], job: Any, _: Send) -> Any:
-    return function(job)
 
 
 class _SharedFlag:
@@ -184,6 +175,13 @@ def _do(k: int, job: Any) -> Any:
     except Exception:
         _stop.set()  # here, because the next job may begin before the owner knows
         raise
+
+
+def lost_process(process: BaseProcess) -> str:
+    """Describe how a process has ended."""
+    code = process.exitcode or 0
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    return f"process {process.pid} {how}"
 
 
 def end_with(parent: int) -> None:

@@ -1,6 +1,6 @@
 """One method's run on disk: measurements and checkpoints as it goes, model and closing numbers at its end.
 
-What was stopped or killed goes on from its last checkpoint, to the same bits.
+A run that was stopped or killed continues from its last checkpoint, to the same bits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
@@ -40,7 +41,7 @@ class StopFlag(Protocol):
 
 
 class RunInfo(NamedTuple):
-    """What a reporter is told when a method begins."""
+    """What a reporter receives when a method begins."""
 
     job: Job
     done: int
@@ -52,7 +53,7 @@ class RunInfo(NamedTuple):
 
 
 class Reporter(Callback):
-    """Also hears which method begins and ends, and what must be told; the default says nothing."""
+    """A callback that also receives the begin and end of each method, and messages for the user."""
 
     label = ""
     """Stands before a method's name, where one command makes several runs."""
@@ -63,12 +64,12 @@ class Reporter(Callback):
     def end(self, result: dict[str, Any] | None) -> None:
         """The method has ended, with these closing numbers; with None if it was stopped."""
 
-    def tell(self, line: str) -> None:
-        """Something the user should know."""
+    def message(self, line: str) -> None:
+        """Show a line to the user."""
 
     def clone(self) -> Reporter:
-        """One more like this, for a method that runs at the same time."""
-        return self
+        """Return a reporter for a method that runs at the same time."""
+        return copy(self)
 
 
 @dataclass(frozen=True)
@@ -84,24 +85,24 @@ class Task:
     settings: dict[str, Any]
     """What the states depend on; a checkpoint is read with the same settings only."""
     options: dict[str, Any]
-    """Of `run_and_measure`."""
+    """Those of `run_and_measure`."""
     saved: Callable[[Tensor], Model]
-    """The model x as it is kept."""
-    trials: int
+    """Turns the vector x into the model that is stored."""
     facts: dict[str, Any]
-    """All that is known of the run, for those who report it."""
-    beside: int = 1
-    """How many runs share the machine: its seconds are not comparable with those of one alone."""
+    """All that is known of the run, for reporters."""
+    trials: int = 1
+    parallel: int = 1
+    """How many runs share the machine: their seconds are not comparable with those of one alone."""
 
     def found(self, folder: RunFolder) -> tuple[Round | None, Record | None, list[str]]:
-        """The state to go on from, its totals, and a line about each checkpoint that had to be passed over."""
+        """Return the state to continue from, its totals, and a line about each checkpoint that was refused."""
         where = folder.checkpoints(self.job)
         return checkpoints.newest(where, self.algorithm, self.problem, self.start, self.settings)
 
     def go(
         self, after: Round | None, before: Record | None, callbacks: Sequence[Callback], earlier: Sequence[Record] = ()
     ) -> tuple[Result, str | None]:
-        """The rounds that are still to run, and what went wrong in them."""
+        """Run the rounds that are not done yet; return the result, and the error if the iterates diverged."""
         given = self.options | {"callbacks": callbacks, "after": after, "before": before, "earlier": earlier}
         try:
             given |= {"rounds": self.rounds, "start": self.start, "history": False}
@@ -115,48 +116,44 @@ def run_and_record(
     folder: RunFolder,
     callbacks: Sequence[Callback],
     asked: StopFlag,
-    *,
-    measured: bool,
     announce: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Run the task, or what is left of it; its closing numbers, which are in the folder then.
+    """Run the rounds of the task that are not done yet; return its closing numbers, which are then in the folder.
 
     asked:    set when the user wants to stop.
-    measured: whether the folder holds measurements of the job already.
-    announce: told how many rounds are done, before the others begin.
+    announce: receives the number of rounds done, before the others begin.
     """
     job, reporters = task.job, [callback for callback in callbacks if isinstance(callback, Reporter)]
 
-    def tell(line: str) -> None:
+    def message(line: str) -> None:
         for reporter in reporters:
-            reporter.tell(line)
+            reporter.message(line)
 
     after, before, refused = task.found(folder)
     for line in refused:
-        tell(line)
+        message(line)
     done = 0 if after is None else after.t + 1
     if done >= task.rounds > 0:
         raise InputError(f"{task.rounds} rounds are asked for and {job.method} has run {done}; ask for more")
-    if measured:
-        folder.forget_after(job, -1 if after is None else done)
+    folder.forget_after(job, -1 if after is None else done)
     for reporter in reporters:
         reporter.begin(RunInfo(job, done, task.rounds, task.trials, task.facts))
     closing: dict[str, Any] | None = None
     announce(done)
     try:
-        earlier = folder.records(*job) if measured else []
-        result, error = task.go(after, before, (_Keeper(task, folder, asked), *callbacks), earlier)
+        earlier = folder.records(*job)
+        recorder = Recorder(task, folder, asked)
+        result, error = task.go(after, before, (recorder, *callbacks), earlier)
         if error:
-            tell(f"{job.method}: {error}")
+            message(f"{job.method}: {error}")
         if result.warning:
-            tell(f"warning: {job.method}: {result.warning}")
-        if result.ended and result.last is not None:  # a later call may go on
-            folder.flush()
-            _save(task, folder, result.last, result.totals)
+            message(f"warning: {job.method}: {result.warning}")
+        if result.ended and result.last is not None:  # a later call may continue
+            recorder.save(result.last, result.totals)
         # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
-        records = result.records or folder.records(*job)
+        records = result.records or earlier
         facts = summary(records[-1]) if records else {"rounds": done}
-        facts |= {"measure_gamma": result.measure_gamma} | ({"jobs": task.beside} if task.beside > 1 else {})
+        facts |= {"measure_gamma": result.measure_gamma} | ({"jobs": task.parallel} if task.parallel > 1 else {})
         facts |= {"error": error} if error else {"ended": result.ended or DONE}
         facts |= {"ended_by": result.ended_by} if result.ended_by else {}
         facts |= {"warning": result.warning} if result.warning else {}
@@ -167,17 +164,32 @@ def run_and_record(
     return closing
 
 
-def ended_by(stops: Sequence[Callback], closing: dict[str, Any], records: Sequence[Record]) -> dict[str, Any] | None:
-    """The closing numbers of a run with the reason for which it stays ended before its rounds; None without one."""
-    if not records:
-        return None
-    stays_ended(stops, records[:-1])  # they hear all in order
+def stored_result(
+    folder: RunFolder, job: Job, rounds: int, stops: Sequence[Callback], enders: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """Return the closing numbers of a job with nothing left to run: all rounds are done, or it stays ended early.
+
+    stops:  reasons to stop, which are asked again.
+    enders: names of callbacks; a run that one of them ended is not continued.
+    """
+    found = next((r for r in folder.results() if (r["method"], r["trial"]) == job), None)
+    if found is None or "error" in found or found["rounds"] == rounds:
+        return found
+    if found["rounds"] > rounds:
+        raise InputError(
+            f"{rounds} rounds are asked for and {job.method} in {folder.path} has run {found['rounds']}; "
+            "ask for as many or more, or start a new run"
+        )
+    records = folder.records(*job)
+    if found.get("ended_by") in enders or not records:
+        return found if records else None
+    stays_ended(stops, records[:-1])  # they receive all in order
     reason = heard(stops, lambda callback: callback.on_record(records[-1]))
-    return closing | {"ended": reason} if reason is not None else None
+    return found | {"ended": reason} if reason is not None else None
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """The closing numbers, as `--json` prints them, with metrics of one's own; what was not measured is not there."""
+    """Return the closing numbers, as `--json` prints them; what was not measured is left out."""
     return {
         "rounds": int(record["round"]),
         **{k: v for k, v in record.items() if not quantity(k).cost},
@@ -190,50 +202,37 @@ def summary(record: Record) -> dict[str, Any]:
     }
 
 
-class _Keeper(Callback):
-    """Writes measurements and checkpoints; stops after the round in which the user asked to."""
+class Recorder(Callback):
+    """Writes measurements and checkpoints; stops after the round in which the user asked to.
 
-    def __init__(self, task: Task, folder: RunFolder, asked: StopFlag) -> None:
+    folder: None in the other processes of a group, which only send their clients' states to process 0.
+    """
+
+    def __init__(self, task: Task, folder: RunFolder | None = None, asked: StopFlag | None = None) -> None:
         self.task, self.folder, self.asked = task, folder, asked
 
     def on_record(self, record: Record) -> None:
-        self.folder.append(self.task.job, record)
+        if self.folder is not None:
+            self.folder.append(self.task.job, record)
 
     def on_round(self, round: Round, totals: Record) -> None:
-        save, stop = _due(round, self.task, self.asked.is_set())
-        if save:
-            self.folder.flush()
-            _save(self.task, self.folder, round, totals)
+        done = round.t + 1
+        if done == self.task.rounds:  # what comes next is the result itself
+            return
+        stop = distributed.any_process(self.asked is not None and self.asked.is_set())  # the same in all of them
+        if stop or done % self.task.checkpoint_every == 0:
+            self.save(round, totals)
         if stop:
             raise Interrupted
 
-
-def _save(task: Task, folder: RunFolder, round: Round, totals: Record) -> None:
-    with clear_errors(folder.path):
-        checkpoints.write(folder.checkpoints(task.job), round, totals, task.settings)
-
-
-class Companion(Callback):
-    """The keeper's part in the other processes of a group: their clients' states go to process 0."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def on_round(self, round: Round, totals: Record) -> None:
-        save, stop = _due(round, self.task, False)
-        if save:
+    def save(self, round: Round, totals: Record) -> None:
+        """Write a checkpoint; its measurements are on disk before it."""
+        if self.folder is None:
             round.clients.tensors()
-        if stop:
-            raise Interrupted
-
-
-def _due(round: Round, task: Task, asked: bool) -> tuple[bool, bool]:
-    """Whether to write a checkpoint after this round, and whether to stop; the same in all processes."""
-    done = round.t + 1
-    if done == task.rounds:  # what comes next is the result itself
-        return False, False
-    stop = distributed.any_process(asked)
-    return stop or done % task.checkpoint_every == 0, stop
+            return
+        self.folder.flush()
+        with clear_errors(self.folder.path):
+            checkpoints.write(self.folder.checkpoints(self.task.job), round, totals, self.task.settings)
 
 
 _pool_flag: StopFlag | None = None

@@ -19,13 +19,13 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.files import (
+    add_checksum,
     clear_errors,
     from_json,
     from_toml,
     locked,
-    sealed,
     to_json,
-    unsealed,
+    verified,
     write_atomically,
 )
 from fednmap.runs.folder import Job, RunFolder
@@ -77,24 +77,22 @@ class Sweep:
         done = sum(len(part.results()) >= trials for part in self.parts())
         return f"{'running' if self.folder.running() else 'stopped'}, {done} of {len(self.values)} values done"
 
-    def config(self, value: int) -> Config:
-        return varied(self.folder.config(look_up=False), self.over, value)
+    def run(self, config: Config, reporter: Reporter, pool: ProcessPool | None = None) -> list[list[float]]:
+        """Run what is not finished yet; return for each value and trial |F_nat|^2, averaged over the closing rounds.
 
-    def run(self, reporter: Reporter, pool: ProcessPool | None = None) -> list[list[float]]:
-        """Run what is not finished yet; for each value and trial |F_nat|^2, averaged over the closing rounds.
-
-        pool: processes that run several trials at a time.
+        config: that of the folder.
+        pool:   processes that run several trials at a time.
         """
         with locked(self.folder.path):
-            for line in self.folder.check_settings(self.folder.config(look_up=False)):
-                reporter.tell(line)
-            return [self._run(value, reporter, pool) for value in self.values]
+            for line in self.folder.check_settings(config):
+                reporter.message(line)
+            return [self._run(value, varied(config, self.over, value), reporter, pool) for value in self.values]
 
-    def _run(self, value: int, reporter: Reporter, pool: ProcessPool | None) -> list[float]:
-        config, folder = self.config(value), self.part(value)
+    def _run(self, value: int, config: Config, reporter: Reporter, pool: ProcessPool | None) -> list[float]:
+        folder = self.part(value)
         if not (folder.path / "run.toml").exists():
             RunFolder.create(folder.path, config, "speedup")
-        elif folder.config(look_up=False) != config:  # the sweep was made longer or wider
+        elif folder.config(trust=True) != config:  # the sweep was made longer or wider
             with clear_errors(folder.path):
                 write_atomically(folder.path / "run.toml", config.toml().encode())
         reporter.label = f"{self.name(value)} "
@@ -106,18 +104,18 @@ class Sweep:
     def outcome(self) -> dict[str, Any] | None:
         """What was found; None before all of speedup.toml and run.toml is done."""
         path, about = self.folder.path / OUTCOME, self.folder.about()
-        found = unsealed(from_json(path, dict)) if path.exists() else {}
+        found = verified(from_json(path, dict)) if path.exists() else {}
         if found is None:
-            raise InputError(f"{path} was changed since it was written; delete it, and --resume makes it anew")
+            raise InputError(f"{path} was changed since it was written; delete it, and --resume makes it again")
         asked = {"over": self.over, "values": list(self.values), "rounds": about.rounds, "trials": about.trials}
         return found if asked.items() <= found.items() else None
 
     def finish(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Keep what was found; this as `outcome` gives it back."""
-        facts = sealed(outcome)
+        facts = add_checksum(outcome)
         with clear_errors(self.folder.path):
             write_atomically(self.folder.path / OUTCOME, to_json(facts))
-        return unsealed(facts) or {}
+        return verified(facts) or {}
 
 
 def _reached(folder: RunFolder, config: Config, trial: int) -> float:

@@ -9,10 +9,10 @@ Each works in a run folder (`fednmap train --track tensorboard`) and in Python:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from fednmap.names import InputError, choose
@@ -21,6 +21,8 @@ from fednmap.runs.folder import RunFolder
 from fednmap.runs.recording import Reporter, RunInfo
 from fednmap.simulation import Record
 
+IMPORTS = {"tensorboard": ("torch.utils.tensorboard", "SummaryWriter"), "mlflow": ("mlflow.tracking", "MlflowClient")}
+
 
 class Tracker(Reporter):
     """Sends every measurement elsewhere; `end`, or the end of a `with` block, closes what is open."""
@@ -28,7 +30,7 @@ class Tracker(Reporter):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end(None)
 
 
@@ -36,7 +38,7 @@ class TensorBoard(Tracker):
     """Scalars for TensorBoard, one subfolder per method and trial: `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = _import_tensorboard()
+        self._writer = _imported("tensorboard")
         self.folder = folder
         self._open: Any = None
 
@@ -65,7 +67,7 @@ class MLflow(Tracker):
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "fednmap") -> None:
-        make = _import_mlflow()
+        make = _imported("mlflow")
         with _mlflow_errors():
             self._client = make(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
@@ -95,22 +97,14 @@ class MLflow(Tracker):
                 self._client.set_terminated(run, status)
 
 
-def _import_tensorboard() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise _missing("tensorboard") from None
-    return SummaryWriter
-
-
-def _import_mlflow() -> Any:
-    # MLflow reports its use to its makers unless told otherwise; who trains on private data has not asked for that
+def _imported(name: str) -> Any:
+    module, kind = choose("tracker", name, IMPORTS)
+    # MLflow reports its use to its makers by default, which is not for people who train on private data
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
-        from mlflow.tracking import MlflowClient
+        return getattr(import_module(module), kind)
     except ImportError:
-        raise _missing("mlflow") from None
-    return MlflowClient
+        raise InputError(f"{name} is not installed; pip install 'fednmap[tracking]'") from None
 
 
 @contextmanager
@@ -123,33 +117,22 @@ def _mlflow_errors() -> Iterator[None]:
         raise OSError(f"MLflow: {shown(str(error), 300)}") from error
 
 
-IMPORTS: dict[str, Callable[[], Any]] = {"tensorboard": _import_tensorboard, "mlflow": _import_mlflow}
-
-
 def check_trackers(names: list[str] | None) -> None:
     """Refuse what is unknown or not installed, before anything runs."""
     for name in names or []:
-        choose("tracker", name, IMPORTS)()
+        _imported(name)
 
 
 def trackers(names: list[str] | None, folder: RunFolder) -> tuple[Tracker, ...]:
-    """The trackers of a run folder: TensorBoard's files go into it, and MLflow's unless it has a server."""
+    """Return the trackers of a run folder: TensorBoard's files go into it, and MLflow's unless it has a server."""
     made: list[Tracker] = []
     for name in dict.fromkeys(names or []):
         if name == "tensorboard":
             made.append(TensorBoard(folder.path / "tensorboard"))
+        elif os.environ.get("MLFLOW_TRACKING_URI"):
+            made.append(MLflow())
         else:
-            made.append(MLflow(_mlflow_uri(folder)))
+            # plain files need nothing but MLflow's small package, which must be asked for them
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            made.append(MLflow((folder.path / "mlflow").resolve().as_uri()))
     return tuple(made)
-
-
-def _mlflow_uri(folder: RunFolder) -> str | None:
-    if os.environ.get("MLFLOW_TRACKING_URI"):
-        return None
-    # plain files need nothing but MLflow's small package, which wants to be asked for them
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    return (folder.path / "mlflow").resolve().as_uri()
-
-
-def _missing(name: str) -> InputError:
-    return InputError(f"{name} is not installed; pip install 'fednmap[tracking]'")

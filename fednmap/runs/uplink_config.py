@@ -78,13 +78,12 @@ def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
         raise InputError(
             f"{', '.join(serverless)} has no server: leave dp_clip, aggregate and attack out, or use fednmap"
         )
-    changed = (config.dp_clip is not None and config.dp_unit == "client") or config.aggregate.startswith("clip")
-    for algorithm in algorithms if changed else ():
+    private = config.dp_clip is not None and config.dp_unit == "client"
+    for algorithm in algorithms if private or config.aggregate.startswith("clip") else ():
         check_uplink_can_change(algorithm)
-    if config.dp_clip is not None and config.dp_unit == "client" and config.dp_noise != 0:
-        needed = [type(a).__name__ for a in algorithms if a.traits.central]
-        if needed:
-            raise InputError(f"{', '.join(needed)} has one client, whom no noise hides; use dp_unit = example")
+    central = ", ".join(type(a).__name__ for a in algorithms if a.traits.central)
+    if private and config.dp_noise != 0 and central:
+        raise InputError(f"client-level DP needs at least two clients, and {central} has one; use dp_unit = example")
 
 
 def check_between_machines(config: Config) -> None:

@@ -21,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap.names import InputError
 from fednmap.runs.execution import follow
-from fednmap.runs.process_pool import end_with
+from fednmap.runs.process_pool import end_with, lost_process
 from fednmap.runs.recording import Interrupted
 from fednmap.simulation import distributed
 
@@ -45,7 +45,7 @@ def group(workers: int) -> Iterator[None]:
             # all of them are on this machine: nobody else can reach them
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             arguments = (meeting, workers, os.getpid())
-            others = start_processes(_run, arguments, workers - 1, join=False, start_method="spawn")
+            others = start_processes(_work, arguments, workers - 1, join=False, start_method="spawn")
             try:
                 _take_device(0)
                 _meet(others, meeting, workers)
@@ -78,17 +78,14 @@ def follow_torchrun() -> bool:
     """Work for process 0, if torchrun has made this one of the others; whether it has."""
     if not under_torchrun() or os.environ["RANK"] == "0":
         return False
-    _take_device(int(os.environ.get("LOCAL_RANK", "0")))
-    _work("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.getppid())
+    _work(int(os.environ["RANK"]) - 1, "env://", int(os.environ["WORLD_SIZE"]), os.getppid())
     return True
 
 
-def _run(index: int, meeting: str, workers: int, parent: int) -> None:
-    _take_device(index + 1)
-    _work(meeting, index + 1, workers, parent)
-
-
-def _work(meeting: str, rank: int, workers: int, parent: int) -> None:
+def _work(index: int, meeting: str, workers: int, parent: int) -> None:
+    """Work for process 0; this one has the rank index + 1."""
+    rank = index + 1
+    _take_device(int(os.environ.get("LOCAL_RANK", "0")) if under_torchrun() else rank)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 hears it, and says when to stop
     end_with(parent)
     torch.set_num_threads(1)
@@ -139,11 +136,9 @@ def _dismiss() -> None:
 
 
 def _cause(others: ProcessContext) -> str:
-    """How the first process that is gone has ended."""
+    """Describe how the first process that is gone has ended."""
     for process in others.processes:
         process.join(timeout=1)
         if process.exitcode not in (None, 0):
-            code = process.exitcode
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-            return f"worker process {process.pid} {how}"
+            return f"worker {lost_process(process)}"
     return "a worker process was lost"

@@ -182,6 +182,9 @@ def simulate(
                     server = step(method, t, server, clients, counted, weight)
                 yield Round(t, server, clients.snapshot(), participants, counted, up, down)
 
+    with _hold(folder):  # refused here, not in the first round
+        if after is not None:
+            after.clients.check_store(folder)
     return loop(after.server if after else server)
 
 

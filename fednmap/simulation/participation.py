@@ -48,6 +48,30 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """max(1, round(share n)) different clients, drawn one after another with these odds.
+
+    The mean of the uplinks is not corrected for the odds: a method without client state, such as FedAvg, then minimises
+    a mean of the f_i that weighs clients with higher odds more. FedNMap and other methods whose clients keep a
+    correction end at the optimum of f + phi whatever the odds, as long as they are above 0.
+    """
+
+    odds: Sequence[float]
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+        if not len(self.odds) or not all(0 <= v < float("inf") for v in self.odds) or not sum(self.odds) > 0:
+            raise InputError(f"odds are {list(self.odds)[:4]} ...; give a number of at least 0 for every client")
+
+    def __call__(self, n: int, t: int, rng: Generator) -> Any:
+        count, odds = max(1, round(self.share * n)), np.asarray(self.odds, dtype=float)
+        if len(odds) != n or count > (odds > 0).sum():
+            raise InputError(f"{len(odds)} odds, {(odds > 0).sum()} above 0, for {count} of {n} clients per round")
+        return rng.choice(n, count, replace=False, p=odds / odds.sum())
+
+
+@dataclass(frozen=True)
 class Cyclic:
     """max(1, round(share n)) clients in turn: 0, 1, 2, ..., and from the beginning again."""
 
@@ -65,8 +89,7 @@ class Cyclic:
 class Trace:
     """Whoever was there: a list of client numbers per round, repeated when it ends.
 
-    Clients that are there more often weigh more in a method without client state, such as FedAvg. FedNMap and other
-    methods whose clients keep a correction end at the optimum of f + phi whatever the trace, if everybody is in it.
+    As with `Weighted`, clients that are there more often weigh more in a method without client state.
     """
 
     rounds: Sequence[Sequence[int]]
@@ -92,10 +115,13 @@ class Trace:
 
 def uneven(sampler: Sampler, n: int) -> bool:
     """Whether this sampler is known to draw some of n clients more often than others."""
-    if not isinstance(sampler, Trace):
-        return False
-    times = np.bincount(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sampler.rounds]), minlength=n)
-    return len(set(times.tolist())) > 1
+    if isinstance(sampler, Weighted):
+        return len(set(sampler.odds)) > 1 and round(sampler.share * n) < n
+    if isinstance(sampler, Trace):
+        all_rounds = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sampler.rounds])
+        ids, times = np.unique(all_rounds, return_counts=True)
+        return len(ids) < n or len(set(times.tolist())) > 1
+    return False
 
 
 SAMPLERS: dict[str, Callable[[float], Sampler]] = {"uniform": Uniform, "poisson": Poisson, "cyclic": Cyclic}

@@ -185,15 +185,22 @@ class Snapshot:
 
         mine: which of some clients this process keeps.
         """
-        self._check()
+        self.check_store(folder)
         if self._clients._folder is not None:
-            if folder is None or folder.resolve() != self._clients._folder.resolve():
-                raise InputError(f"the clients' states are in {self._clients._folder}; go on with store= that folder")
             return self._clients
         clients, ids = Clients(self.n, initial, folder), self._taken()
         ids = ids[mine(ids)]
         clients[ids] = self[ids]
         return clients
+
+    def check_store(self, folder: Path | None) -> None:
+        """Refuse to continue from states on disk in another folder, or from an older round of them."""
+        self._check()
+        own = self._clients._folder
+        if own is not None and (folder is None or folder.resolve() != own.resolve()):
+            raise InputError(
+                f"expected store={str(own)!r}, where the clients' states are, got {folder}; give that folder"
+            )
 
     def _taken(self) -> Tensor:
         """The clients that had a state of their own."""

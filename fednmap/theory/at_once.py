@@ -36,9 +36,9 @@ def at_once(
 ) -> AtOnce | None:
     """The steps for `problem`; None where they must be searched for: noisy gradients, or no smoothness declared.
 
-    everybody: all clients are heard in every round: eta_hat = eta_a eta_s Q = 1 / L of f. Otherwise old gradients of
+    everybody: all clients are counted in every round: eta_hat = eta_a eta_s Q = 1 / L of f. Otherwise old gradients of
                others are in the mean, and eta_hat = 1 / (3 max_i L_i), as in SAGA (Defazio, Bach and Lacoste-Julien,
-               2014). With several local steps eta_a is at most 1 / max_i L_i, which each client must bear.
+               2014). With several local steps eta_a is at most 1 / max_i L_i, the limit of each client.
     memory:    of FedNMap. With it gamma = eta_hat, where its first step is a proximal gradient step; without 4 eta_hat.
     eta_a, gamma: a value given is kept; eta_hat is at most gamma.
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from fednmap.names import InputError
-from fednmap.theory.assumptions import at_least_one, nonnegative, positive
+from fednmap.theory.steps import at_least_one, nonnegative, positive
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fednmap.core import Problem, Regularizer, info_of
 from fednmap.measure import hessian_norms, objective
 from fednmap.names import InputError
-from fednmap.theory.assumptions import at_least_one, positive
+from fednmap.theory.steps import at_least_one, positive
 
 Points = Tensor | Sequence[Tensor]
 """One point (p,), or several."""
@@ -91,7 +91,7 @@ def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> V
     """
     if draws < 2:
         raise InputError(f"draws is {draws}; a variance needs at least 2")
-    return Variance(torch.stack([_moments(problem, x, draws).variance for x in _points(points)]).amax(0))
+    return Variance(torch.stack([_moments(problem, x, draws)[1] for x in _points(points)]).amax(0))
 
 
 def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16) -> float:
@@ -165,12 +165,7 @@ def exact(problem: Problem) -> Problem:
     return problem if make is None else make()
 
 
-class _Moments(NamedTuple):
-    mean: Tensor
-    variance: Tensor
-
-
-def _moments(problem: Problem, x: Tensor, draws: int) -> _Moments:
+def _moments(problem: Problem, x: Tensor, draws: int) -> tuple[Tensor, Tensor]:
     """Mean gradient (n, p) and variance (n,) of every client over fresh minibatches (Welford's recursion)."""
     g = problem.oracle(torch.arange(problem.n, device="cpu"), FRESH)
     mean, square = x.new_zeros(problem.n, problem.dim), x.new_zeros(problem.n)
@@ -179,7 +174,7 @@ def _moments(problem: Problem, x: Tensor, draws: int) -> _Moments:
         change = value - mean
         mean = mean + change / (k + 1)
         square = square + (change * (value - mean)).sum(-1)
-    return _Moments(mean, square / max(1, draws - 1))
+    return mean, square / max(1, draws - 1)
 
 
 def _average(problem: Problem, values: Tensor) -> Tensor:

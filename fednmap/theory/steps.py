@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fednmap.theory.assumptions import at_least_one, nonnegative, positive
+from fednmap.names import InputError
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,8 @@ def nonconvex(
 
     For sigma2 = 0: m = 1 and the largest steps the theorem admits.
 
-    Where the statement and its proof part:
-    - At small T the choice violates the conditions (eta_hat grows without limit as T falls); see `violations`.
-    - The proof uses m (R + 1) <= 2 T, which needs m <= T; the statement does not ask for it. Checked.
-    - The proof uses eta_hat <= (1 - gamma rho) / (70 m L_F) with L_F = (L + 2/gamma) / (1 - gamma rho), which is
-      smaller than the stated limit at gamma = 1/(5 K): `proof_eta_hat`, and `proof_gaps` if the choice exceeds it.
-    - (ncvx_order) has no term for |F_nor(z_0)|^2, yet the second term of (ncvx) is 864 C_0 |F_nor(z_0)|^2
-      sigma / sqrt(K delta_psi n Q T) at this choice: it falls like 1/sqrt(T) and is kept here.
+    Where statement and proof differ: docs/theory.md. (ncvx_order) omits [normal map], which falls like 1/sqrt(T) here
+    and is kept.
 
     Args:
         L, rho: smoothness of every f_i; weak convexity of phi.
@@ -226,17 +221,8 @@ def pl(
 
     For sigma2 = 0: m = 1 and the largest steps the theorem admits at this eta_s.
 
-    Where the statement and its proof part:
-    - The stated choice has eta_hat = eta_s log(n Q T) / (120 K T), so it meets its own condition on eta_hat only
-      while eta_s m log(n Q T) <= T, about eta_s log(n Q T) mu <= L + rho: it fails for large T, for mu near L and
-      for large eta_s. See `violations`.
-    - The proof goes through Lemma 4, which asks for eta_a <= (1 - gamma rho) / (70 Q sqrt(m (L^2 + 1/gamma^2)));
-      the statement drops the sqrt(m) and has a larger constant, also for eta_hat: `proof_eta_a`, `proof_eta_hat`.
-    - The statement writes E L_0 where the recursion is one for L_t - psi*: E L_0 - psi* is meant, and used here.
-    - At this choice the first factor is (n Q T)^(-eta_s mu / (540 K (1 + gamma mu C_0))), a power below 1/540 for
-      eta_s = 1, so (pl_order) does not follow from (linear) without that start term, which is kept here. The rate
-      itself is within reach of (linear), with a smaller m = 2 mu T / (1080 K (1 + gamma mu C_0) log(n Q T)) and
-      eta_hat = 1 / (120 m K): then the first factor is 1/(n Q T).
+    Where statement and proof differ: docs/theory.md. The statement writes E L_0 for E L_0 - psi*; (pl_order) omits
+    [start], which does not vanish at its rate and is kept here.
 
     Args:
         L, rho, mu: smoothness of every f_i; weak convexity of phi; PL constant of psi.
@@ -313,3 +299,21 @@ def _exceeded(*conditions: tuple[str, float, str, float]) -> tuple[str, ...]:
 
 def _missing(**given: float | None) -> tuple[str, ...]:
     return tuple(name for name, value in given.items() if value is None)
+
+
+def positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise InputError(f"{name} is {value:g}; it must be finite and above 0")
+
+
+def nonnegative(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise InputError(f"{name} is {value:g}; it must be finite and at least 0")
+
+
+def at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value != int(value) or value < 1:
+            raise InputError(f"{name} is {value}; it must be a whole number, 1 or more")

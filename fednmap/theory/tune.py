@@ -136,7 +136,7 @@ def tune(
     1. L (power iteration) and sigma^2 are measured at the start; Theorem 1 makes the guaranteed pair of them.
     2. Pilots at eta_hat = eta_a eta_s Q in {1/4, 1, 4, 16} / L and gamma in {1, 4, 16, 64} eta_hat, gamma <= 1/(2 rho);
        here L is that of f, which a whole round feels, and in Theorem 1 the largest of the clients'.
-       After a quarter of their length the better half goes on, after a half the better half of those.
+       After a quarter of their length the better half continues, after a half the better half of those.
        Never eta_hat > gamma: where x stays at 0, z shrinks by 1 - eta_hat / gamma per round, which must not swing.
     3. Around the best, pilots of full length with steps and gamma, or gamma alone, doubled and halved, then the
        same by sqrt 2, for as long as the budget lasts.
@@ -200,7 +200,7 @@ def tune(
         spared = largest < searched and gamma is None
         reference = min(psi, float(objective(problem, phi, torch.zeros_like(z))))
 
-    heard = {"participation": participation, "drop": drop, "seed": seed, "sampler": sampler, "uplink": uplink}
+    options = {"participation": participation, "drop": drop, "seed": seed, "sampler": sampler, "uplink": uplink}
 
     def pair(step: float, pull: float) -> Pair:
         """The pair, with what was given kept, gamma in its range, and eta_hat <= gamma."""
@@ -213,7 +213,7 @@ def tune(
 
     def pilot(p: Pair) -> _Run:
         algorithm = FedNMap(phi, eta_a=p[0], eta_s=eta_s, Q=Q, gamma=p[1])
-        return _Run(algorithm, problem, measure_gamma, rounds=length, start=z, **heard)
+        return _Run(algorithm, problem, measure_gamma, rounds=length, start=z, **options)
 
     grid = [
         pair(scale * unit / (eta_s * Q), ratio * (eta_a * eta_s * Q if eta_a else scale * unit))

@@ -101,13 +101,15 @@ def long_lasso():
 
 
 HISTORIES = {"all": {}, "most": {"participation": 0.75}, "half": {"participation": 0.5}, "lossy": {"drop": 0.3}}
-QUICK = {("top", "0", "all"), ("top", "0", "half"), ("random", "0", "all"), ("random", "0", "most")}
+IN_CI = {("top", "0", "all"): 4, ("top", "0", "half"): 5, ("random", "0", "all"): 6, ("random", "0", "most"): 7}
+"""The turn of a case in CI."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compressor", "control", "history"),
     [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        pytest.param(*case, marks=[pytest.mark.ci(turn=IN_CI[case])] if case in IN_CI else [])
         for case in itertools.product(("top", "random"), ("0", "default"), HISTORIES)
     ],
 )
@@ -134,6 +136,8 @@ def test_a_few_bits_suffice(long_lasso, bits, history):
     assert distance(x, solution) < 1e-10
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=3)
 def test_random_entries_do_not_bear_longer_steps(long_lasso):
     """Of an entry that is heard of every 100 rounds, z goes on in the old direction meanwhile."""
     problem, L, solution = long_lasso
@@ -155,6 +159,8 @@ def test_pace_of_compressed_fednmap_is_the_share_of_a_step():
             CompressedFedNMap(PHI, pace=pace)
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=1)
 def test_weakly_convex_phi():
     phi = MCP(0.2, 8.0)
     ends = []
@@ -164,6 +170,8 @@ def test_weakly_convex_phi():
     assert distance(*ends) < 1e-10
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=0)
 def test_noise_is_averaged_out_by_error_control():
     """With minibatches the compressed method ends where the whole one does, up to the same noise."""
     problem = heterogeneous()
@@ -176,6 +184,8 @@ def test_noise_is_averaged_out_by_error_control():
     assert spread[2] < 3 * spread[problem.dim] + 0.01
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=2)
 def test_econtrolda_with_nearly_everything_converges():
     """The published share of the error is above 1 there, and the error would swing out."""
     problem = heterogeneous(samples=60, dim=40)

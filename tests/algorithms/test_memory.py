@@ -50,7 +50,7 @@ def test_the_next_z_solves_the_normal_map_of_the_model(phi):
     S, Y, _ = secants(9, 4)
     x, g = S[0].sin(), 3 * S[1].cos()
     model, gamma = quasi_newton.Model(S, Y, 1.0), 0.7
-    z = quasi_newton.minimised(phi, gamma, x, g, model, 1e-13)
+    z = quasi_newton.minimised(phi, gamma, x, g, model, model.largest, 1e-13)
     u = phi.prox(z, gamma)
     torch.testing.assert_close(g + model(u - x) + (z - u) / gamma, torch.zeros_like(x), atol=1e-9, rtol=0)
 

@@ -168,6 +168,8 @@ def test_pooled_sees_the_clients_reshuffled_minibatches():
     torch.testing.assert_close(pooled, problem.oracle(torch.arange(problem.n), 2)(problem.start, 1).mean(0))
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=5)
 def test_an_epoch_per_round_ends_closer_than_with_replacement():
     algorithm = FedNMap(PHI, eta_a=0.01, Q=12)
     best = models(algorithm, least_squares(None), rounds=4000)[-1]

@@ -95,6 +95,8 @@ SLOW = {("FedAdagrad", "SCAFFOLD"), ("FedAdagrad", "FedNMap"), *((name, "Compres
 SLOW |= {("FedYogi", "SCAFFOLD"), ("FedAdam", "SCAFFOLD")}
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=0)
 @pytest.mark.parametrize(
     ("optimiser", "name"),
     [

@@ -388,7 +388,7 @@ def test_what_is_simulated_is_called_so(command, hospitals):
     assert cost.split(" (")[0] in out
     assert cost.split(" (")[0] in (hospitals.parent / "run" / "report.html").read_text()
     assert json.loads((hospitals.parent / "run" / "model.json").read_text())["simulated"] is True
-    assert "A simulation: this process reads all files" in COMMANDS["fit"][2]
+    assert "A simulation: this process reads all files" in COMMANDS["fit"]
 
 
 def test_show_list_report_and_export_know_a_fit(command, hospitals, monkeypatch):

@@ -258,6 +258,8 @@ def test_exact_also_where_three_links_in_ten_fail(name):
     assert float((found - best).norm(dim=-1).max() / best.norm()) < 1e-8
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=8)
 @pytest.mark.filterwarnings("ignore:.* is proved")
 @pytest.mark.parametrize("name", ["NormED", "PGExtra"])
 def test_too_many_failing_links_are_too_many(name):

@@ -47,7 +47,13 @@ FEW = {
 """Appended to a command: the last word counts."""
 PARSED = {"reproduce": "minutes", "flower": "starts processes", "audit": "reads what such processes logged"}
 """Commands that have tests of their own and are only parsed here."""
-LONG = ("README.md", "docs/estimators.md", "docs/tutorials/hospitals.md", "docs/tutorials/compare.md")
+LONG = (
+    "README.md",
+    "docs/estimators.md",
+    "docs/privacy.md",
+    "docs/tutorials/hospitals.md",
+    "docs/tutorials/compare.md",
+)
 """Pages whose blocks take more than some seconds."""
 PUBLIC = {
     "heart-disease": ("heart_disease", "processed.va.data"),

@@ -172,7 +172,7 @@ def test_dependencies_has_a_line_for_each():
     assert {package for own in declared().values() for package in own} <= words
 
 
-TURNS = 6
+TURNS = 12
 
 
 def test_every_slow_test_of_real_processes_has_a_turn_in_ci():

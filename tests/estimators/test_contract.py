@@ -11,7 +11,11 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.estimator_checks import (
+    check_estimator,
+    check_sample_weight_equivalence_on_dense_data,
+    check_sample_weight_equivalence_on_sparse_data,
+)
 
 import fednmap.estimators
 from fednmap import InputError
@@ -69,6 +73,30 @@ def test_scikit_learn_contract(estimator):
         efron = isinstance(estimator, FederatedCoxRegression) and estimator.ties == "efron"
         unlike = TIED if efron else None
         check_estimator(estimator, on_skip=None, expected_failed_checks=unlike)
+
+
+@pytest.mark.filterwarnings("error::sklearn.exceptions.ConvergenceWarning", "ignore:lam_ =")
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        FederatedLassoCV(),
+        FederatedPoissonRegressorCV(),
+        FederatedLogisticRegressionCV(),
+        *(
+            pytest.param(estimator, marks=pytest.mark.slow)
+            for estimator in (
+                FederatedElasticNetCV(),
+                FederatedGLMCV(),
+                FederatedGLMCV("logistic"),
+                FederatedCoxRegressionCV(ties="breslow"),
+            )
+        ),
+    ],
+    ids=repr,
+)
+def test_at_default_settings_a_weight_of_two_is_two_rows(estimator):
+    check_sample_weight_equivalence_on_dense_data(type(estimator).__name__, estimator)
+    check_sample_weight_equivalence_on_sparse_data(type(estimator).__name__, estimator)
 
 
 @pytest.fixture

@@ -266,6 +266,8 @@ def test_a_ridge_path_reaches_from_nothing_to_least_squares(unit):
     assert path.lambdas == pytest.approx(FederatedGLM("gaussian", "ridge").path(X, TARGETS["gaussian"], SITES).lambdas)
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=10)
 @pytest.mark.parametrize("family", ["gaussian", "binary", "poisson", "huber"])
 def test_the_best_ridge_lies_inside_its_grid(family):
     X, y = load_diabetes(return_X_y=True)

@@ -23,6 +23,7 @@ from fednmap.estimators.engine import minimise
 from fednmap.estimators.path_solver import HessianModel, Penalties, solve
 from fednmap.estimators.wrapped_problems import Centred, Gram
 from fednmap.problems import GLM
+from fednmap.regularizers import L1
 
 TIGHT = {"tol": 1e-9, "max_rounds": 3000}
 
@@ -158,7 +159,9 @@ def test_what_is_sent_to_choose_lam_is_counted():
     X, y = load_diabetes(return_X_y=True)
     sites = np.arange(len(y)) % 4
     chosen = FederatedLassoCV(cv="leave-one-site-out", lambdas=[1.0, 0.1]).fit(X, y, sites)
-    whole = FederatedLasso().path(X, y, sites, lambdas=[1.0, 0.1])
+    whole = chosen.path_
+    plain = FederatedLasso().path(X, y, sites, lambdas=[1.0, 0.1])
+    assert plain.total_rounds <= whole.total_rounds <= plain.total_rounds + 10  # for an exact model at the chosen lam
     parts = [
         FederatedLasso().path(X[sites != k], y[sites != k], sites[sites != k], lambdas=[1.0, 0.1]) for k in range(4)
     ]
@@ -236,3 +239,23 @@ def test_a_path_is_the_same_in_any_unit(unit):
     ours, theirs = (FederatedLasso().path(X, k * y, sites, lambdas=20) for k in (1.0, unit))
     assert ours.total_rounds == theirs.total_rounds
     np.testing.assert_allclose(theirs.coefs / unit, ours.coefs, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_of_single_coefficients_are_solved_in_common_rounds():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 8)).cumsum(1) / 3
+    y = rng.poisson(np.exp(1 + 0.3 * X[:, 0] - 0.2 * X[:, 1])).astype(float)
+    one = torch.ones(8, dtype=torch.float64)
+    alike = [FederatedPoissonRegressor(penalty).path(X, y, lambdas=5).coefs for penalty in (L1(1.0), L1(one))]
+    np.testing.assert_allclose(*alike, rtol=1e-10)
+    free = L1(one * torch.tensor([0, 0, 1, 1, 1, 1, 2, 2]))
+    path = FederatedPoissonRegressor(free, standardize=False, tol=1e-9).path(X, y, lambdas=5)
+    assert path.converged
+    assert path.total_rounds < path.rounds.sum()
+    for lam, coef, intercept in zip(path.lambdas, path.coefs[:, 0], path.intercepts[:, 0], strict=True):
+        slope = X.T @ (np.exp(X @ coef + intercept) - y) / len(y)
+        pull = lam * free.weight.numpy()
+        inside = coef != 0
+        assert inside[:2].all()
+        np.testing.assert_allclose(slope[inside], -(pull * np.sign(coef))[inside], atol=1e-7)
+        assert (np.abs(slope) <= pull + 1e-7).all()

@@ -123,14 +123,14 @@ def test_gradients_are_sent_only_where_the_federation_allows_it(tmp_path):
 
 def test_a_client_without_test_rows_has_none_and_the_others_have_their_own(tmp_path):
     """Every fifth row of a client is for the test, so b, with three rows, has none; a feature says whose a row is."""
-    from fednmap.flower import trial
+    from fednmap.flower import local_federation
 
     rows = {"a": 6, "b": 3, "c": 10, "d": 5}
     lines = [f"{name},{k},{i % 2}" for k, (name, count) in enumerate(rows.items()) for i in range(count)]
     (tmp_path / "clinics.csv").write_text("\n".join(["client,clinic,ill", *lines, ""]))
     settings = {"names": ",".join(rows), "run-folder": "x", "data": f"csv:{tmp_path / 'clinics.csv'}"}
     settings["model"] = "logistic"
-    parts = [trial.load(context(name, settings, tmp_path)) for name in rows]
+    parts = [local_federation.load(context(name, settings, tmp_path)) for name in rows]
     assert [part.problem.data.x[:, 0].tolist() for part in parts] == [[0] * 5, [1] * 3, [2] * 8, [3] * 4]
     assert [None if p.test is None else p.test[0][:, 0].tolist() for p in parts] == [[0], None, [2, 2], [3]]
 
@@ -207,7 +207,7 @@ def test_the_token_of_a_run_is_nowhere_to_be_read(tmp_path, command, monkeypatch
     typed = program == "fednmap"
     assert ("fednmap --token '***' '--app-password=***' -c 'db.secret=*** rounds=3'" in shown) is typed
     assert (b"rounds=3" in page) is typed
-    assert ("made by" in shown) is (b"Made by" in page) is typed
+    assert ("made by" in shown) is (b"made by: " in page) is typed
     assert not [name for name, data in everything(tmp_path).items() if b"tok3n" in data]
 
 
@@ -517,10 +517,10 @@ def lying(y):
 
 BAD = {
     "NaN": (with_nan, "y holds NaN or infinity"),
-    "shape": (lambda y: {"y": Array(y[:-1].copy())}, "y is float64 (5,), due was float64 (6,)"),
+    "shape": (lambda y: {"y": Array(y[:-1].copy())}, "y is float64 (5,), expected float64 (6,)"),
     "dtype": (lambda y: {"y": Array(y.astype(np.float32))}, "y is float32"),
-    "names": (lambda y: {"z": Array(y)}, "arrays named 'z', due were y"),
-    "more": (lambda y: {"y": Array(y), "z": Array(y)}, "arrays named 'y', 'z', due were y"),
+    "names": (lambda y: {"z": Array(y)}, "arrays named 'z', expected y"),
+    "more": (lambda y: {"y": Array(y), "z": Array(y)}, "arrays named 'y', 'z', expected y"),
     "nothing": (lambda y: {}, "arrays named nothing"),
     "long": (lambda y: {"y": Array(1e6 * y)}, "above the bound"),
     "lying": (lying, "y decodes to float64 (2,)"),
@@ -937,7 +937,7 @@ def test_settings_that_cannot_be_are_refused(settings, why):
 
 def test_a_vector_that_claims_to_be_long_is_refused_before_memory_is_taken():
     record = ArrayRecord({"x": Array("float64", (10**12,), "numpy.ndarray", b"short")})
-    with pytest.raises(ValueError, match="no vector"):
+    with pytest.raises(ValueError, match="as a vector x"):
         wire.first_vector(record, "float64")
 
 
@@ -971,6 +971,7 @@ def test_a_connection_is_its_users_while_it_is_open_and_nobodys_afterwards():
         kept, _ = server.accept()
         assert loopback.user_of(*ends) == os.getuid()
         assert loopback.user_of(ends[0], ("127.0.0.1", 1)) is None
+        assert loopback.user_of(("::1", 1), ("a socket's file", None)) is None
         client.close()
         assert loopback.user_of(*ends) is None
         kept.close()
@@ -991,10 +992,13 @@ def test_requests_of_another_user_do_not_reach_the_app(monkeypatch, user, due):
     scope = {"type": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
     asyncio.run(loopback.own_user_only(app)(scope, None, send))
     assert sent[0]["status"] == due
+    sent.clear()
+    asyncio.run(loopback.own_user_only(app)(scope | {"client": None}, None, send))
+    assert sent[0]["status"] == 403  # of somebody unknown
 
 
 def test_where_the_system_does_not_say_whose_a_connection_is_nothing_is_started(monkeypatch, tmp_path):
-    monkeypatch.setattr(loopback, "CONNECTIONS", tmp_path / "none")
+    monkeypatch.setattr(loopback, "SOCK_DIAG", 21)  # no such family
     with pytest.raises(InputError, match="run it on Linux"), Launcher(tmp_path):
         pass
 

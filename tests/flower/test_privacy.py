@@ -237,7 +237,7 @@ def test_a_sum_with_too_little_noise_is_not_unmasked_by_the_clients(tmp_path):
     server = Coordinator(grid, *lying, lambda config, start: plan_from(config, honest.problem.start))
     with pytest.raises(TimeoutError, match="round 0 failed 1 times"):
         server.run()
-    assert "a sum of 3 clients, at least 4 are due" in (states / "sent" / "anna.jsonl").read_text()
+    assert "a sum of 3 clients, expected at least 4" in (states / "sent" / "anna.jsonl").read_text()
 
 
 def test_a_plan_without_the_privacy_of_the_settings_is_refused_on_either_side(tmp_path):

@@ -19,13 +19,13 @@ pytest.importorskip("flwr")
 from safetensors.torch import load_file
 
 from fednmap import simulate
-from fednmap.flower.app import run_settings, write_trial
 from fednmap.flower.keys import make
 from fednmap.flower.launch import GUARDED, Certificates, Launcher, free_port
 from fednmap.flower.ledger import Store
+from fednmap.flower.local_federation import write_trial
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_from
-from fednmap.flower.settings import Federation
+from fednmap.flower.settings import Federation, run_settings
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import settings as settings_of
@@ -139,28 +139,32 @@ from test_flower_quadratic import problem
 
 
 class Faulty(LocalProblem):
-    """Sends NaN, is late or hangs in certain rounds; each fault leaves a file, and hanging happens once."""
+    """From round 1 on client 1 hangs, client 2 sends NaN and client 3 is late, each once; client 0 waits for them."""
 
     def oracle(self, client, t):
-        flags = Path(self.flags)
-        g = super().oracle(client, t)
-        if client == 2 and t in (1, 2):
-            (flags / "nan").touch()
-            return lambda x, q: g(x, q) * torch.nan
-        if client == 3 and t == 1 and not (flags / "late").exists():
-            (flags / "late").touch()
-            time.sleep(LATE)
-        if client == 1 and t == 2 and not (flags / "hanging").exists():
-            (flags / "hanging").touch()
+        g, flag = super().oracle(client, t), Path(FLAGS) / str(client)
+        if t == 0 or flag.exists():
+            return g
+        if client == 0:
+            wait_for(lambda: all((Path(FLAGS) / i).exists() for i in "123"))
+        flag.touch()
+        if client == 1:
             time.sleep(600)
+        if client == 2:
+            return lambda x, q: g(x, q) * torch.nan
+        if client == 3:
+            wait_for(lambda: "client-3: no reply within" in Path(SAID).read_text())
         return g
+
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.1)
 
 
 def load(context: Context) -> LocalProblem:
     _, federation = read(context.run_config)
-    local = Faulty(problem().alone(federation.names.index(context.node_config["client"])))
-    object.__setattr__(local, "flags", FLAGS)
-    return local
+    return Faulty(problem().alone(federation.names.index(context.node_config["client"])))
 
 
 app = client_app(load)
@@ -202,20 +206,22 @@ def status(folder):
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=2)
 def test_after_all_faults_the_optimum_is_reached_and_the_states_agree(tmp_path, monkeypatch):
     """A node killed in the middle of a round and restarted, one that sends NaN, one that is late, the server killed."""
-    names, deadline = ("client-0", "client-1", "client-2", "client-3"), 12.0
+    names = ("client-0", "client-1", "client-2", "client-3")
     folder, flags, library = tmp_path / "run", tmp_path / "flags", tmp_path / "library"
     flags.mkdir()
     library.mkdir()
     (library / "test_flower_quadratic.py").write_text(QUADRATIC)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")]))
     settings = {"data": "own", "model": "least-squares", "batch_size": 0, "reg": "l1:0.3", "dtype": "float64"}
-    settings |= {"eta_a": 0.5, "local_steps": 2, "gamma": 1.0, "clients": 4, "rounds": 22, "eval_every": 22}
+    settings |= {"eta_a": 0.9, "local_steps": 1, "gamma": 1.0, "clients": 4, "rounds": 12, "eval_every": 12}
     config = Config.make(**settings)
-    federation = Federation(names=names, run_folder=folder, deadline=deadline, min_clients=2)
+    federation = Federation(names=names, run_folder=folder, deadline=10.0, min_clients=1, attempts=60)
     app = write_trial(tmp_path / "app", run_settings(config, federation))
-    client = CLIENT.replace("FLAGS", repr(str(flags))).replace("LATE", str(deadline + 4))
+    client = CLIENT.replace("FLAGS", repr(str(flags))).replace("SAID", repr(str(folder / "server.log")))
     (app / "fednmap_trial" / "client_app.py").write_text(client)
     (app / "fednmap_trial" / "server_app.py").write_text(SERVER)
     with Launcher(tmp_path / "flower") as launcher:
@@ -223,19 +229,19 @@ def test_after_all_faults_the_optimum_is_reached_and_the_states_agree(tmp_path, 
         for name in names:
             launcher.supernode(name, tmp_path / "states")
         launcher.run(app)
-        wait_for((flags / "hanging").exists, "client-1 to be in the middle of its round")
+        wait_for((flags / "1").exists, "client-1 to be in the middle of its round")
         launcher.kill("client-1")
         launcher.supernode("client-1", tmp_path / "states")
-        wait_for(lambda: status(folder).get("done", 0) >= 4, "round 4")
+        wait_for(lambda: status(folder).get("done", 0) >= 2, "round 2")
         os.kill(status(folder)["pid"], signal.SIGKILL)
         launcher.kill("run")
-        launcher.run(app, resume=True).wait(PATIENCE)
+        launcher.run(app, resume=True, deadline=300.0, min_clients=4).wait(PATIENCE)
         assert status(folder).get("finished"), launcher.log("run")
     said = (folder / "server.log").read_text()
     assert "client-2: reply left out: y holds NaN or infinity" in said
-    assert f"client-3: no reply within {deadline:g} s" in said
+    assert "client-3: no reply within 10 s" in said
     # Flower tells of a killed node by an error, or not at all, by when it is asked
-    assert f"client-1: no reply within {deadline:g} s" in said or "client-1: error" in said
+    assert "client-1: no reply within 10 s" in said or "client-1: error" in said
     assert "continuing after round" in said
     assert_optimal(tmp_path, config, names)
 
@@ -309,7 +315,7 @@ def zombie(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=2)
+@pytest.mark.ci(turn=4)
 def test_the_template_runs_as_it_is(running, tmp_path):
     """Three made-up clients; the server holds no data and finds the three features that matter."""
     write(tmp_path / "my-federation")
@@ -332,7 +338,7 @@ def commands(readme, heading):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=1)
+@pytest.mark.ci(turn=5)
 def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
     """Keys, TLS, registration and a run; afterwards the folder is shown and its model exported."""
     app = tmp_path / "my-federation"
@@ -372,7 +378,7 @@ def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=0)
+@pytest.mark.ci(turn=6)
 def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
     command = [sys.executable, "-m", "fednmap", "flower", "up"]
     options = ["--clients", "2", "--rounds", "3", "--model", "logistic", "--out", str(tmp_path / "run"), "--json"]
@@ -393,7 +399,7 @@ def test_up_leaves_a_run_folder_that_can_be_continued_and_no_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=3)
+@pytest.mark.ci(turn=7)
 def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_path):
     """Real processes: keys, shares, masks and their end travel as messages; a second run sees fresh ones."""
     from fednmap.simulation.quantised import Quantised
@@ -419,7 +425,7 @@ def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=2)
+@pytest.mark.ci(turn=8)
 def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "mallory"], "127.0.0.1")
     keys, names = tmp_path / "keys", ("client-0", "client-1")
@@ -441,7 +447,7 @@ def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=0)
+@pytest.mark.ci(turn=9)
 def test_a_port_that_somebody_else_has_taken_is_not_taken_for_ones_own(tmp_path):
     """Not even if a SuperLink answers there."""
     with Launcher(tmp_path / "a") as first, Launcher(tmp_path / "b") as second:
@@ -475,7 +481,7 @@ def test_ports_refuse_other_users_of_the_machine(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=1)
+@pytest.mark.ci(turn=9)
 def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
     with Launcher(tmp_path / "flower") as launcher:
         launcher.superlink()
@@ -494,7 +500,7 @@ def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "secagg",
-    [pytest.param([], marks=pytest.mark.ci(turn=4)), pytest.param(["--secagg"], marks=pytest.mark.ci(turn=5))],
+    [pytest.param([], marks=pytest.mark.ci(turn=10)), pytest.param(["--secagg"], marks=pytest.mark.ci(turn=11))],
 )
 def test_a_run_under_fire_ends_at_the_optimum(tmp_path, secagg):
     """A few faults of each kind; tests/fault_run.py alone makes more of them."""

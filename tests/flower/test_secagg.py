@@ -668,7 +668,7 @@ def test_a_second_unmasking_of_an_attempt_is_refused(liar, second):
     liar.masked("00000007-aaaaaaaa", model=liar.model)
     lost = [n for n in NAMES if n not in second]
     assert not liar.unmask("anna", "00000007-aaaaaaaa", NAMES).has_error()
-    assert "not due" in liar.unmask("anna", "00000007-aaaaaaaa", second, lost).error.reason
+    assert "not expected" in liar.unmask("anna", "00000007-aaaaaaaa", second, lost).error.reason
 
 
 def test_a_second_unmasking_of_a_round_for_other_clients_is_refused(liar):
@@ -703,7 +703,7 @@ def test_fewer_clients_than_the_threshold_and_strangers_are_refused(tmp_path):
             "anna", "train.shares", ticket, **lists, share=[k["share"] for k in keys.values()][: len(numbers)]
         )
 
-    assert "2 clients take part in the sum, at least 3 are due" in shares([0, 1]).error.reason
+    assert "2 clients take part in the sum, expected at least 3" in shares([0, 1]).error.reason
     assert "keys of client 9, of 4" in shares([0, 1, 9]).error.reason
 
 

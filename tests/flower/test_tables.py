@@ -22,7 +22,7 @@ from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLo
 from fednmap.estimators import folder as kept
 from fednmap.estimators.fit_config import FitConfig
 from fednmap.estimators.handshake import Agreement, answer
-from fednmap.flower import roster, tables
+from fednmap.flower import roster, server, tables
 from fednmap.flower.audit import logs, rows
 from fednmap.flower.keys import make
 from fednmap.flower.launch import Launcher
@@ -441,7 +441,7 @@ def test_the_template_has_every_setting_and_reads_as_it_is(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=3)
+@pytest.mark.ci(turn=8)
 def test_the_template_between_real_processes_is_the_estimator(tmp_path):
     """The four hospitals of the heart-disease data, each a node with a file of its own."""
     needs("heart_disease", "processed.va.data")
@@ -509,8 +509,8 @@ def test_a_server_that_was_killed_goes_on(hospitals):
 def test_the_server_ends_with_the_superlink_and_pulls_with_the_deadline(tmp_path, monkeypatch):
     """As the server of a network does: a node that is killed while it sends holds nobody up."""
     done = []
-    for name in ("end_with_the_superlink", "end_pulls_with_the_deadline", "fit"):
-        monkeypatch.setattr(tables, name, lambda *_, name=name: done.append(name))
+    for place, name in ((server, "end_with_the_superlink"), (server, "end_pulls_with_the_deadline"), (tables, "fit")):
+        monkeypatch.setattr(place, name, lambda *_, name=name: done.append(name))
     given = {"names": "bern,chur", "run-folder": str(tmp_path / "run"), "target": "outcome"}
     tables.server_app()(None, context("", given, tmp_path))
     assert done == ["end_with_the_superlink", "end_pulls_with_the_deadline", "fit"]

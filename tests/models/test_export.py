@@ -290,10 +290,10 @@ def test_a_damaged_model_is_not_exported(tmp_path, harm):
 def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path):
     from fednmap.commands.export import trained
     from fednmap.runs.experiment import prepare
-    from fednmap.runs.folder import RunFolder
+    from fednmap.runs.folder import Job, RunFolder
 
     run = training(tmp_path / "run", "--model", model)
-    module, example = trained(RunFolder.open(run), "fednmap", 0)
+    module, example = trained(RunFolder.open(run), Job("fednmap", 0))
     assert module(example).shape == (2, outputs)
     folder = RunFolder.open(run)
     data = prepare(folder.config()).dataset
@@ -303,7 +303,7 @@ def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path)
 
 def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
     from fednmap.commands.export import trained
-    from fednmap.runs.folder import RunFolder
+    from fednmap.runs.folder import Job, RunFolder
 
     run = training(
         tmp_path / "run", "--data", "sparse-regression", "--clients", 10, "--reg", "l1:0.2", "--eta-a", "0.005"
@@ -311,7 +311,7 @@ def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
     result = RunFolder.open(run).results()[0]
     assert 0 <= result["support_precision"] <= 1
     assert 0 <= result["support_recall"] <= 1
-    module, example = trained(RunFolder.open(run), "fednmap", 0)
+    module, example = trained(RunFolder.open(run), Job("fednmap", 0))
     assert module(example).shape == (2,)
 
 

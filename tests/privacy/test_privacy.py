@@ -127,6 +127,8 @@ def test_an_uplink_that_does_nothing_changes_no_bit():
 NOISY = {"clip": 1.0, "noise_multiplier": 0.02}
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=7)
 @pytest.mark.parametrize("options", [{}, HALF], ids=["everybody", "poisson"])
 def test_noise_is_bounded_where_corrections_forget(options):
     early, late = mean_error(NMAP, [(200, 300), (2900, 3000)], uplink=Privacy(**NOISY, forget=0.2), **options)
@@ -473,6 +475,8 @@ DP = ("train", "--data", "digits", "--model", "linear", "--clients", 20, "--eval
 PRIVATE = (*DP, "--participation", 0.5, "--sampler", "poisson", "--dp-clip", 1)
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=5)
 def test_train_tells_epsilon_in_json_table_and_report(command, tmp_path):
     code, out, err = command(*PRIVATE, "--dp-epsilon", 4, "--rounds", 6, "--json", "--out", "a")
     assert code == 0, err
@@ -589,6 +593,8 @@ def test_an_epsilon_that_protects_nobody_is_said(command, unit):
     assert "no protection worth the name" in err
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=6)
 def test_rows_of_a_run_are_counted(command):
     words = (*DP, "--dp-clip", 1, "--dp-epsilon", 5, "--dp-unit", "example", "--rounds", 4, "--batch-size", 20)
     code, out, err = command(*words, "--local-steps", 3, "--json")

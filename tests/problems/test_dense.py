@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fednmap.core import AccumulatingOracle
 from fednmap.models import mlp
 from fednmap.problems import Network
-from fednmap.problems.kernels.dense import SMALL, DenseLayers
+from fednmap.problems.kernels.dense import SMALL, dense_layers
 from fednmap.regularizers import L1, Zero
 
 WIDTH = 3  # of inputs, hidden layers and outputs: every order of layers fits
@@ -97,9 +97,9 @@ def test_minibatches_too():
 def test_ordinary_chains_stay_written_out():
     linear = KINDS["linear"]
     for layers in ([linear()], [nn.Flatten(), linear(), nn.ReLU(), linear(), nn.Sigmoid()], [linear(), linear()]):
-        assert DenseLayers.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is not None
+        assert dense_layers(nn.Sequential(*layers), torch.zeros(WIDTH)) is not None
     for layers in ([nn.ReLU(), linear()], [linear(), nn.ReLU(), nn.Tanh(), linear()]):
-        assert DenseLayers.of(nn.Sequential(*layers), torch.zeros(WIDTH)) is None
+        assert dense_layers(nn.Sequential(*layers), torch.zeros(WIDTH)) is None
 
 
 def written_out(bias=True, last=()):

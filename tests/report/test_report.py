@@ -20,7 +20,7 @@ from fednmap.report.plots import comparison
 from fednmap.report.progress import Bar, describe
 from fednmap.report.series import collect
 from fednmap.report.terminal import console
-from fednmap.runs.folder import OLD_HEADING, Job, Model, RunFolder
+from fednmap.runs.folder import HEADING, Job, Model, RunFolder
 from fednmap.runs.recording import RunInfo, summary
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
@@ -37,7 +37,7 @@ def made_up(path, methods=METHODS, rounds=1000, trials=1, more=None, without=(No
     toml = (path / "run.toml").read_text().replace('"fednmap",', ", ".join(f'"{m}"' for m in methods) + ",")
     (path / "run.toml").write_text(toml)
     torch.manual_seed(0)
-    (path / "metrics.csv").write_bytes(OLD_HEADING + b"\n")
+    (path / "metrics.csv").write_bytes(HEADING)
     for k, job in ((k, Job(method, trial)) for k, method in enumerate(methods) for trial in range(trials)):
         lines = []
         for t in range(rounds + 1):
@@ -105,6 +105,8 @@ def test_a_large_comparison_stays_below_ten_megabytes(large):
     assert large.stat().st_size < 10e6
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=0)
 def test_twenty_thousand_rounds_do_not_make_a_larger_page(tmp_path, large):
     report([made_up(tmp_path / "run", METHODS[:3], 20_000)], tmp_path / "long.html")
     assert (tmp_path / "long.html").stat().st_size < 10e6
@@ -277,6 +279,8 @@ def test_names_that_nobody_knows_any_more_stay_readable(tmp_path, command):
     comparison(folder, tmp_path / "plot.png")
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=1)
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.77])
 def test_a_cut_table_of_measurements_can_be_looked_at(tmp_path, command, share):
     """Also where not one measurement of a method, or of a trial, is whole."""

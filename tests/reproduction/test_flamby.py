@@ -358,6 +358,8 @@ def test_verdict_on_the_best_published(shift: float, error: float, holds: bool) 
     assert found["FedNMap-l1 is better than FedAvg, both tuned by loss"] is False
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=11)
 def test_a_small_figure_is_run_once_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brca()
     monkeypatch.setattr(flamby_trials, "QUICK", ("FedAvg", "Zhang-l1"))

@@ -175,6 +175,8 @@ def test_verdict_on_accuracy(accuracy: float, better: bool, level: bool) -> None
     assert found["FedNMap is better or level in accuracy on a9a than FedAvg"] is level
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=10)
 def test_a_small_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One setting, few rounds: FedNMap and SCAFFOLD fall, what was published does not."""
     needs("libsvm", "a9a.t")

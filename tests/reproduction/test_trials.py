@@ -140,6 +140,8 @@ def pictures(patch: pytest.MonkeyPatch, seed: int) -> None:
     patch.setitem(DATASETS, "mnist", lambda: Dataset(x, y, x[:2], y[:2]))
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=9)
 def test_changed_data_and_settings_are_never_mixed_with_old_numbers(
     tiny: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -231,6 +233,8 @@ def test_a_trial_is_the_method_on_the_network_from_scratch(tiny: None, tmp_path:
     assert job.measure(tmp_path / "run") == expected
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=7)
 @pytest.mark.filterwarnings("ignore:psi ended at")  # two rounds of large steps on noise
 def test_a_mobilenet_trial_from_scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -367,6 +371,8 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=8)
 @pytest.mark.parametrize("how", ["ctrl-c", "a trial fails"])
 def test_no_trial_begins_after_an_end(how: str, tmp_path: Path) -> None:
     """What runs in the other process is finished, what waits is not begun, and nothing lives on."""

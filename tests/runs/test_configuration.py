@@ -284,6 +284,8 @@ SHORT = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=11)
 def test_the_yardstick_belongs_to_the_problem(command, tmp_path):
     _, config, first, last = written(tmp_path, command, *SHORT)
     assert config.measure_gamma > 0

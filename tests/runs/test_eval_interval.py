@@ -4,9 +4,9 @@ import pytest
 from click.testing import CliRunner
 
 from fednmap.cli import app
-from fednmap.report.lines import measuring_line
+from fednmap.commands.tune import every
+from fednmap.report.lines import cost_lines
 from fednmap.runs.configuration import Config
-from fednmap.runs.eval_interval import every
 
 
 @pytest.mark.parametrize("measurement", [0.01, 0.3, 1.0, 7.0, 40.0])
@@ -58,5 +58,5 @@ def test_the_share_is_said():
         {"method": "a", "seconds": 8.0, "eval_seconds": 2.0},
         {"method": "b", "seconds": 2.0, "eval_seconds": 1.0},
     ]
-    assert measuring_line(results) == "measuring: 30 % of the time"
-    assert measuring_line([{"rounds": 3}]) == ""
+    assert cost_lines(results) == ["measuring: 30 % of the time"]
+    assert cost_lines([{"rounds": 3}]) == []

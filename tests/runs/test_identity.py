@@ -20,7 +20,7 @@ from fednmap.problems import Logistic, Network, Pooled
 from fednmap.regularizers import L1, Masked, PerLayer, Zero
 from fednmap.runs.identity import described, identity
 from fednmap.simulation import TimeLimit
-from fednmap.simulation.participation import Cyclic, Trace
+from fednmap.simulation.participation import Cyclic, Weighted
 from fednmap.simulation.schedules import Cosine
 
 G = torch.Generator().manual_seed(0)
@@ -133,11 +133,11 @@ def test_a_change_is_noticed_and_the_same_is_not(tmp_path, change):
 def test_digests_of_what_repr_cuts_short():
     assert repr(with_pixel(X[0].repeat(1000, 1), 1.0)) == repr(with_pixel(X[0].repeat(1000, 1), 2.0))
     assert identity(with_pixel(X[0].repeat(1000, 1), 1.0)) != identity(with_pixel(X[0].repeat(1000, 1), 2.0))
-    clients = np.arange(3000)
-    other = clients.copy()
-    other[1500] = 1501
-    assert described(Trace([clients])) != described(Trace([other]))
-    assert described(Trace([clients])) == described(Trace([clients.copy()]))
+    odds = np.ones(3000)
+    other = odds.copy()
+    other[1500] = 2
+    assert described(Weighted(odds, 0.5)) != described(Weighted(other, 0.5))
+    assert described(Weighted(odds, 0.5)) == described(Weighted(odds.copy(), 0.5))
 
 
 STEPS, WEIGHT = [0.1, 0.05], 2.0

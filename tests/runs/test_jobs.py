@@ -16,7 +16,7 @@ from small import Heard, outcome, small
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.progress import Bar, Lines
-from fednmap.runs.execution import PoolJob, PoolWork, _run_in, execute
+from fednmap.runs.execution import Order, Worker, _run_in, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.runs.process_pool import how_many, process_pool
@@ -48,7 +48,7 @@ def bits(folder):
 def compared(path, count, **settings):
     experiment = settled(prepare(small(**SETTINGS | settings)))
     folder, heard = RunFolder.create(path, experiment.config, "compare"), Twins()
-    with process_pool(PoolWork(experiment), count) as processes:
+    with process_pool(Worker(experiment), count) as processes:
         execute(experiment.config, folder, heard, (), experiment, processes)
     return folder, heard
 
@@ -82,11 +82,11 @@ def test_stopped_runs_are_saved_and_go_on(alone, tmp_path):
     heard.clone = Stops
     jobs = [Job(method, trial) for trial in (0, 1) for method in SETTINGS["algorithms"]]
     seeded = [experiment.config.model_copy(update={"seed": job.trial}) for job in jobs]
-    given = [PoolJob(job, config, folder.path, False, 2) for job, config in zip(jobs, seeded, strict=True)]
-    with process_pool(PoolWork(experiment), 2) as processes, pytest.raises(Interrupted):
+    given = [Order(job, config, folder.path, 2) for job, config in zip(jobs, seeded, strict=True)]
+    with process_pool(Worker(experiment), 2) as processes, pytest.raises(Interrupted):
         _run_in(processes, given, heard, asked)
     assert len(folder.results()) < 6
-    with process_pool(PoolWork(None), 2) as processes:
+    with process_pool(Worker(None), 2) as processes:
         execute(experiment.config, folder, Twins(), (), None, processes)
     assert bits(folder) == bits(alone)
 
@@ -94,8 +94,8 @@ def test_stopped_runs_are_saved_and_go_on(alone, tmp_path):
 def test_trials_of_a_sweep_side_by_side(tmp_path):
     given = small(rounds=12, trials=3, eval_last=3, clients=4, measure_gamma=1.0)
     one, other = (Sweep.create(tmp_path / name, given, "n", (2, 4)) for name in ("one", "other"))
-    with process_pool(PoolWork(None), 2) as processes:
-        assert other.run(Twins(), processes) == one.run(Heard())
+    with process_pool(Worker(None), 2) as processes:
+        assert other.run(given, Twins(), processes) == one.run(given, Heard())
     assert [bits(part) for part in other.parts()] == [bits(part) for part in one.parts()]
 
 
@@ -115,7 +115,7 @@ class Dies(Fails):
 
 
 def orders(tmp_path):
-    return [PoolJob(Job("fednmap", trial), small(), tmp_path, False, 2) for trial in range(4)]
+    return [Order(Job("fednmap", trial), small(), tmp_path, 2) for trial in range(4)]
 
 
 def test_a_mistake_in_one_stops_the_others_and_keeps_its_traceback(tmp_path):

@@ -22,7 +22,7 @@ from fednmap.models import cnn, mlp, mobilenet_v3_small
 from fednmap.names import InputError
 from fednmap.problems import Logistic, Network, finite_sum
 from fednmap.problems.kernels import DenseKernel, VmapKernel
-from fednmap.problems.kernels.dense import DenseLayers
+from fednmap.problems.kernels.dense import dense_layers
 from fednmap.regularizers import L1
 from fednmap.runs.workers import check_workers, group
 from fednmap.simulation.loop import clients_per_group
@@ -89,7 +89,7 @@ def test_written_out_gradients_leave_the_point_alone():
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_written_out_and_stacked_autograd_agree(batch_size):
     problem, other = network(batch_size), network(batch_size)
-    other._kernel = VmapKernel(other._function, None)
+    other._kernel = VmapKernel(other._function)
     x = torch.randn(6, problem.dim, dtype=torch.float64)
     for clients, point in [(torch.arange(6), x), (torch.arange(6), x[0]), (torch.tensor(2), x[0])]:
         torch.testing.assert_close(problem.oracle(clients, 1)(point, 2), other.oracle(clients, 1)(point, 2))
@@ -115,7 +115,7 @@ def other_modules():
 def test_what_is_not_a_plain_chain_keeps_autograd(name):
     torch.manual_seed(0)
     module = other_modules()[name].double()
-    assert DenseLayers.of(module, torch.zeros(5)) is None
+    assert dense_layers(module, torch.zeros(5)) is None
     problem = Network(module, CROSS_ENTROPY, pictures(), batch_size=4)
     g = problem.oracle(torch.arange(6), 0)
     one = torch.stack([problem.oracle(torch.tensor(i), 0)(problem.start, 0) for i in range(6)])
@@ -123,7 +123,7 @@ def test_what_is_not_a_plain_chain_keeps_autograd(name):
 
 
 def test_pictures_that_nobody_flattens_keep_autograd():
-    assert DenseLayers.of(nn.Linear(5, 3), torch.zeros(4, 5)) is None
+    assert dense_layers(nn.Linear(5, 3), torch.zeros(4, 5)) is None
 
 
 PROBLEMS = {
@@ -251,6 +251,8 @@ def scenarios():
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=6)
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_have_the_bits_of_one(size, tmp_path, monkeypatch):
     code = WORKER.format(

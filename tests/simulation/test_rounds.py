@@ -20,7 +20,7 @@ from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, MCP, Zero
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, schedules
-from fednmap.simulation.participation import Cyclic, Poisson, Trace, Uniform, sampler_of, take_part
+from fednmap.simulation.participation import Cyclic, Poisson, Trace, Uniform, Weighted, sampler_of, take_part
 from fednmap.simulation.schedules import Cosine, InverseSqrt, StepDown, schedule_of
 from fednmap.simulation.states import Clients
 from fednmap.testing import heterogeneous, smoothness
@@ -82,8 +82,7 @@ def test_a_snapshot_nobody_holds_costs_nothing():
     clients[torch.arange(2)] = method().Client(torch.ones(2, 2))
     assert len(clients._snapshots) == 1
     clients[torch.arange(4)] = method().Client(torch.ones(4, 2))
-    clients[torch.arange(4)] = method().Client(2 * torch.ones(4, 2))
-    assert held._count == 4  # each state once
+    assert not clients._snapshots  # it has all that it needs
     assert float(held[torch.arange(4)].h.sum()) == 0
 
 
@@ -91,7 +90,7 @@ def test_states_on_disk_belong_to_one_run(tmp_path):
     running = simulate(method(), SIX, rounds=5, store=tmp_path)
     next(running)
     with pytest.raises(InputError, match="in use by another run"):
-        next(simulate(method(), SIX, rounds=5, store=tmp_path))
+        simulate(method(), SIX, rounds=5, store=tmp_path)
     del running
     gc.collect()
     assert len(list(simulate(method(), SIX, rounds=5, store=tmp_path))) == 5
@@ -101,9 +100,9 @@ def test_states_on_disk_go_on_from_the_last_round_alone(tmp_path):
     whole = list(simulate(method(), SIX, rounds=8))
     part = list(simulate(method(), SIX, rounds=5, store=tmp_path))
     with pytest.raises(InputError, match="newest round only"):
-        next(simulate(method(), SIX, rounds=8, store=tmp_path, after=part[2]))
+        simulate(method(), SIX, rounds=8, store=tmp_path, after=part[2])
     with pytest.raises(InputError, match="go on with store="):
-        next(simulate(method(), SIX, rounds=8, after=part[-1]))
+        simulate(method(), SIX, rounds=8, after=part[-1])
     later = list(simulate(method(), SIX, rounds=8, store=tmp_path, after=part[-1]))
     assert same(later[-1].server, whole[-1].server)
     list(simulate(method(), SIX, rounds=1, store=tmp_path))  # a new run, in the same files
@@ -141,16 +140,19 @@ def test_a_round_without_anybody_changes_nothing():
     assert all(same(rounds[k].server, rounds[k - 1].server) and rounds[k].bytes_up == 0 for k in empty)
 
 
+def test_weighted_follows_the_odds():
+    seen = np.bincount(np.concatenate(drawn(Weighted([1, 3, 0, 1, 1, 1, 1, 1, 1, 10], share=0.1))), minlength=10) / 400
+    assert seen[2] == 0
+    assert abs(seen[9] - 0.5) < 4 * math.sqrt(0.25 / 400)
+    assert abs(seen[1] - 0.15) < 4 * math.sqrt(0.15 * 0.85 / 400)
+
+
 def test_cyclic_and_trace():
     assert drawn(Cyclic(0.4), rounds=3) == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9]]
     assert drawn(Trace([[3, 1], [], [2]]), rounds=4) == [[1, 3], [], [2], [1, 3]]
 
 
-def favouring(n, t, rng):
-    return rng.choice(n, 3, replace=False, p=np.array([9, 1, 1, 1, 1, 1]) / 14)
-
-
-WHO = [Poisson(0.4), Cyclic(0.34), Trace([[0, 1], [2, 3, 4], [5], []]), favouring]
+WHO = [Poisson(0.4), Cyclic(0.34), Trace([[0, 1], [2, 3, 4], [5], []]), Weighted([9, 1, 1, 1, 1, 1], 0.5)]
 
 
 @pytest.mark.parametrize("sampler", WHO)
@@ -161,16 +163,20 @@ def test_fednmap_is_exact_whoever_takes_part(sampler):
     assert float((end.clients[EVERYBODY].h.mean(0) - end.server.h).abs().max()) < 1e-12
 
 
-def test_who_comes_more_often_weighs_more_without_client_state_and_that_is_said():
+UNEVEN = [Weighted([3, 1], 0.5), Trace([[0], [0], [0], [1]])]
+
+
+@pytest.mark.parametrize("sampler", UNEVEN, ids=["Weighted", "Trace"])
+def test_who_comes_more_often_weighs_more_without_client_state_and_that_is_said(sampler):
     """f_i = (x - b_i)^2 / 2 with b = 1, -1: the optimum is 0; with client 0 in 3 of 4 rounds FedAvg is near 1/2."""
     one = torch.ones(1, 1, dtype=torch.float64)
-    problem, sampler = LeastSquares([(one, one[0]), (one, -one[0])]), Trace([[0], [0], [0], [1]])
+    problem = LeastSquares([(one, one[0]), (one, -one[0])])
     with pytest.warns(UserWarning, match="FedAvg keeps no client state, and the sampler draws some clients more often"):
         late = [r.server.x for r in simulate(A.FedAvg(eta_a=0.01, Q=1), problem, rounds=4000, sampler=sampler)][1000:]
     assert abs(float(torch.stack(late).mean()) - 0.5) < 0.1
     end = run(A.FedNMap(Zero(), eta_a=0.1, Q=1), problem, rounds=600, every=600, sampler=sampler)  # says nothing
     assert abs(float(end.x)) < 1e-9
-    for alike in (Trace([[1], [0]]), Cyclic(0.5)):
+    for alike in (Weighted([1, 1], 0.5), Weighted([3, 1], 1.0), Trace([[1], [0]]), Cyclic(0.5)):
         simulate(A.FedAvg(eta_a=0.01, Q=1), problem, rounds=1, sampler=alike)
 
 
@@ -191,6 +197,7 @@ def test_a_trace_from_a_file(tmp_path):
             "different whole numbers from 0 to 5",
         ),
         (lambda: simulate(A.Scaffnew(), SIX, rounds=1, sampler=Poisson(0.5)), "needs every client"),
+        (lambda: simulate(method(), SIX, rounds=1, sampler=Weighted([1, 1], 0.5)), "2 odds"),
         (lambda: sampler_of("poison", 0.5), "did you mean 'poisson'"),
         (lambda: sampler_of("trace:nowhere", 0.5), "cannot read the trace"),
         (lambda: Poisson(0.0), "participation is 0.0"),

@@ -181,6 +181,8 @@ def test_a_reply_that_weighs_nothing_moves_nothing():
     assert alone > 0
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=2)
 def test_weighted_clients_reach_the_weighted_optimum():
     weights = torch.arange(1.0, 11.0, dtype=torch.float64)
     problem = LeastSquares(list(TEN.data), weights=weights / weights.sum())
@@ -396,6 +398,8 @@ def test_divergence_names_the_round_and_a_remedy_after_what_was_measured():
     assert stopped.value.t == measured[-1] + 1
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=3)
 def test_float32_has_a_floor():
     # Under sampling the server's h and the mean of the h_i part by a random walk of rounding: far below minibatch
     # noise in float32, at rounding in float64.
@@ -623,6 +627,8 @@ print(min(counts[2:]))
 """
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=4)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of another C library")
 def test_large_vectors_are_not_given_back_to_the_system_in_every_step():
     """Page faults of a round: each vector of 36 MB that came from the system would cost 8,789."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fednmap.cli import app
-from fednmap.commands.auto import take_auto
+from fednmap.commands.tune import take_auto
 from fednmap.theory.scaling import fit_speedup, plot
 
 

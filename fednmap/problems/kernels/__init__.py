@@ -9,19 +9,15 @@ from fednmap.problems.kernels.dense import DenseKernel
 from fednmap.problems.kernels.folded import ROWS, FoldedKernel
 from fednmap.problems.kernels.kernel import Kernel
 from fednmap.problems.module_loss import ModuleLoss
-from fednmap.problems.probe import Activations
 
 __all__ = ["DenseKernel", "FoldedKernel", "Kernel", "OneByOneKernel", "VmapKernel", "choose_kernel"]
 
 
-def choose_kernel(
-    function: ModuleLoss, a: Tensor, b: Tensor, *, clients: int, rows: int | None, activations: Activations | None
-) -> Kernel:
+def choose_kernel(function: ModuleLoss, a: Tensor, b: Tensor, *, clients: int, rows: int | None) -> Kernel:
     """Return the fastest kernel that computes this module.
 
-    a, b:        a few samples and targets, on which a kernel is tried.
-    rows:        of a minibatch; None for exact gradients.
-    activations: what a backward pass needs, if it can be told by rows.
+    a, b: a few samples and targets, on which a kernel is tried.
+    rows: of a minibatch; None for exact gradients.
     """
     dense = DenseKernel.of(function, a[0])
     if dense is not None:
@@ -30,5 +26,5 @@ def choose_kernel(
         tried = clients > 1 and rows is not None and rows <= ROWS
         folded = FoldedKernel.of(function, a, b) if tried else None
         return OneByOneKernel(function) if folded is None else folded  # vmap is slower for convolutions
-    stacked = VmapKernel(function, activations)
+    stacked = VmapKernel(function)
     return stacked if clients == 1 or stacked.works(a, b) else OneByOneKernel(function)

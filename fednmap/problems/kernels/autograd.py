@@ -9,9 +9,6 @@ from torch.func import vmap
 from fednmap.problems.finite_sum import Weight
 from fednmap.problems.kernels.kernel import Kernel, client_by_client
 from fednmap.problems.module_loss import ModuleLoss
-from fednmap.problems.probe import Activations
-
-STACK_BYTES = 64 << 20  # of activations, of the clients that are computed in one stack
 
 
 class OneByOneKernel(Kernel):
@@ -24,7 +21,7 @@ class OneByOneKernel(Kernel):
         if self._function.is_stack(a):
             each = [self.value_and_gradient(*one) for one in client_by_client(x, a, b, weight)]
             values, gradients = zip(*each, strict=True)
-            return sum(values), torch.stack(gradients) if len(gradients) > 1 else gradients[0].unsqueeze(0)
+            return sum(values), torch.stack(gradients)
         value, slopes = self._function.value_and_slopes(x.detach(), a, b, weight)
         return value, torch.cat([v.reshape(-1) for v in slopes])
 
@@ -43,9 +40,8 @@ class OneByOneKernel(Kernel):
 class VmapKernel(Kernel):
     """The forward pass is batched over clients; one backward pass then serves all of them."""
 
-    def __init__(self, function: ModuleLoss, activations: Activations | None) -> None:
-        self._function, self._activations = function, activations
-        self._one_by_one = OneByOneKernel(function)
+    def __init__(self, function: ModuleLoss) -> None:
+        self._function, self._one_by_one = function, OneByOneKernel(function)
 
     def works(self, a: Tensor, b: Tensor) -> bool:
         """Whether the module can be batched: recurrent layers, among others, cannot."""
@@ -67,6 +63,3 @@ class VmapKernel(Kernel):
 
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
         z.add_(self.gradient(x, a, b, weight), alpha=scale)
-
-    def chunk(self, default: int, rows: int) -> int:
-        return default if self._activations is None else max(1, min(default, STACK_BYTES // self._activations(rows)))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice, repeat
 from typing import Any
 
@@ -72,7 +72,7 @@ class FoldedKernel(Kernel):
 
     def __init__(self, function: ModuleLoss) -> None:
         self._function, self._one_by_one = function, OneByOneKernel(function)
-        self._local = _ThreadLocalFold(function.module)
+        self._folded = FoldedModule(function.module)
         self._batch_statistics = bool(batch_norm.layers(function.module))
 
     @classmethod
@@ -120,8 +120,8 @@ class FoldedKernel(Kernel):
     @torch.enable_grad()
     def _value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss of clients that are folded, and its gradient with respect to each parameter, (k, ...)."""
-        leaves = [v.requires_grad_() for v in self._function.stacked_parameters(x.expand(len(a), -1))]
-        out = self._local.module.outputs(leaves, a, self._function.output_shape)
+        leaves = [v.requires_grad_() for v in self._function.pieces(x.expand(len(a), -1))]
+        out = self._folded.outputs(leaves, a, self._function.output_shape)
         total = self._function.weighted_stack(out, b, weight)
         return total.detach(), torch.autograd.grad(total, leaves, materialize_grads=True)
 
@@ -131,14 +131,14 @@ class FoldedKernel(Kernel):
 
         Even if parameters are 0 at the start, and their layers without effect.
         """
-        function, module, random = self._function, self._local.module, torch.Generator().manual_seed(0)
+        function, random = self._function, torch.Generator().manual_seed(0)
 
         def perturbed(v: Tensor, least: float) -> Tensor:
             noise = torch.randn(MOST, *v.shape, generator=random, dtype=torch.float32, device="cpu")
             return torch.addcmul(v.double(), 0.1 * v.abs() + least, noise.to(v))
 
         def outputs(x: Tensor, a: Tensor) -> Tensor:
-            return module.outputs(function.stacked_parameters(x), a, function.output_shape)
+            return self._folded.outputs(function.pieces(x), a, function.output_shape)
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of shapes that differ
@@ -161,18 +161,21 @@ def _same(found: Tensor, wanted: Tensor) -> bool:
     return bool(torch.dist(found, wanted) <= TOLERANCE * wanted.norm())
 
 
-class FoldedModule:
-    """A copy of a module, to be computed at k vectors of parameters."""
+class FoldedModule(threading.local):
+    """A copy of a module for each thread, to be computed at k vectors of parameters, which are replaced in each use."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = copy.deepcopy(module)
-        self._places: list[tuple[nn.Module, str]] = []
+        self._given, self._module = module, copy.deepcopy(module)
         for parent in list(self._module.modules()):
             for name, layer in list(parent.named_children()):
-                if not list(layer.children()):
-                    setattr(parent, name, _fold(layer))
-        for layer in self._module.modules():
-            self._places += [(layer, name) for name in _taken(layer)]
+                fold = None if list(layer.children()) else _replacement(layer)
+                if fold is not None:
+                    setattr(parent, name, fold(layer))
+        folded = [layer for layer in self._module.modules() if isinstance(layer, _FoldedLayer)]
+        self._places = [(layer, name) for layer in folded for name in layer.parameters_taken]
+
+    def __reduce__(self) -> tuple[type[FoldedModule], tuple[nn.Module]]:
+        return FoldedModule, (self._given,)  # without the points that it has seen
 
     @staticmethod
     def accepts(module: nn.Module) -> bool:
@@ -181,7 +184,7 @@ class FoldedModule:
         own = [p for layer in leaves for p in layer.parameters()]
         alone = len(own) == len(list(module.parameters())) and len(set(leaves)) == len(leaves)
         moving = all(p.requires_grad for p in own) and not any(map(hooked, module.modules()))
-        return module not in leaves and alone and moving and all(map(_known, leaves))
+        return module not in leaves and alone and moving and None not in map(_replacement, leaves)
 
     def outputs(self, parameters: Sequence[Tensor], inputs: Tensor, shape: Sequence[int]) -> Tensor:
         """Outputs (k, B, *shape) of the inputs (k, B, C, H, W) at parameters that are (k, ...) each."""
@@ -189,16 +192,6 @@ class FoldedModule:
             layer.__dict__[name] = value
         out: Tensor = self._module(inputs.transpose(0, 1).flatten(1, 2))
         return out.reshape(len(out), len(inputs), *shape).transpose(0, 1)
-
-
-class _ThreadLocalFold(threading.local):
-    """A folded module for each thread: its parameters are replaced while it is used."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._given, self.module = module, FoldedModule(module)
-
-    def __reduce__(self) -> tuple[type[_ThreadLocalFold], tuple[nn.Module]]:
-        return _ThreadLocalFold, (self._given,)  # without the points that it has seen
 
 
 def fold_size(rows: int) -> int:
@@ -221,42 +214,26 @@ def equal_batches(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tenso
             yield a, b, weight
 
 
-def _known(layer: nn.Module) -> bool:
+def _replacement(layer: nn.Module) -> Callable[[Any], nn.Module] | None:
+    """What makes of a layer the one that takes its place; None if it cannot be folded."""
     if isinstance(layer, nn.Conv2d):
-        plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        replaced = type(layer) is nn.Conv2d and (
-            _is_product(layer) or (layer.groups == 1 and layer.weight[0].numel() <= FEW)
-        )
-        return plain and (_is_depthwise(layer) or replaced)
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            return None
+        if layer.groups == layer.in_channels == layer.out_channels > 1:
+            return _GroupedLayer
+        if type(layer) is not nn.Conv2d or layer.groups > 1:  # another class may have a forward pass of its own
+            return None
+        if all(v == 1 for v in (*layer.kernel_size, *layer.stride)) and not any(layer.padding):
+            return _Products
+        return _Patches if layer.weight[0].numel() <= FEW else None
     if isinstance(layer, nn.Linear):
-        return type(layer) is nn.Linear  # another class may have a forward pass of its own
+        return _Products if type(layer) is nn.Linear else None
+    if isinstance(layer, nn.GroupNorm):
+        return _GroupedLayer
     if isinstance(layer, nn.BatchNorm2d):
-        return layer.running_mean is None
-    if isinstance(layer, nn.Flatten):
-        return layer.start_dim == 1 and layer.end_dim == -1
-    return isinstance(layer, (nn.GroupNorm, *CHANNEL_BY_CHANNEL))
-
-
-def _is_depthwise(layer: nn.Conv2d) -> bool:
-    return layer.groups == layer.in_channels == layer.out_channels > 1
-
-
-def _is_product(layer: nn.Conv2d) -> bool:
-    ones = (*layer.kernel_size, *layer.stride, layer.groups)
-    return all(v == 1 for v in ones) and not any(layer.padding)
-
-
-def _fold(layer: nn.Module) -> nn.Module:
-    if isinstance(layer, nn.Linear):
-        return _Products(layer)
-    if isinstance(layer, nn.Conv2d) and not _is_depthwise(layer):
-        return _Products(layer) if _is_product(layer) else _Patches(layer)
-    return _GroupedLayer(layer) if isinstance(layer, nn.Conv2d | nn.BatchNorm2d | nn.GroupNorm) else layer
-
-
-def _taken(layer: nn.Module) -> list[str]:
-    """The names under which a layer takes its parameters, in the order in which modules have them."""
-    return layer.parameters_taken if isinstance(layer, _FoldedLayer) else []
+        return _GroupedLayer if layer.running_mean is None else None
+    whole = not isinstance(layer, nn.Flatten) or (layer.start_dim == 1 and layer.end_dim == -1)
+    return (lambda layer: layer) if whole and isinstance(layer, CHANNEL_BY_CHANNEL) else None
 
 
 class _FoldedLayer(nn.Module):

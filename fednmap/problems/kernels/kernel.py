@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor
 
-from fednmap.problems.finite_sum import Weight
+from fednmap.problems.finite_sum import Weight, total
 
 
 class Kernel(ABC):
@@ -32,12 +31,7 @@ class Kernel(ABC):
 
     def total(self, x: Tensor, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The sum of `value_and_gradient` over batches, at one point x (p,)."""
-        loss, gradient = x.new_zeros(()), torch.zeros_like(x)
-        for batch in batches:
-            value, slope = self.value_and_gradient(x, *batch)
-            loss = loss + value
-            gradient += slope
-        return loss, gradient
+        return total(self.value_and_gradient, x, batches)
 
     def chunk(self, default: int, rows: int) -> int:
         """How many clients with minibatches of `rows` samples are computed in one call.

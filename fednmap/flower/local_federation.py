@@ -1,10 +1,13 @@
-"""The app that `fednmap flower up` runs: every node takes its part of a data set that all of them can load."""
+"""The app that `fednmap flower up` runs, and its files: every node loads the same data set and takes its part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import tomli_w
 import torch
 from flwr.app import Context
 from torch import Tensor
@@ -50,6 +53,35 @@ def plan(config: Config, start: Callable[[], Tensor]) -> Plan:
         weights=None if problem.weights is None else tuple(problem.weights.tolist()),
         about=saved_model(experiment, problem.start).about(),
     )
+
+
+def write_trial(folder: Path, run_config: Mapping[str, Any]) -> Path:
+    """The app of `fednmap flower up`."""
+    package = folder / "fednmap_trial"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('"""A trial of a federation on one machine."""\n')
+    for half in ("client", "server"):
+        (package / f"{half}_app.py").write_text(
+            f"from fednmap.flower.local_federation import {half} as app\n\n__all__ = ['app']\n"
+        )
+    project = {
+        "project": {"name": "fednmap-trial", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fednmap",
+                    "components": {
+                        "serverapp": "fednmap_trial.server_app:app",
+                        "clientapp": "fednmap_trial.client_app:app",
+                    },
+                    "config": dict(run_config),
+                }
+            }
+        },
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project))
+    return folder
 
 
 client = client_app(load)
