@@ -198,9 +198,7 @@ class Snapshot:
         self._check()
         own = self._clients._folder
         if own is not None and (folder is None or folder.resolve() != own.resolve()):
-            raise InputError(
-                f"expected store={str(own)!r}, where the clients' states are, got {folder}; give that folder"
-            )
+            raise InputError(f"the clients' states are in {own}, got store={folder}; go on with store= that folder")
 
     def _taken(self) -> Tensor:
         """The clients that had a state of their own."""
