@@ -223,10 +223,10 @@ class Serverless(Algorithm):
         """Yield the rounds, as `fednmap.simulate` does; options: drop, seed, eta_a, chunk, threads, after."""
 
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
-        raise InputError(f"{self.name} has no server to send to; use fednmap.simulate or fednmap.run")
+        raise InputError(f"{self.name} works without a server; use fednmap.simulate or fednmap.run")
 
     def aggregate(self, server: State, up: State, share: float) -> State:
-        raise InputError(f"{self.name} has no server to send to; use fednmap.simulate or fednmap.run")
+        raise InputError(f"{self.name} works without a server; use fednmap.simulate or fednmap.run")
 
 
 class Compressor(Protocol):
