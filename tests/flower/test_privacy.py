@@ -80,9 +80,10 @@ def test_the_seed_of_the_noise_is_each_clients_secret_and_stays(tmp_path):
 def test_the_seed_is_never_in_a_file_that_others_may_read(tmp_path, monkeypatch):
     store, seen, to_disk = Store(tmp_path, "0123456789abcdef", "anna"), {}, files.to_disk
 
-    def watched(path):
-        seen[path.name] = path.stat().st_mode & 0o777
-        to_disk(path)
+    def watched(path, *mode):
+        if path.is_file():
+            seen[path.name] = path.stat().st_mode & 0o777
+        to_disk(path, *mode)
 
     monkeypatch.setattr(files, "to_disk", watched)
     former = os.umask(0)

@@ -79,7 +79,13 @@ def run(launcher, folder, **settings):
     return x, algorithm.model(end.server), results[0]
 
 
-@pytest.mark.parametrize(("method", "rounds"), [("fednmap", 10), ("zhang", 3), ("scaffold", 3)])
+OTHERS = [
+    pytest.param(method, 3, marks=[pytest.mark.slow, pytest.mark.ci(turn=turn)])
+    for turn, method in ((3, "zhang"), (4, "scaffold"))
+]
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("fednmap", 10), *OTHERS])
 def test_trajectory_is_the_simulators(running, tmp_path, method, rounds):
     reg = "none" if method == "scaffold" else "elastic-net:0.001,0.01"
     x, simulated, result = run(running, tmp_path, algorithms=(method,), rounds=rounds, reg=reg)
@@ -265,6 +271,8 @@ def assert_optimal(tmp_path, config, names):
     assert float((kept.server.h - torch.stack(states).mean(0)).norm()) < 1e-12
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=1)
 def test_over_tls_registered_nodes_work_and_an_unregistered_key_is_refused(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "stranger"], "127.0.0.1")
     keys = tmp_path / "keys"
