@@ -76,6 +76,8 @@ def test_error_control_never_swings(K):
     assert TopK(1000).control(1000) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=7)
 @pytest.mark.parametrize(("compressor", "bits"), [("random", 8), ("quantised", 8), ("quantised", 4)])
 def test_contract_of_every_compressor(compressor, bits):
     """compressed_fednmap: the exact optimum with everybody, sampled, and with lost replies."""

@@ -75,6 +75,8 @@ def test_scikit_learn_contract(estimator):
         check_estimator(estimator, on_skip=None, expected_failed_checks=unlike)
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=3)
 @pytest.mark.filterwarnings("error::sklearn.exceptions.ConvergenceWarning", "ignore:lam_ =")
 @pytest.mark.parametrize(
     "estimator",

@@ -474,6 +474,8 @@ def test_lost_late_and_double_replies_leave_the_method_exact(tmp_path):
     assert drift < 1e-12
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=10)
 def test_the_same_run_stalls_if_a_lost_reply_moves_the_client(tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "current", always_the_newest)
     federation = Federation(tmp_path, fault=unreliable(5), rounds=50, eval_every=50, deadline=0.02)
@@ -640,6 +642,8 @@ def test_with_memory_the_trajectory_is_the_simulators_and_both_vectors_are_sent(
     assert residual(federation)[1] < 1e-12
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=5)
 def test_with_memory_and_lost_late_and_double_replies_the_method_stays_exact(tmp_path):
     settings = MEMORY | {"rounds": 80, "eval_every": 80, "deadline": 0.02}
     federation = Federation(tmp_path, fault=unreliable(5), **settings)

@@ -80,12 +80,12 @@ def run(launcher, folder, **settings):
 
 
 OTHERS = [
-    pytest.param(method, 3, marks=[pytest.mark.slow, pytest.mark.ci(turn=turn)])
-    for turn, method in ((3, "zhang"), (4, "scaffold"))
+    pytest.param(method, rounds, marks=[pytest.mark.slow, pytest.mark.ci(turn=turn)])
+    for turn, method, rounds in ((0, "fednmap", 10), (3, "zhang", 3), (4, "scaffold", 3))
 ]
 
 
-@pytest.mark.parametrize(("method", "rounds"), [("fednmap", 10), *OTHERS])
+@pytest.mark.parametrize(("method", "rounds"), [("fednmap", 3), *OTHERS])
 def test_trajectory_is_the_simulators(running, tmp_path, method, rounds):
     reg = "none" if method == "scaffold" else "elastic-net:0.001,0.01"
     x, simulated, result = run(running, tmp_path, algorithms=(method,), rounds=rounds, reg=reg)

@@ -121,6 +121,8 @@ def test_where_something_is_forgotten_or_nothing_kept_every_centre_is_taken():
         simulate(FedAvgM(eta_a=0.1 / L), TEN, rounds=1, uplink=Median(0.3))
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=0)
 def test_where_a_centre_forgets_the_end_does_not_depend_on_how_much():
     """centre(grad f_i(x)) + (z - x)/gamma = 0, for every forget > 0 and Q = 1."""
     one = FedNMap(PHI, eta_a=0.5 / L, Q=1, gamma=1 / L)

@@ -499,6 +499,8 @@ def test_a_central_method_hides_rows_too(command):
     assert json.loads(out)["epsilon"] == pytest.approx(epsilon(8.0, 1.0, 12, 1e-5).pld)
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=8)
 def test_a_private_run_is_resumed_to_the_same_bits(command, tmp_path):
     for out, rounds in (("whole", 6), ("cut", 3)):
         assert command(*PRIVATE, "--dp-noise", 1.5, "--rounds", rounds, "--out", out)[0] == 0
@@ -511,6 +513,8 @@ def test_a_private_run_is_resumed_to_the_same_bits(command, tmp_path):
     assert digest[0] == digest[1]
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=1)
 def test_a_run_that_goes_on_keeps_the_noise_of_its_target_and_spends_more(command, tmp_path):
     """The noise that epsilon 4 needs for 3 rounds: after 6 of them more is spent, and said; stopped early, less."""
     assert command(*DP, "--dp-clip", 1, "--dp-epsilon", 4, "--rounds", 3, "--out", "a")[0] == 0
@@ -585,6 +589,8 @@ def test_a_round_does_not_tell_the_noise_before_it():
     assert run(NMAP, PROBLEM, rounds=4, after=plain.last, uplink=Privacy(1.0)).final["round"] == 4  # no epsilon
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=6)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_an_epsilon_that_protects_nobody_is_said(command, unit):

@@ -75,6 +75,8 @@ def test_every_chain_has_the_gradient_of_autograd_and_leaves_the_data_alone(dept
         check(names, loss)
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=11)
 def test_some_chains_of_four():
     for names in chains(4)[::11]:
         check(names, mse_loss)
