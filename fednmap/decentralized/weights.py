@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from fednmap.names import InputError
@@ -35,6 +34,8 @@ def metropolis(n: int, edges: Iterable[Edge]) -> Tensor:
 
 def connected(W: Tensor, what: str) -> None:
     """Raise InputError unless every node hears of every other, directly or not."""
+    from scipy.sparse.csgraph import connected_components  # `fednmap --help` loads nothing heavy
+
     _, part = connected_components((W != 0).numpy(), directed=False)
     if part.any():
         raise InputError(
