@@ -471,7 +471,7 @@ def test_with_losses_the_optimum_is_reached(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn="every")
+@pytest.mark.ci(turn=5)
 @pytest.mark.parametrize("bits", [{}, {"secagg_bits": 32, "secagg_bound": 200.0}])
 def test_after_200_rounds_with_a_node_lost_in_every_tenth_the_optimum_is_reached(tmp_path, bits):
     federation = Federation(tmp_path, fault=lossy(10), rounds=200, eval_every=200, deadline=0.6, **SECAGG, **bits)
