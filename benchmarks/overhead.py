@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -30,7 +31,7 @@ from fednmap.core import AccumulatingOracle, Algorithm
 from fednmap.problems import Network
 from fednmap.regularizers import L1
 from fednmap.simulation.groups import Groups
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 
 GROUPINGS = (5, 10, 25)  # which two threads can share; after 50 at once the second core would begin the next run asleep
 LIMITS = {"network": 1.25, "mobilenet": 1.05, "steps": 1.25}
@@ -55,8 +56,8 @@ def rounds(algorithm: Algorithm, problem: Network, threads: int, chunk: int | No
 
 def gradients(problem: Network, Q: int, chunk: int, threads: int = 1) -> Callable[[], object]:
     """Each call computes the gradients of one round more."""
-    clock, crew = itertools.count(), Crew(threads)
-    groups = [ids for _, ids in Groups(problem.n, problem.n, chunk)(torch.arange(problem.n))]
+    clock, pool = itertools.count(), ThreadPool(threads)
+    groups = [group.ids for group in Groups(problem.n, problem.n, chunk)(torch.arange(problem.n))]
     points = {len(ids): problem.start.expand(len(ids), -1).contiguous() for ids in groups}
 
     def run() -> None:
@@ -67,7 +68,8 @@ def gradients(problem: Network, Q: int, chunk: int, threads: int = 1) -> Callabl
             for q in range(Q):
                 g(x, q)
 
-        crew.share(groups, work, lambda done: None)
+        with pool.map_in_order(work, groups) as results:
+            deque(results, maxlen=0)
 
     return run
 

@@ -18,7 +18,7 @@ from overhead import methods, rounds
 
 from fednmap import simulate
 from fednmap.simulation.sums import divided
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     problem, algorithm = network(), methods(given.Q)["FedNMap"]
     counts = sorted({1, 2, given.threads})
     jobs = {f"round, {k} threads": rounds(algorithm, problem, k) for k in counts}
-    whole = {k: divided(problem, Crew(k)) for k in counts}
+    whole = {k: divided(problem, ThreadPool(k)) for k in counts}
     jobs |= {
         f"measurement, {k} threads": lambda p=p: (p.loss(problem.start), p.gradient(problem.start))
         for k, p in whole.items()
@@ -41,7 +41,8 @@ def main() -> int:
     first: list[torch.Tensor] = []
     for k in (1, 2, 3, *counts):
         *_, last = simulate(algorithm, problem, rounds=3, participation=0.7, drop=0.2, threads=k)
-        bits = [*last.server, *last.clients.tensors().values(), divided(problem, Crew(k)).gradient(last.server[0])]
+        gradient = divided(problem, ThreadPool(k)).gradient(last.server[0])
+        bits = [*last.server, *last.clients.tensors().values(), gradient]
         first = first or bits
         same &= all(torch.equal(a, b) for a, b in zip(first, bits, strict=True))
     print(f"\nbits equal on {', '.join(map(str, sorted({1, 2, 3, *counts})))} threads: {same}")

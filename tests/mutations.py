@@ -138,7 +138,7 @@ MUTATIONS = [
     ("uplink", "state from what was not sent", "if done.known is not up:", "if False:"),
     ("client_level", "noise for the mean weight", "self.clip * largest_weight(federation)", "self.clip"),
     ("client_level", "shares for the mean weight", "self.clip * weight,", "self.clip,"),
-    ("client_level", "divided by who came", "v / (share * federation.everybody)", "v / received.weight"),
+    ("client_level", "divided by who came", "v / (share * federation.total)", "v / received.weight"),
     (
         "client_level",
         "share of who came",

@@ -18,7 +18,7 @@ from fednmap.simulation import distributed, schedules
 from fednmap.simulation.loop import Diverged, Round, check_after, clients_per_group, whole_epochs
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients
-from fednmap.simulation.threads import Crew, one_thread
+from fednmap.simulation.threads import ThreadPool, one_thread
 
 if TYPE_CHECKING:
     from fednmap.decentralized.network import Decentralized
@@ -73,35 +73,34 @@ def rounds_of(
     if after is not None:
         check_after(after, problem.n, server, initial, rounds)
     clients = Clients(problem.n, initial) if after is None else after.clients.thaw(initial, None, _mine)
-    crew = Crew(threads if start.device.type == "cpu" else 1, concurrent=bool(about.concurrent))
+    pool = ThreadPool(threads if start.device.type == "cpu" else 1, concurrent=bool(about.concurrent))
     everybody = torch.arange(problem.n, device="cpu")
     mine = everybody[_mine(everybody)]
-    clients.admit(mine)
     groups = mine.tensor_split(-(-len(mine) // (chunk or clients_per_group(problem, start)))) if len(mine) else ()
     scale = None if about.weights is None else (problem.n * about.weights).to(start)
     vectors = nbytes(algorithm.method.message(initial, lambda x, q: torch.zeros_like(x))[0])
 
     def step(method: DecentralizedAlgorithm, t: int) -> Mean:
-        sent: list[tuple[State, State, State]] = []  # the states before, the messages, what is kept meanwhile
-
         def send(ids: Tensor) -> tuple[State, State, State]:
+            """The states before, the messages, and what is kept until the neighbours' messages arrive."""
             before = clients[ids]
             return before, *method.message(before, _weighted(problem.oracle(ids, t), scale, ids))
 
-        crew.share(groups, send, sent.append)
+        with pool.map_in_order(send, groups) as results:
+            sent = list(results)
         befores, messages, kept = zip(*sent, strict=True)
         mixed = mixing(t, _stacked(messages))
         rows = zip(*(v.split([len(ids) for ids in groups]) for v in mixed), strict=True)
         pieces = list(zip(kept, rows, strict=True))
-        new: list[State] = []
-        crew.share(pieces, lambda piece: method.update(piece[0], type(mixed)(*piece[1])), new.append)
+        with pool.map_in_order(lambda piece: method.update(piece[0], type(mixed)(*piece[1])), pieces) as results:
+            new = list(results)
         for ids, before, states in zip(groups, befores, new, strict=True):
             clients.replace(ids, before, states)
         with one_thread():
             return mean_of(method, _stacked(new), problem.n)
 
     def loop() -> Iterator[Round]:
-        with crew:
+        with pool:
             for t in range(0 if after is None else after.t + 1, rounds):
                 whole = step(schedules.at(algorithm, eta_a, t).method, t)
                 if not math.isfinite(float(whole.iterate.sum())):

@@ -134,7 +134,7 @@ class Privacy(Stage, Aggregator):
         if self.among is None:
             deviation = self.noise_multiplier * self.clip * largest_weight(federation)
             parts = [v + gaussian(v, deviation, federation.seed, SERVER, received.t, k) for k, v in enumerate(parts)]
-        return Aggregated([v / (share * federation.everybody) for v in parts], share)
+        return Aggregated([v / (share * federation.total) for v in parts], share)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
         """epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
@@ -153,7 +153,7 @@ class Privacy(Stage, Aggregator):
             [share_of_noise(r, clip, self.noise_multiplier, among, seed, CLIENT, uplinks.t, i, field) for r, i in rows]
         )
         if federation.weights is not None:  # the sum weighs what is sent
-            noise = noise / federation.weights_of(uplinks.ids).to(noise).unsqueeze(-1)
+            noise = noise / federation.each[uplinks.ids].to(noise).unsqueeze(-1)
         return noise.reshape(v.shape)
 
 

@@ -86,7 +86,7 @@ class Monitor(Stage, Aggregator):
             apart = (together - median(together)).norm(dim=-1)
             self._note(self._distances, received.t, received.ids, apart)
         if self.needs_individual_uplinks and not self._rule.needs_individual_uplinks:
-            weights = federation.weights_of(received.ids)
+            weights = federation.each[received.ids]
             received = received._replace(parts=[torch.matmul(weights.to(v), v) for v in received.parts])
         return self._rule.aggregate(federation, received)
 

@@ -25,7 +25,7 @@ from fednmap.simulation.loop import check_kinds, first_point, origin
 from fednmap.simulation.participation import Sampler
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.sums import divided
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 from fednmap.simulation.trajectory import Metric, check_measuring, run_and_measure
 from fednmap.simulation.uplink import Part, UplinkParts
 
@@ -139,8 +139,8 @@ def run(
     start = first_point(problem, start)
     options |= {"phi": algorithm.phi if phi is None else phi, "metrics": metrics or None}
     if measure_gamma is None:
-        with Crew(threads) as crew:
-            whole = divided(problem, crew, here=True)
+        with ThreadPool(threads) as pool:
+            whole = divided(problem, pool, here=True)
             options["measure_gamma"] = problem_gamma(whole, options["phi"], origin(problem, start))
     # what can be refused is refused before there is a folder
     check_measuring(every, closing, options["measure_gamma"], metrics or {})

@@ -34,7 +34,7 @@ from fednmap.runs.files import digest
 from fednmap.simulation.participation import Trace, sampler_of
 from fednmap.simulation.schedules import step_of
 from fednmap.simulation.sums import divided
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 
 OVERSHOT = 20.0  # eta_a times a smoothness of f beyond which a run is doubtful; from 2 on steps overshoot
 UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the largest, beyond which a table is doubtful
@@ -158,8 +158,8 @@ class Experiment:
     @cached_property
     def measure_gamma(self) -> float:
         """gamma of |F_nat|^2: as set, else a property of the problem, whatever the methods and their steps."""
-        with Crew() as crew:
-            whole = divided(self.problem, crew, here=True)
+        with ThreadPool() as pool:
+            whole = divided(self.problem, pool, here=True)
             return self.config.measure_gamma or problem_gamma(whole, self.phi, self.problem.start)
 
     @cached_property

@@ -11,8 +11,10 @@ where two or four processes share sections whose number is a power of two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -24,11 +26,20 @@ SAMPLED = 16  # at most so many where clients are drawn: some sections are then 
 COST = 1.1  # more groups than with FAIR sections
 
 
+class Group(NamedTuple):
+    """Clients that are computed in one call."""
+
+    section: int
+    ids: Tensor
+    last: bool
+    """Whether it is the last group of its section."""
+
+
 class Groups:
     """The sections of n clients, of which about `usual` take part in a round, in groups of at most `chunk`.
 
     >>> groups = Groups(10, 10, 2)
-    >>> [(section, ids.tolist()) for section, ids in groups(torch.tensor([0, 1, 2, 4, 9]))]
+    >>> [(group.section, group.ids.tolist()) for group in groups(torch.tensor([0, 1, 2, 4, 9]))]
     [(0, [0, 1]), (0, [2]), (1, [4]), (2, []), (3, [9])]
     """
 
@@ -36,31 +47,25 @@ class Groups:
         self.n, self.chunk = n, chunk
         self.sections = sections(usual, chunk, sampled or usual < n)
         self._mine = distributed.share(self.sections)
-        self._everybody: list[tuple[int, Tensor]] | None = None
+        self._everybody: list[Group] = []
 
     def mine(self, ids: Tensor) -> Tensor:
         """Which of these clients this process computes and keeps, a bool for each."""
-        where = self._section(ids)
-        return (where >= self._mine.start) & (where < self._mine.stop)
+        section = ids * self.sections // self.n
+        return (section >= self._mine.start) & (section < self._mine.stop)
 
-    def __call__(self, ids: Tensor) -> list[tuple[int, Tensor]]:
-        """This process's sections in their order, each with a group of clients; several times if these are many."""
-        if len(ids) == self.n:  # all of them, and these are always the same
-            self._everybody = self._everybody or self._cut(ids)
+    def __call__(self, ids: Tensor) -> list[Group]:
+        """The groups of this process's sections, in order; a section without clients is one empty group."""
+        if len(ids) == self.n and self._everybody:
             return self._everybody
-        return self._cut(ids)
-
-    def _cut(self, ids: Tensor) -> list[tuple[int, Tensor]]:
-        where = self._section(ids)
-        found = []
+        where, found = ids * self.sections // self.n, []
         for section in self._mine:
             inside = ids if self.sections == 1 else ids[where == section]
-            groups = max(1, -(-len(inside) // self.chunk))
-            found += [(section, group) for group in (inside.tensor_split(groups) if groups > 1 else (inside,))]
+            count = max(1, -(-len(inside) // self.chunk))
+            parts = inside.tensor_split(count) if count > 1 else (inside,)
+            found += [Group(section, part, k == count - 1) for k, part in enumerate(parts)]
+        self._everybody = found if len(ids) == self.n else self._everybody
         return found
-
-    def _section(self, ids: Tensor) -> Tensor:
-        return ids * self.sections // self.n
 
 
 def sections(clients: int, chunk: int, sampled: bool) -> int:
@@ -86,75 +91,61 @@ def _groups(clients: int, count: int, chunk: int, sampled: bool) -> int:
     return sum(-(-(end - start) // chunk) for start, end in pairwise(starts))
 
 
-class Tally:
+@dataclass
+class TreeSum:
     """The sum over `pieces` pieces, each some tensors like `like`; every process has the total.
 
     A process adds its own pieces, `distributed.share(pieces)`, in their order. What is added stays as it is.
 
     >>> import torch
-    >>> tally = Tally(3, [torch.tensor(0.0)])
+    >>> tree = TreeSum(3, [torch.tensor(0.0)])
     >>> for piece in range(3):
-    ...     tally.add(piece, [torch.tensor(1.0 + piece)])
-    >>> tally.total()
+    ...     tree.add(piece, [torch.tensor(1.0 + piece)])
+    >>> tree.total()
     [tensor(6.)]
     """
 
-    def __init__(self, pieces: int, like: Sequence[Tensor], *, here: bool = False) -> None:
-        """here: all of them are this process's, also in a process group."""
-        self._like, self._pieces, self._shared = like, pieces, not here and distributed.size() > 1
-        self._nodes: list[tuple[int, int, list[Tensor]]] = []  # first piece, how many, their sum
+    pieces: int
+    like: Sequence[Tensor]
+    alone: bool = False
+    """Whether this process has all pieces, even in a process group."""
+    nodes: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
+    """Subtrees that wait for their neighbours: first piece, number of pieces, sum."""
+    begun: list[Tensor] | None = None
+    """The sum of a piece of which more is to come."""
 
-    def add(self, piece: int, values: Sequence[Tensor]) -> None:
-        """`values` to those of `piece`, the last one or a later one."""
-        if self._nodes and self._nodes[-1][:2] == (piece, 1):
-            self._nodes[-1] = (piece, 1, _sum(self._nodes[-1][2], values))
-            return
-        self._merge()
-        self._nodes.append((piece, 1, list(values)))
+    def add(self, piece: int, values: Sequence[Tensor], last: bool = True, count: int = 1) -> None:
+        """Add `values` to those of `piece`; `last` says that the piece is complete.
+
+        count: how many pieces they are the sum of, `piece` and those after it: a subtree.
+        """
+        total = list(values) if self.begun is None else [a + b for a, b in zip(self.begun, values, strict=True)]
+        self.begun = None if last else total
+        while last and self.nodes and self.nodes[-1][1] == count and self.nodes[-1][0] % (2 * count) == 0:
+            piece, _, left = self.nodes.pop()
+            count, total = 2 * count, [a + b for a, b in zip(left, total, strict=True)]
+        if last:
+            self.nodes.append((piece, count, total))
 
     def total(self) -> list[Tensor]:
-        self._merge()
-        if self._shared:
-            self._exchange()
-        while len(self._nodes) > 1:  # what no pair is left for
-            self._join()
-        return self._nodes[0][2]
+        """Return the sum over all pieces, those of other processes included."""
+        nodes = self.nodes if self.alone or distributed.size() == 1 else self._exchanged()
+        total = nodes[-1][2]
+        for *_, left in reversed(nodes[:-1]):  # subtrees without a neighbour
+            total = [a + b for a, b in zip(left, total, strict=True)]
+        return total
 
-    def _merge(self) -> None:
-        """Sums of pieces that belong together become one."""
-        while len(self._nodes) > 1 and _pair(*(node[:2] for node in self._nodes[-2:])):
-            self._join()
-
-    def _join(self) -> None:
-        (first, count, total), (_, more, values) = self._nodes[-2:]
-        self._nodes[-2:] = [(first, count + more, _sum(total, values))]
-
-    def _exchange(self) -> None:
-        """Everybody's sums in place of one's own."""
-        ranks = [_nodes(distributed.share(self._pieces, rank)) for rank in range(distributed.size())]
-        sent = distributed.all_gather([values for *_, values in self._nodes], self._like, max(map(len, ranks)))
-        self._nodes = []
-        for nodes, received in zip(ranks, sent, strict=True):
-            for (first, count), values in zip(nodes, received, strict=False):  # some have sent fewer
-                self._nodes.append((first, count, values))
-                self._merge()
-
-
-def _sum(total: Iterable[Tensor], values: Iterable[Tensor]) -> list[Tensor]:
-    """In new tensors: those of a single piece belong to whoever has computed them."""
-    return [a + b for a, b in zip(total, values, strict=True)]
-
-
-def _pair(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """Whether two neighbouring sums are the halves of one in the tree."""
-    return a[1] == b[1] and a[0] % (2 * a[1]) == 0
-
-
-def _nodes(pieces: range) -> list[tuple[int, int]]:
-    """What is left of pieces in a row, when all that belongs together is added: (first, how many)."""
-    found: list[tuple[int, int]] = []
-    for piece in pieces:
-        found.append((piece, 1))
-        while len(found) > 1 and _pair(*found[-2:]):
-            found[-2:] = [(found[-2][0], 2 * found[-2][1])]
-    return found
+    def _exchanged(self) -> list[tuple[int, int, list[Tensor]]]:
+        """The subtrees that are left when those of all processes are known."""
+        shapes = []
+        for rank in range(distributed.size()):
+            theirs = TreeSum(self.pieces, [])
+            for piece in distributed.share(self.pieces, rank):
+                theirs.add(piece, [])
+            shapes.append(theirs.nodes)
+        sent = distributed.all_gather([values for *_, values in self.nodes], self.like, max(map(len, shapes)))
+        whole = TreeSum(self.pieces, self.like)
+        for nodes, received in zip(shapes, sent, strict=True):
+            for (first, count, _), values in zip(nodes, received, strict=False):  # some processes send fewer
+                whole.add(first, values, count=count)
+        return whole.nodes

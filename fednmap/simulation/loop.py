@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
@@ -14,15 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Problem, SecondOrder, Serverless, State, info_of, oracle_of
+from fednmap.core import Algorithm, Oracle, Problem, SecondOrder, Serverless, State, info_of, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
-from fednmap.simulation.groups import Groups, Tally
+from fednmap.simulation.groups import Group, Groups, TreeSum
 from fednmap.simulation.memory import reuse_freed_memory
 from fednmap.simulation.participation import Sampler, Uniform, take_part, uneven
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, same_kind
-from fednmap.simulation.threads import Crew, one_thread
+from fednmap.simulation.threads import ThreadPool, one_thread
 from fednmap.simulation.uplink import Federation, Part, Pipeline, Received, Traffic, UplinkParts, client_round
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
@@ -160,27 +162,30 @@ def simulate(
     together = chunk or clients_per_group(problem, start)
     reuse_freed_memory(min(together, federation.per_round) * start.numel() * start.element_size())
     groups = Groups(problem.n, federation.per_round, together, sampled=not everybody)
-    crew = Crew(threads if start.device.type == "cpu" else 1, concurrent=bool(about.concurrent))
-    step, folder = _Step(problem, federation, pipeline, message, groups, crew), None if store is None else Path(store)
+    pool = ThreadPool(threads if start.device.type == "cpu" else 1, concurrent=bool(about.concurrent))
+    oracle = partial(oracle_of, algorithm, problem) if algorithm.traits.hessians else problem.oracle
+    step = _Step(oracle, federation, pipeline, message, groups, pool, alone=distributed.size() == 1)
+    folder = None if store is None else Path(store)
 
     def loop(server: State) -> Iterator[Round]:
-        with crew, _hold(folder):
+        with pool, _hold(folder):
             clients = after.clients.thaw(initial, folder, groups.mine) if after else Clients(problem.n, initial, folder)
-            first, holders = after.t + 1 if after else 0, torch.arange(0, device="cpu")
+            first, holders = after.t + 1 if after else 0, torch.zeros(problem.n, dtype=torch.bool, device="cpu")
             for t in reversed(range(first if traffic.follows else 0)):  # who was counted last, before this call
                 counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed).counted
-                if pipeline.aggregator.accepts(federation, counted, federation.weight(counted)):
-                    holders = counted
+                if pipeline.aggregator.accepts(federation, counted, float(federation.each[counted].sum())):
+                    holders[counted] = True
                     break
             for t in range(first, rounds):
                 participants, counted = take_part(problem.n, t, sampler=who, drop=drop, seed=seed)
-                up, down = len(participants) * traffic.up, traffic.received(participants, holders)
-                weight = federation.weight(counted)
+                following = int(holders[participants].sum()) if traffic.follows else 0
+                down = traffic.following * following + traffic.down * (len(participants) - following)
+                weight = float(federation.each[counted].sum())
                 if pipeline.aggregator.accepts(federation, counted, weight):
-                    holders = counted
+                    holders = torch.zeros_like(holders).index_fill_(0, counted, True)
                     method = algorithm if eta_a is None else schedules.at(algorithm, eta_a, t)
                     server = step(method, t, server, clients, counted, weight)
-                yield Round(t, server, clients.snapshot(), participants, counted, up, down)
+                yield Round(t, server, clients.snapshot(), participants, counted, len(participants) * traffic.up, down)
 
     with _hold(folder):  # refused here, not in the first round
         if after is not None:
@@ -336,61 +341,54 @@ def mean(ups: Sequence[State], weights: Sequence[float] | None = None) -> State:
     )
 
 
+@dataclass(frozen=True)
 class _Step:
     """One round: returns the server's new state, and replaces the clients' states.
 
     What a lost reply held is never used, so only the clients that are counted are computed.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        federation: Federation,
-        pipeline: Pipeline,
-        message: State,
-        groups: Groups,
-        crew: Crew,
-    ) -> None:
-        self.problem, self.federation, self.pipeline = problem, federation, pipeline
-        self.message, self.groups, self.crew = message, groups, crew
-        self.individual, self.alone = pipeline.aggregator.needs_individual_uplinks, distributed.size() == 1
+    oracle: Callable[[Tensor, int], Oracle]
+    federation: Federation
+    pipeline: Pipeline
+    message: State
+    """An uplink, whose shapes count."""
+    groups: Groups
+    pool: ThreadPool
+    alone: bool
+    """Whether one process has all clients."""
 
     def __call__(
         self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor, weight: float
     ) -> State:
-        down, groups = algorithm.broadcast(server), self.groups(counted)
-        with one_thread():  # OpenMP threads spin after use and slow the next kernel
-            for _, ids in groups if len(clients) < clients.n else ():
-                clients.admit(ids)
-        every: list[list[Tensor]] = []  # the rows of all clients, where they are needed
-        tally = Tally(self.groups.sections, self.message, here=self.alone)
+        down, aggregator = algorithm.broadcast(server), self.pipeline.aggregator
+        rows: list[list[Tensor]] = []  # the uplinks of all clients, where the aggregator needs them
+        tree = TreeSum(self.groups.sections, self.message, self.alone)
 
-        def work(group: tuple[int, Tensor]) -> tuple[int, Tensor, State, State, list[Tensor]]:
-            """A group's section and clients, their old and new states, and the weighted sums of their uplinks."""
-            section, ids = group
-            before = clients[ids]
+        def work(group: Group) -> tuple[Group, State, State, list[Tensor]]:
+            """The clients' old and new states, and the weighted sum of their uplinks, or these themselves."""
+            before, ids = clients[group.ids], group.ids
             if not len(ids):
-                return section, ids, before, before, [v.new_zeros(v.shape) for v in self.message]
-            g = oracle_of(algorithm, self.problem, ids, t)
+                return group, before, before, [v.new_zeros(v.shape) for v in self.message]
+            g = self.oracle(ids, t)
             up, new = client_round(algorithm, self.pipeline, self.federation, t, ids, down, before, g)
-            rows = [v.expand(len(ids), *v.shape[-1:]) for v in up]  # a field that is the same for all comes unstacked
-            if self.individual:
-                return section, ids, before, new, rows
-            weights = self.federation.weights_of(ids)
-            return section, ids, before, new, [torch.matmul(weights.to(v), v) for v in rows]
+            each = [v.expand(len(ids), *v.shape[-1:]) for v in up]  # a field that is the same for all comes unstacked
+            if aggregator.needs_individual_uplinks:
+                return group, before, new, each
+            weights = self.federation.each[ids]
+            return group, before, new, [torch.matmul(weights.to(v), v) for v in each]
 
-        def take(done: tuple[int, Tensor, State, State, list[Tensor]]) -> None:
-            section, ids, before, new, parts = done
-            if not self.individual:
-                tally.add(section, parts)
-            elif len(ids):
-                every.append(parts)
-            clients.replace(ids, before, new)
-
-        self.crew.share(groups, work, take)
-        with one_thread():  # a method, or its prox, may take sums
-            parts = [torch.cat(v) for v in zip(*every, strict=True)] if self.individual else tally.total()
-            up, share = self.pipeline.aggregator.aggregate(self.federation, Received(t, counted, parts, weight))
+        with self.pool.map_in_order(work, self.groups(counted)) as results:
+            for group, before, new, parts in results:
+                if not aggregator.needs_individual_uplinks:
+                    tree.add(group.section, parts, group.last)
+                elif len(group.ids):
+                    rows.append(parts)
+                clients.replace(group.ids, before, new)
+        with one_thread():  # OpenMP threads spin after use and slow the next kernel
+            individual = aggregator.needs_individual_uplinks
+            parts = [torch.cat(v) for v in zip(*rows, strict=True)] if individual else tree.total()
+            up, share = aggregator.aggregate(self.federation, Received(t, counted, parts, weight))
             server = algorithm.aggregate(server, type(self.message)(*up), share)
             if not all(isfinite(float(v.sum())) for v in server):
                 raise Diverged(t)

@@ -123,5 +123,5 @@ def _times(federation: Federation, uplinks: Uplinks) -> Tensor | float:
     """A client multiplies its vectors by n w_i before it rounds them: their sum is then the weighted one."""
     if federation.weights is None:
         return 1.0
-    times = (federation.n * federation.weights_of(uplinks.ids)).to(uplinks.sent[0])
+    times = (federation.n * federation.each[uplinks.ids]).to(uplinks.sent[0])
     return times.where(times > 0, 1.0).unsqueeze(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -51,25 +52,10 @@ class Clients:
         return self._make(*(v.reshape((*ids.shape, *v.shape[1:])) for v in copies))
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
-        self.admit(ids)
         self.replace(ids, self[ids], states)
 
-    def admit(self, ids: Tensor) -> None:
-        """Give every client among these a row of its own."""
-        new = ids[self._row[ids] == 0] if self._tables else ids[:0]
-        if not len(new):
-            return
-        end = self._used + len(new)
-        if end > len(self._tables[0]):  # tables at least double, never beyond a row for everybody
-            size = min(max(end, 2 * len(self._tables[0])), self.n + 1)
-            self._tables = [self._table(k, v, size) for k, v in enumerate(self._tables)]
-        for table in self._tables:
-            table[self._used : end] = table[0]
-        self._row[new] = torch.arange(self._used, end, device="cpu")
-        self._used = end
-
     def replace(self, ids: Tensor, old: State, new: State) -> None:
-        """Overwrite the states of clients that were admitted; `old` is `clients[ids]`."""
+        """Overwrite the states of these clients; `old` is `clients[ids]`."""
         if not self._tables:
             return
         self._version += 1
@@ -78,14 +64,20 @@ class Clients:
                 held.keep(ids, old)
                 if held.complete:  # nothing that comes later matters to it
                     self._snapshots.discard(held)
-        rows = self._row[ids]
+        without = ids[self._row[ids] == 0]
+        end = self._used + len(without)
+        if end > len(self._tables[0]):  # tables at least double, never beyond a row for everybody
+            size = min(max(end, 2 * len(self._tables[0])), self.n + 1)
+            self._tables = [self._table(k, v, size) for k, v in enumerate(self._tables)]
+        self._row[without] = torch.arange(self._used, end, device="cpu")
+        self._used, rows = end, self._row[ids]
         for table, values in zip(self._tables, new, strict=True):
             each = values.expand(len(ids), *table.shape[1:])
             table.index_copy_(0, rows.to(table.device), each.to(table.device, table.dtype))
 
     def snapshot(self) -> Snapshot:
         """Return the states as they are now, whatever comes later."""
-        taken = Snapshot(self, self._version, self._used)
+        taken = Snapshot(self, self.n, self._version, self._used)
         self._snapshots.add(taken)
         return taken
 
@@ -120,18 +112,21 @@ class Clients:
         return table
 
 
+@dataclass(eq=False)
 class Snapshot:
     """The clients' states after one round. They stay what they are while the simulation continues.
 
     States on disk are not kept: there only the newest snapshot can be read.
     """
 
-    def __init__(self, clients: Clients, version: int, used: int) -> None:
-        self.n = clients.n
-        self._clients, self._version, self._used = clients, version, used
-        self._place: Tensor | None = None  # of each client's state among those kept here, -1 if it is not
-        self._kept: list[State] = []
-        self._count = 0
+    _clients: Clients
+    n: int
+    _version: int
+    _used: int
+    _place: Tensor | None = None
+    """Of each client's state among those kept here, -1 if it is not."""
+    _kept: list[State] = field(default_factory=list)
+    _count: int = 0
 
     def __len__(self) -> int:
         """How many clients have a state of their own."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fednmap.core import Problem, ProblemInfo, info_of
 from fednmap.simulation import distributed
-from fednmap.simulation.groups import Tally
-from fednmap.simulation.threads import Crew, one_thread
+from fednmap.simulation.groups import TreeSum
+from fednmap.simulation.threads import ThreadPool, one_thread
 
 
-def divided(problem: Problem, crew: Crew, *, here: bool = False) -> Problem:
+def divided(problem: Problem, pool: ThreadPool, *, here: bool = False) -> Problem:
     """The problem with its sums over all data in pieces, if it says how; added in the pieces' order.
 
     here: between the threads of this process alone, also in a process group.
@@ -23,16 +23,16 @@ def divided(problem: Problem, crew: Crew, *, here: bool = False) -> Problem:
         return problem
     on_cpu = about.start is None or about.start.device.type == "cpu"
     pieces = about.pieces or size  # else every process has one part
-    alone = Crew(1) if not about.concurrent or not on_cpu else crew
+    alone = ThreadPool(1) if not about.concurrent or not on_cpu else pool
     return problem if pieces == 1 and size == 1 else _Divided(problem, about.part, pieces, here or size == 1, alone)
 
 
 class _Divided:
     def __init__(
-        self, problem: Problem, part: Callable[[int, int], Problem], pieces: int, here: bool, crew: Crew
+        self, problem: Problem, part: Callable[[int, int], Problem], pieces: int, here: bool, pool: ThreadPool
     ) -> None:
         self.n, self.dim, self.oracle = problem.n, problem.dim, problem.oracle
-        self._crew, self._pieces, self._here = crew, pieces, here
+        self._pool, self._pieces, self._here = pool, pieces, here
         self._parts = [(k, part(k, pieces)) for k in (range(pieces) if here else distributed.share(pieces))]
         self._problem = problem
 
@@ -44,7 +44,7 @@ class _Divided:
         )
 
     def _divided(self, smaller: Callable[[], Problem]) -> Problem:
-        return divided(smaller(), self._crew, here=self._here)
+        return divided(smaller(), self._pool, here=self._here)
 
     def loss(self, x: Tensor) -> Tensor:
         return self._sum([x.new_zeros(())], lambda part: [part.loss(x)])[0]
@@ -64,7 +64,9 @@ class _Divided:
         return loss, gradient
 
     def _sum(self, like: list[Tensor], terms: Callable[[Problem], list[Tensor]]) -> list[Tensor]:
-        tally = Tally(self._pieces, like, here=self._here)
+        tree = TreeSum(self._pieces, like, alone=self._here)
         with one_thread():
-            self._crew.share(self._parts, lambda piece: (piece[0], terms(piece[1])), lambda done: tally.add(*done))
-            return tally.total()
+            with self._pool.map_in_order(lambda piece: (piece[0], terms(piece[1])), self._parts) as results:
+                for k, values in results:
+                    tree.add(k, values)
+            return tree.total()

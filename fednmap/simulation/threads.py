@@ -63,43 +63,52 @@ def checked(count: int) -> int:
     return count
 
 
-class Crew:
-    """Some threads that share pieces of work. They start when there is more than one piece, and end with the crew.
+class ThreadPool:
+    """Threads that compute pieces of work. They start when there is more than one piece, and end with the pool.
 
-    concurrent: whether several threads may work; if not, this one does, with as many threads of torch as it has.
+    concurrent: whether several threads may work; if not, the caller's does, with as many threads of torch as it has.
     """
 
     def __init__(self, threads: int | None = None, *, concurrent: bool = True) -> None:
         self.threads, self._concurrent = default() if threads is None else checked(threads), concurrent
         self._pool: ThreadPoolExecutor | None = None
 
-    def share(self, pieces: Sequence[Piece], work: Callable[[Piece], Value], take: Callable[[Value], object]) -> None:
-        """take(work(piece)) for every piece: `work` in any thread, `take` in this one and in the pieces' order."""
+    @contextmanager
+    def map_in_order(self, work: Callable[[Piece], Value], pieces: Sequence[Piece]) -> Iterator[Iterator[Value]]:
+        """Iterate over work(piece), in the pieces' order, in a `with` block; any thread may do the work.
+
+        >>> with ThreadPool(2).map_in_order(abs, [-1, 2, -3]) as results:
+        ...     list(results)
+        [1, 2, 3]
+        """
+        waiting = deque[Future[Value]]()
+
+        def results(pool: ThreadPoolExecutor, graded: bool) -> Iterator[Value]:
+            for piece in pieces:
+                waiting.append(pool.submit(_with_grad_mode, graded, work, piece))
+                if len(waiting) > 2 * self.threads:  # results that wait take memory
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
         with one_thread() if self._concurrent else nullcontext():
             if min(self.threads, len(pieces)) < 2 or not self._concurrent:
-                for piece in pieces:
-                    take(work(piece))
+                yield map(work, pieces)
                 return
-            pool, waiting, graded = self._started(), deque[Future[Value]](), torch.is_grad_enabled()
             try:
-                for piece in pieces:
-                    waiting.append(pool.submit(_as_here, graded, work, piece))
-                    if len(waiting) > 2 * self.threads:  # results that wait take memory
-                        take(waiting.popleft().result())
-                while waiting:
-                    take(waiting.popleft().result())
-            finally:  # after an error or Ctrl-C nothing of this call goes on
+                yield results(self._started(), torch.is_grad_enabled())
+            finally:  # after an error or Ctrl-C nothing of this call continues
                 for future in waiting:
                     future.cancel()
                 wait(waiting)
 
     def end(self, wait: bool = False) -> None:
-        """The threads go, at once if this is to wait for it; a later call starts others."""
+        """Let the threads end, and wait for that if asked to; a later call starts others."""
         if self._pool is not None:
             self._pool.shutdown(wait=wait)
             self._pool = None
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ThreadPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +134,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _as_here(graded: bool, work: Callable[[Piece], Value], piece: Piece) -> Value:
-    """Whether torch records gradients is a thread's own affair; a piece is computed as its caller would."""
+def _with_grad_mode(graded: bool, work: Callable[[Piece], Value], piece: Piece) -> Value:
+    """Compute a piece with the caller's grad mode, which torch keeps per thread."""
     with torch.set_grad_enabled(graded):
         return work(piece)

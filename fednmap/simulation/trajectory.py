@@ -27,7 +27,7 @@ from fednmap.simulation.loop import (
     with_secagg,
 )
 from fednmap.simulation.sums import divided
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 from fednmap.simulation.uplink import Federation, Part, Pipeline, UplinkParts
 
 Metric = Callable[[Tensor], float]
@@ -111,9 +111,9 @@ def run_and_measure(
         )
     phi = algorithm.phi if phi is None else phi
     start, stops = first_point(problem, start), listeners(stop)
-    crew = Crew(threads)
-    whole = divided(problem, crew)
-    part = whole if sample is None else divided(sample, crew)
+    pool = ThreadPool(threads)
+    whole = divided(problem, pool)
+    part = whole if sample is None else divided(sample, pool)
     gamma = problem_gamma(whole, phi, origin(problem, start)) if measure_gamma is None else measure_gamma
     others = listeners(callbacks)
     hearers = [*others, *stops]
@@ -222,7 +222,7 @@ def run_and_measure(
         error.result = result
         raise
     finally:
-        crew.end()
+        pool.end()
 
 
 def check_measuring(every: int, closing: int, measure_gamma: float | None, metrics: Mapping[str, Metric]) -> None:

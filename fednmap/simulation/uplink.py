@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from fednmap.simulation import distributed
 from fednmap.simulation.participation import Sampler, Uniform
 
 
-class Federation(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Federation:
     """What is fixed before the first round."""
 
     n: int
@@ -30,26 +32,20 @@ class Federation(NamedTuple):
     sampler: Sampler
     drop: float
     seed: int
+    each: Tensor = field(init=False)
+    """The weight of each client in sums of uplinks: `weights`, or ones."""
+    total: float = field(init=False)
+    """The weight of all clients together."""
 
-    @property
-    def everybody(self) -> float:
-        """The weight of all clients together; without weights, how many they are."""
-        return float(self.n) if self.weights is None else float(self.weights.sum())
+    def __post_init__(self) -> None:
+        each = torch.ones(self.n, dtype=torch.float64, device="cpu") if self.weights is None else self.weights
+        object.__setattr__(self, "each", each)
+        object.__setattr__(self, "total", float(each.sum()))
 
     @property
     def per_round(self) -> int:
         """How many clients take part in a round, at most."""
         return max(1, round(self.sampler.share * self.n)) if type(self.sampler) is Uniform else self.n
-
-    def weight(self, ids: Tensor) -> float:
-        """The weight of these clients together."""
-        return float(len(ids)) if self.weights is None else float(self.weights_of(ids).sum())
-
-    def weights_of(self, ids: Tensor) -> Tensor:
-        """The weight of each of these clients; 1 where they weigh equally."""
-        if self.weights is None:
-            return torch.ones(ids.shape, dtype=torch.float64, device="cpu")
-        return self.weights[ids.to(self.weights.device)]
 
 
 class Rounding(NamedTuple):
@@ -156,7 +152,7 @@ class Aggregator(Part):
 
     def aggregate(self, federation: Federation, received: Received) -> Aggregated:
         """Return what stands for the mean of the uplinks of an accepted round, and for which share of the clients."""
-        return Aggregated([v / received.weight for v in received.parts], received.weight / federation.everybody)
+        return Aggregated([v / received.weight for v in received.parts], received.weight / federation.total)
 
 
 UplinkParts = Part | Sequence[Part]
@@ -278,13 +274,3 @@ class Traffic:
         self.down, self.following = nbytes(down), nbytes(message)
         self.follows = algorithm.traits.broadcast_follows and self.following < self.down
         """Whether following is possible, and saves something."""
-
-    def received(self, participants: Tensor, holders: Tensor) -> int:
-        """Bytes that all participants receive, of whom those among `holders` can follow."""
-        if not self.follows or not len(holders):
-            following = 0
-        elif torch.equal(participants, holders):  # the usual case, with everybody there
-            following = len(participants)
-        else:
-            following = int(torch.isin(participants, holders).sum())
-        return following * self.following + (len(participants) - following) * self.down

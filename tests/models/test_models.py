@@ -438,7 +438,7 @@ def test_the_measuring_gamma_of_large_data_is_that_of_a_sample_of_every_client(m
     from fednmap.measure import problem_gamma
     from fednmap.regularizers import Zero
     from fednmap.simulation.sums import divided
-    from fednmap.simulation.threads import Crew
+    from fednmap.simulation.threads import ThreadPool
 
     problem = Network(Watching(), cross_entropy, small_clients(rows=400))
     assert problem.subsample() is problem  # small data are measured whole
@@ -453,5 +453,5 @@ def test_the_measuring_gamma_of_large_data_is_that_of_a_sample_of_every_client(m
     assert sum(Watching.rows) == 16 * 81  # 8 iterations of 2 gradients
     assert gamma == pytest.approx(whole, rel=0.25)
     for threads in (1, 2):
-        with Crew(threads) as crew:
-            assert problem_gamma(divided(problem, crew), Zero(), problem.start) == gamma
+        with ThreadPool(threads) as pool:
+            assert problem_gamma(divided(problem, pool), Zero(), problem.start) == gamma

@@ -16,7 +16,7 @@ from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Logistic, Network, Pooled, finite_sum
 from fednmap.regularizers import L1
 from fednmap.simulation.sums import divided
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 
 EXACT = {name: (lambda make=make, **options: make(batch_size=None, **options)) for name, make in KINDS.items()}
 EVERYBODY = torch.arange(len(SIZES))
@@ -281,9 +281,9 @@ def test_measurements_go_through_the_data_once(monkeypatch):
     problem, phi = network(), L1(0.1)
     x = point(problem)
     expected = evaluate(problem, phi, x, 0.5)
-    crew = Crew(1)
+    pool = ThreadPool(1)
     monkeypatch.setattr(finite_sum, "CHUNK_BYTES", 400)
-    pieces = divided(problem, crew)
+    pieces = divided(problem, pool)
     assert pieces is not problem
     for twice in ("loss", "gradient"):
         monkeypatch.setattr(Network, twice, None)

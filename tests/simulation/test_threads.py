@@ -23,10 +23,10 @@ from fednmap.problems import LeastSquares, Logistic, Network, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.runs.folder import RunFolder
 from fednmap.simulation import distributed, threads
-from fednmap.simulation.groups import FAIR, Groups, Tally
+from fednmap.simulation.groups import FAIR, Groups, TreeSum
 from fednmap.simulation.states import Clients
 from fednmap.simulation.sums import divided
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 
 CROSS_ENTROPY = nn.functional.cross_entropy
 HISTORIES = [{}, {"participation": 0.7, "drop": 0.3}]
@@ -215,7 +215,7 @@ def test_nothing_of_a_round_is_left_to_several_threads_of_torch(monkeypatch):
 
         monkeypatch.setattr(kind, name, seen)
 
-    for kind, name in ((Clients, "admit"), (Clients, "replace"), (Tally, "add"), (Tally, "total")):
+    for kind, name in ((Clients, "replace"), (TreeSum, "add"), (TreeSum, "total")):
         watch(kind, name)
     torch.set_num_threads(2)
     try:
@@ -224,10 +224,10 @@ def test_nothing_of_a_round_is_left_to_several_threads_of_torch(monkeypatch):
             pass
         assert "total" in dict(found)
         monkeypatch.setattr("fednmap.problems.finite_sum.CHUNK_BYTES", 4 * 30 * 35)
-        divided(network(), Crew(2)).gradient(network().start)
+        divided(network(), ThreadPool(2)).gradient(network().start)
     finally:
         torch.set_num_threads(before)
-    assert {name for name, _ in found} == {"aggregate", "admit", "replace", "add", "total"}
+    assert {name for name, _ in found} == {"aggregate", "replace", "add", "total"}
     assert {count for _, count in found} == {1}
 
 
@@ -249,7 +249,7 @@ def test_threads_end_with_the_run():
 def test_groups_do_not_know_how_many_processes_there_are(clients, usual, chunk, monkeypatch):
     """Every client falls to one process, in the group in which one process alone has it."""
     everybody = torch.arange(clients)
-    alone = [(section, ids.tolist()) for section, ids in Groups(clients, usual, chunk)(everybody)]
+    alone = [(section, ids.tolist()) for section, ids, _ in Groups(clients, usual, chunk)(everybody)]
     for processes in (2, 3, 5, 8, 70):
         monkeypatch.setattr(distributed, "size", lambda processes=processes: processes)
         found = []
@@ -257,8 +257,8 @@ def test_groups_do_not_know_how_many_processes_there_are(clients, usual, chunk, 
             monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
             groups = Groups(clients, usual, chunk)
             mine = groups(everybody)
-            assert everybody[groups.mine(everybody)].tolist() == [i for _, ids in mine for i in ids.tolist()]
-            found += [(section, ids.tolist()) for section, ids in mine]
+            assert everybody[groups.mine(everybody)].tolist() == [i for group in mine for i in group.ids.tolist()]
+            found += [(section, ids.tolist()) for section, ids, _ in mine]
         assert found == alone
 
 
@@ -274,9 +274,10 @@ def test_groups_are_small_enough_and_not_more_than_needed(clients, chunk):
     for present in (torch.arange(clients), torch.arange(0, clients, 3), torch.arange(clients)[:0]):
         groups = Groups(clients, clients, chunk)
         found = groups(present)
-        assert torch.equal(torch.cat([ids for _, ids in found]), present)
-        assert max(len(ids) for _, ids in found) <= chunk
-        assert sorted({section for section, _ in found}) == list(range(groups.sections))
+        assert torch.equal(torch.cat([group.ids for group in found]), present)
+        assert max(len(group.ids) for group in found) <= chunk
+        assert [group.section for group in found if group.last] == list(range(groups.sections))
+        assert sorted({group.section for group in found}) == list(range(groups.sections))
     assert groups.sections == 1 if clients <= chunk else groups.sections >= min(clients, FAIR)
     # a multiple of FAIR where there are enough clients, and hardly more than there must be
     assert len(groups(torch.arange(clients))) <= 1.1 * FAIR * math.ceil(math.ceil(clients / FAIR) / chunk)
@@ -284,9 +285,10 @@ def test_groups_are_small_enough_and_not_more_than_needed(clients, chunk):
 
 def test_grad_mode_is_the_callers():
     found = []
-    with torch.no_grad():
-        Crew(2).share(range(4), lambda _: torch.is_grad_enabled(), found.append)
-    Crew(2).share(range(2), lambda _: torch.is_grad_enabled(), found.append)
+    with torch.no_grad(), ThreadPool(2).map_in_order(lambda _: torch.is_grad_enabled(), range(4)) as results:
+        found += results
+    with ThreadPool(2).map_in_order(lambda _: torch.is_grad_enabled(), range(2)) as results:
+        found += results
     assert found == [False] * 4 + [True] * 2
 
 
@@ -309,8 +311,8 @@ def test_how_many_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert threads.default() == 3
     threads.limit(5)
-    assert Crew().threads == 5
-    for refused in (lambda: threads.limit(0), lambda: Crew(-1)):
+    assert ThreadPool().threads == 5
+    for refused in (lambda: threads.limit(0), lambda: ThreadPool(-1)):
         with pytest.raises(InputError, match="at least 1"):
             refused()
 

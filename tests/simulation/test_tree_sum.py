@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fednmap.simulation import distributed
-from fednmap.simulation.groups import Tally
+from fednmap.simulation.groups import TreeSum
 from fednmap.simulation.sums import divided
-from fednmap.simulation.threads import Crew
+from fednmap.simulation.threads import ThreadPool
 
 
 def shared(values, processes, monkeypatch):
@@ -19,9 +19,9 @@ def shared(values, processes, monkeypatch):
 
     def tally(rank):
         monkeypatch.setattr(distributed, "rank", lambda: rank)
-        made = Tally(len(values), [values[0]])
+        made = TreeSum(len(values), [values[0]])
         for piece in distributed.share(len(values)):
-            made.add(piece, [values[piece].clone() / 2])
+            made.add(piece, [values[piece].clone() / 2], last=False)
             made.add(piece, [values[piece].clone() / 2])  # in two groups
         return made
 
@@ -47,7 +47,7 @@ def shared(values, processes, monkeypatch):
 def test_any_number_of_processes_has_the_same_bits(pieces, monkeypatch):
     torch.manual_seed(0)
     values = [torch.randn(50) * 10 ** (k % 5) for k in range(pieces)]
-    alone = Tally(pieces, [values[0]])
+    alone = TreeSum(pieces, [values[0]])
     for k, v in enumerate(values):
         alone.add(k, [v.clone()])
     expected = alone.total()[0]
@@ -63,9 +63,9 @@ def test_what_is_added_stays_as_it_is():
     """The tensors may be kept by whoever has computed them, such as a part of a problem that returns its own."""
     for pieces in ([0], [0, 1], [0, 0, 1, 2, 2]):
         given = [torch.full((2,), 1.0 + k) for k in range(len(pieces))]
-        tally = Tally(3, [given[0]])
-        for piece, v in zip(pieces, given, strict=True):
-            tally.add(piece, [v])
+        tally = TreeSum(3, [given[0]])
+        for piece, later, v in zip(pieces, [*pieces[1:], None], given, strict=True):
+            tally.add(piece, [v], last=piece != later)
         assert torch.equal(tally.total()[0], torch.stack(given).sum(0))
         assert all(torch.equal(v, torch.full((2,), 1.0 + k)) for k, v in enumerate(given))
 
@@ -92,8 +92,8 @@ class Kept:
 
 
 def test_a_gradient_that_a_problem_keeps_is_the_same_twice():
-    with Crew(1) as crew:
-        whole = divided(Kept(), crew)
+    with ThreadPool(1) as pool:
+        whole = divided(Kept(), pool)
         first = whole.gradient(torch.zeros(3)).clone()
         torch.testing.assert_close(first, torch.arange(3.0))
         assert torch.equal(whole.gradient(torch.zeros(3)), first)
