@@ -18,7 +18,7 @@ from fednmap.runs.files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
-PAPER = ("nn", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
+PAPER = ("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
 NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "all")
 
 

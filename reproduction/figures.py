@@ -1,10 +1,22 @@
 """The list of figures: the paper's, its table, and benchmarks of others."""
 
-from reproduction import flamby, local_stepsize, mobilenet, nn, sampling, sensitivity, speedup_n, speedup_q, table1
+from reproduction import (
+    flamby,
+    local_stepsize,
+    mobilenet,
+    nn,
+    nn_settings,
+    sampling,
+    sensitivity,
+    speedup_n,
+    speedup_q,
+    table1,
+)
 from reproduction.figure import Figure
 
 FIGURES: dict[str, Figure] = {
     "nn": nn.FIGURE,
+    "nn-settings": nn_settings.FIGURE,
     "speedup-n": speedup_n.FIGURE,
     "speedup-q": speedup_q.FIGURE,
     "local-stepsize": local_stepsize.FIGURE,
