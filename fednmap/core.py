@@ -199,7 +199,7 @@ class Algorithm(ABC):
         """x_t: what is measured and returned."""
 
     def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
-        """(x, grad f(x)) that a round from `before` to `after` has told the server; None where it has not.
+        """Return (x, grad f(x)) if the round from `before` to `after` reveals it to the server, else None.
 
         Asked only of rounds in which every client was counted, with exact gradients: the model can then be judged
         without another pass over the data.
@@ -207,7 +207,7 @@ class Algorithm(ABC):
         return None
 
     def extra_metrics(self, server: State) -> dict[str, float]:
-        """Return what the server's state says besides the model; it goes into every record of a run."""
+        """Return numbers of the server's state that go into every record of a run."""
         return {}
 
     def compression(self) -> Compressor | None:
@@ -391,8 +391,8 @@ def _weights(problem: Problem, given: Any) -> Tensor:
     total = float(w.sum())
     if w.shape != (problem.n,) or not 0 < total < torch.inf or not bool((w >= 0).all()):
         raise InputError(
-            f"{type(problem).__name__} has weights of shape {tuple(w.shape)} that sum to {total:g}; {problem.n} finite "
-            "numbers are due, none below 0 and not all 0"
+            f"expected {problem.n} finite weights of {type(problem).__name__}, at least 0 and not all 0, got shape "
+            f"{tuple(w.shape)} and sum {total:g}"
         )
     return w if abs(total - 1) <= 1e-6 else w / total
 

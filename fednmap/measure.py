@@ -47,7 +47,7 @@ class Quantity(NamedTuple):
     """From the number that is kept to the one that is shown."""
     digits: str = ".4g"
     better: int = 0
-    """-1 where less is better, 1 where more is, 0 where it is only told."""
+    """-1 where less is better, 1 where more is, 0 where neither is."""
     log: bool = False
     """Whether it falls by orders of magnitude."""
     cost: bool = False
@@ -55,7 +55,7 @@ class Quantity(NamedTuple):
     shown: bool = True
     """In tables and curves; else only in files."""
     brief: bool = False
-    """Also in the one line that tells how a run goes."""
+    """Also in the line that shows the progress of a run."""
     tex: str = ""
     html: str = ""
     meaning: str = ""
@@ -68,7 +68,7 @@ class Quantity(NamedTuple):
 
     @property
     def axis(self) -> str:
-        """Title and unit, beside an axis."""
+        """Title and unit, as the label of an axis."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def text(self, value: float | None) -> str:
@@ -108,7 +108,7 @@ QUANTITIES = {
             tex=r"$\|F_{nat}(x)\|^2$",
             html="|F<sub>nat</sub>(x)|²",
             meaning="F_nat(x) = (x - prox(x - gamma grad f(x), gamma)) / gamma, squared: how far x is from being "
-            "stationary; 0 exactly where no small step improves psi. One gamma for all methods, said beside the table.",
+            "stationary; 0 exactly where no small step improves psi. One gamma for all methods, shown with the table.",
         ),
         Quantity("consensus", "apart", "consensus error, mean |x_i - x|²", digits=".2e", better=-1, log=True),
         Quantity("loss", "loss", "loss f(x)", digits=".4f", better=-1, log=True, shown=False),
@@ -148,12 +148,12 @@ QUANTITIES = {
 
 
 def quantity(key: str) -> Quantity:
-    """How a number is shown: by the catalogue, or under its own name for a metric of one's own."""
+    """How a number is shown: by the catalogue, or for your own metric under its name."""
     return QUANTITIES.get(key) or Quantity(key, key, key, brief=True)
 
 
 def quantities(keys: Iterable[str]) -> list[Quantity]:
-    """Of these keys those that are shown: what is known of the model, metrics of one's own, then what was spent."""
+    """Of these keys those that are shown: of the model, your own metrics, then what was spent."""
     asked = list(dict.fromkeys(keys))
     places = {key: place for place, key in enumerate(QUANTITIES)}
     found = [q for q in map(quantity, asked) if q.shown]

@@ -1,4 +1,4 @@
-"""Methods without a server: nodes on a graph that hear their neighbours alone."""
+"""Methods without a server: nodes on a graph that exchange messages with their neighbours only."""
 
 from dataclasses import is_dataclass
 

@@ -41,7 +41,7 @@ class DecentralizedAlgorithm(ABC):
     A round of node i, with W doubly stochastic and W_ij > 0 only for its neighbours j and itself::
 
         m_i, kept_i = message(state_i, g_i)           its gradient, and what it sends
-        state_i = update(kept_i, sum_j W_ij m_j)      what it makes of what it has heard
+        state_i = update(kept_i, sum_j W_ij m_j)      its new state from the mix of messages
 
     A subclass declares NamedTuples of tensors for its state, its message and what it keeps meanwhile. Both functions
     are written for one node; given stacked states (k, p) the same lines run k nodes. All nodes begin alike.
@@ -64,7 +64,7 @@ class DecentralizedAlgorithm(ABC):
 
     @abstractmethod
     def message(self, state: State, g: Oracle) -> tuple[State, State]:
-        """What the node sends to its neighbours, and what it keeps for itself until it has heard theirs."""
+        """Return what the node sends to its neighbours, and what it keeps until their messages arrive."""
 
     @abstractmethod
     def update(self, kept: State, mixed: State) -> State:

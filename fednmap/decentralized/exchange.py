@@ -62,7 +62,7 @@ def _as_used(W: Tensor, messages: State) -> Tensor:
 
 
 def _across(W: Tensor, messages: State) -> State:
-    """Node i lives in process i mod size. Each process sends every other the messages that its nodes hear, and no more.
+    """Node i lives in process i mod size. Each process sends every other the messages that its nodes need, and no more.
 
     All know W, hence what comes from where: one send and one receive for each pair of processes that are neighbours.
     """
@@ -70,15 +70,15 @@ def _across(W: Tensor, messages: State) -> State:
     width = [v.shape[-1] for v in messages]
     rows = torch.cat(list(messages), -1)
 
-    def heard(by: int, of: int) -> Tensor:
-        """Which nodes of process `of` some node of process `by` hears, by their place among those of `of`."""
+    def needed(by: int, of: int) -> Tensor:
+        """Which nodes of process `of` some node of process `by` receives from, by their place among those of `of`."""
         return (W[by::size, of::size] != 0).any(0).nonzero().squeeze(1)
 
     others = [other for other in range(size) if other != rank]
-    out = {other: rows[heard(other, rank)] for other in others}
-    into = {other: rows.new_empty(len(heard(rank, other)), rows.shape[-1]) for other in others}
+    out = {other: rows[needed(other, rank)] for other in others}
+    into = {other: rows.new_empty(len(needed(rank, other)), rows.shape[-1]) for other in others}
     distributed.swap(out, into)
     mixed = W[rank::size, rank::size] @ rows
     for other in others:
-        mixed += W[rank::size, other::size][:, heard(rank, other)] @ into[other]
+        mixed += W[rank::size, other::size][:, needed(rank, other)] @ into[other]
     return type(messages)(*mixed.split(width, -1))

@@ -1,4 +1,4 @@
-"""The rounds of a network: every node computes, sends to its neighbours, and takes in what it hears."""
+"""The rounds of a network: every node computes, sends to its neighbours, and mixes what it receives."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Decentralized(Serverless):
 
     The clients of the problem are the nodes of the graph; each begins at `start`. Every node takes part in every round;
     `drop` is the probability that a link fails in a round, both ways. What is measured is one model x for all: of
-    methods that keep z_i the prox of their mean, of others the mean of the x_i; beside it `consensus`, the mean over
+    methods that keep z_i the prox of their mean, of others the mean of the x_i; with it `consensus`, the mean over
     the nodes of |x_i - x|^2.
 
     eta_a: the method's own step, unless another one is given.
@@ -51,9 +51,7 @@ class Decentralized(Serverless):
         ):
             if not isinstance(value, kind):
                 shown = value.__name__ if isinstance(value, type) else type(value).__name__
-                raise InputError(
-                    f"Decentralized takes a method and a topology; given {shown}, such as {example} is due"
-                )
+                raise InputError(f"expected a method and a topology, such as {example}, got {shown} in its place")
         name, where = type(method).__name__, type(graph).__name__
         if not (graph.symmetric or method.traits.directed):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Who hears whom: graphs of n nodes and their mixing matrices."""
+"""Communication graphs of n nodes and their mixing matrices."""
 
 from __future__ import annotations
 
@@ -161,11 +161,11 @@ class UndirectedExponential(Graph):
 
 @dataclass(frozen=True)
 class Exponential(_Numbered):
-    """Each node hears those 1, 2, 4, ... places on, and they do not hear it: directed. Gap O(1/log n).
+    """Each node receives from those 1, 2, 4, ... places on, and does not send to them: directed. Gap O(1/log n).
 
-    W_ij = 1 / (1 + number of hops) for j = i, i + 1, i + 2, i + 4, ... mod n: doubly stochastic, as each node is heard
-    by as many as it hears, but not symmetric. Reference: Ying, Yuan, Chen, Hu, Pan and Yin, Exponential Graph is
-    Provably Efficient for Decentralized Deep Training, 2021.
+    W_ij = 1 / (1 + number of hops) for j = i, i + 1, i + 2, i + 4, ... mod n: doubly stochastic, as each node sends
+    to as many as it receives from, but not symmetric. Reference: Ying, Yuan, Chen, Hu, Pan and Yin, Exponential Graph
+    is Provably Efficient for Decentralized Deep Training, 2021.
     """
 
     symmetric = False
@@ -177,7 +177,7 @@ class Exponential(_Numbered):
 
 @dataclass(frozen=True)
 class OnePeer(_Numbered):
-    """In round t each node hears one other, 2^(t mod log2 n) places on, and takes half of what it sends.
+    """In round t each node receives from one other, 2^(t mod log2 n) places on, and takes half of what it sends.
 
     After log2(n) rounds, n a power of two, everybody holds the exact mean: one message per node and round. Not
     symmetric, and another W in every round. Reference: as for Exponential.
@@ -215,7 +215,7 @@ class Matchings(_Numbered):
 
 @dataclass(frozen=True)
 class Weights(Topology):
-    """A mixing matrix of one's own: doubly stochastic, connected, at least 0.
+    """Your own mixing matrix: doubly stochastic, connected, at least 0.
 
     >>> Weights(torch.tensor([[0.5, 0.5], [0.5, 0.5]])).n
     2
@@ -237,7 +237,7 @@ class Weights(Topology):
 
 @dataclass(frozen=True)
 class Sequence(Topology):
-    """Topologies of one's own in turn: that of round t is number t mod their count.
+    """Several topologies in turn: that of round t is number t mod their count.
 
     >>> Sequence((Ring(8), Complete(8))).static
     False
@@ -338,7 +338,7 @@ TOPOLOGIES: dict[str, Callable[..., Topology]] = {
 
 
 def topology_of(spec: str, n: int) -> Topology:
-    """The topology of n nodes that is written as NAME[:ARGUMENTS], file:PATH, or a class of one's own.
+    """The topology of n nodes that is written as NAME[:ARGUMENTS], file:PATH, or your own class.
 
     >>> topology_of("torus:3", 12), topology_of("erdos-renyi:0.5,7", 4)
     (Torus(n=12, rows=3), ErdosRenyi(n=4, p=0.5, seed=7))
@@ -352,7 +352,7 @@ def topology_of(spec: str, n: int) -> Topology:
 
 
 def fingerprint(spec: str) -> str:
-    """What tells a topology in a file from what was there before; empty for those whose name says all."""
+    """Return a digest of the topology's file; empty for those that are not read from one."""
     name, argument = parted(spec.strip(), TOPOLOGIES)
     if name != "file":
         return ""
@@ -381,5 +381,5 @@ def _hops(n: int) -> list[int]:
 
 
 def _shift(n: int, hop: int) -> Tensor:
-    """The permutation by which node i hears node i + hop mod n."""
+    """The permutation by which node i receives from node i + hop mod n."""
     return torch.eye(n, dtype=torch.float64, device="cpu").roll(hop, 1)

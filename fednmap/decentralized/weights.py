@@ -33,14 +33,14 @@ def metropolis(n: int, edges: Iterable[Edge]) -> Tensor:
 
 
 def connected(W: Tensor, what: str) -> None:
-    """Raise InputError unless every node hears of every other, directly or not."""
+    """Raise InputError unless the graph is connected."""
     from scipy.sparse.csgraph import connected_components  # `fednmap --help` loads nothing heavy
 
     _, part = connected_components((W != 0).numpy(), directed=False)
     if part.any():
         raise InputError(
-            f"{what} is not connected: node {part.argmax()} hears nothing of node 0, as {(part == 0).sum()} of "
-            f"{len(W)} do; add links"
+            f"expected a connected graph, got {what} without a path from node 0 to node {part.argmax()}, only to "
+            f"{(part == 0).sum()} of {len(W)} nodes; add links"
         )
 
 
@@ -55,7 +55,7 @@ def doubly_stochastic(W: Tensor, what: str) -> Tensor:
     connected(W, what)
     if spectral_gap(W) < MIXES:
         raise InputError(
-            f"{what} has an eigenvalue on the unit circle beside 1: it swaps and never mixes; let nodes keep a part"
+            f"{what} has another eigenvalue of modulus 1 and never mixes; give nodes a weight on the diagonal"
         )
     return W
 

@@ -87,9 +87,7 @@ class Privacy(Stage, Aggregator):
             if self.among is not None and self.among > federation.n:
                 raise InputError(f"among is {self.among}, of {federation.n} clients; it must be at most their number")
             if self.among is not None and federation.weights is not None and not bool((federation.weights > 0).all()):
-                raise InputError(
-                    "among counts on every client's noise, and some weigh 0: theirs is not heard; use None"
-                )
+                raise InputError("among needs the noise of every client, and some have weight 0; use among=None")
 
     def check_rounding(self, rounding: Rounding, up: State) -> None:
         """Raise InputError where secure sums have no room for an uplink with its noise, or their grid is too coarse.

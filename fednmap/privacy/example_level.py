@@ -124,7 +124,7 @@ class PrivateRows:
 
 @dataclass(frozen=True)
 class Counted(Stage):
-    """Tells the epsilon of every row as a run goes on, as `uplink` of `run` on a `PrivateRows`.
+    """Reports the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
 
     steps: gradients of a round, as many as the method's Q.
     """

@@ -26,7 +26,7 @@ SUSPECT = 3.5  # robust z-score from which a client is named (Iglewicz and Hoagl
 
 
 class Score(NamedTuple):
-    """A client's robust z-scores, medians over the rounds in which it was heard."""
+    """A client's robust z-scores, medians over the rounds in which it was counted."""
 
     client: int
     norm: float
@@ -94,7 +94,7 @@ class Monitor(Stage, Aggregator):
         return self.inner.spent(federation, rounds)
 
     def scores(self, last: int | None = None) -> list[Score]:
-        """Of every client heard so far, the least like the others first.
+        """Of every client counted so far, the least like the others first.
 
         last: of the newest so many rounds only.
         """

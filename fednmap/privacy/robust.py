@@ -24,7 +24,7 @@ FORGET = 0.2
 
 
 class Centre(Aggregator):
-    """What the server takes for the mean: `centre` of the clients' vectors, those of one client side by side.
+    """What the server takes for the mean: `centre` of the clients' vectors, those of one client concatenated.
 
     No centre but the mean keeps mean h_i = h: what it leaves out stays in the clients' h_i and not in the server's h,
     and adds up there. The corrections must forget it (`forget`), as noise; a method without corrections need not.

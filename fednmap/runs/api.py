@@ -258,7 +258,7 @@ def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
     if records:
         result.totals |= {name: records[-1][name] for name in result.totals}
     if "error" in closing:
-        error = Diverged.told(closing["error"])
+        error = Diverged.from_message(closing["error"])
         error.result = result
         raise error
     model = folder.model(task.job)

@@ -1,4 +1,4 @@
-"""Who hears about a run while it goes on, and may end it."""
+"""Callbacks and stopping rules: called during a run, they may end it."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ Record = dict[str, float]
 """What was measured after some number of rounds: column name -> number."""
 
 Answer = bool | str | None
-"""True or a reason ends the run after this round; anything else lets it go on."""
+"""True or a reason ends the run after this round; anything else lets it continue."""
 
 
 class Callback:
-    """Hears about a run while it goes on; override what you need. Returning True, or a reason, ends the run."""
+    """Called during a run; override what you need. Returning True, or a reason, ends the run."""
 
     wants_residual: ClassVar[bool] = False
     """Whether `on_residual` is to be called."""
 
     def on_begin(self) -> None:
-        """Before the first round, or before the first of those that are still to do."""
+        """Called before the first round that is run."""
 
     def on_round(self, round: Round, totals: Record) -> Answer:
-        """After every round, with the bytes and seconds spent so far."""
+        """Called after every round, with the bytes and seconds spent so far."""
         return None
 
     def on_spent(self, totals: Record) -> Answer:
-        """The same of a reason to stop that needs no Round, and so serves between machines too."""
+        """Called after every round, without the Round: stopping rules on bytes and time work between machines too."""
         return None
 
     def on_residual(self, residual: float) -> bool:
-        """After a round that has told |F_nat| of the model before it, without a measurement. True: measure now."""
+        """Called after a round that revealed |F_nat| of the model before it. Return True to measure now."""
         return False
 
     def on_record(self, record: Record) -> Answer:
-        """After every measurement. A reason to `stop` also hears those of the earlier part of a run that goes on."""
+        """Called after every measurement; a stopping rule also gets the earlier records of a continued run."""
         return None
 
 
@@ -55,9 +55,9 @@ class Tolerance(Callback):
     absolute: |F_nat(x_t)| <= absolute.
 
     If both are given, either suffices; psi must not be above its first value. F_nat has the gamma with which the run is
-    measured. What a run ends with was measured. A method that knows grad f(x_t) from its round (FedNMap with Q = 1,
+    measured. A run always ends with a measurement. A method that knows grad f(x_t) from its round (FedNMap with Q = 1,
     exact gradients and every client counted; see `Algorithm.known_gradient`) is judged after each round; when x_t has
-    passed, x_{t+1} is measured, and the run ends if it passes too. Any other is judged when a measurement is due.
+    passed, x_{t+1} is measured, and the run ends if it passes too. Any other is judged at each measurement.
 
     >>> Tolerance(1e-6).on_record({"stationarity": 4.0})
     >>> Tolerance(absolute=1e-6).on_record({"stationarity": 1e-14})
@@ -161,7 +161,7 @@ Listener = Callback | Callable[[Record], Any]
 
 
 def listeners(*given: Listener | Iterable[Listener] | None) -> list[Callback]:
-    """One callback, several, or functions of the record, as a list of callbacks."""
+    """Return one callback, several, or functions of the record as a list of callbacks."""
     found: list[Callback] = []
     for one in given:
         if one is None:
@@ -173,7 +173,7 @@ def listeners(*given: Listener | Iterable[Listener] | None) -> list[Callback]:
         elif isinstance(one, Iterable) and not isinstance(one, str):
             found += [callback for each in one for callback in listeners(each)]
         else:
-            raise InputError(f"a callback is {one!r:.60}; give a Callback, or a function of the record")
+            raise InputError(f"expected a Callback or a function of the record, got {one!r:.60}")
     return found
 
 
@@ -184,7 +184,7 @@ class Reason(str):
 
 
 def heard(callbacks: Iterable[Callback], tell: Callable[[Callback], Answer]) -> Reason | None:
-    """Tell all of them; the first reason that one of them gives to end the run."""
+    """Call every callback; return the first reason to end the run."""
     reason = None
     for callback in callbacks:
         try:

@@ -58,7 +58,7 @@ def all_gather(parts: Sequence[Sequence[Tensor]], like: Sequence[Tensor], most: 
     found = [torch.empty_like(joined) for _ in range(size())]
     _talk(lambda: dist.all_gather(found, joined))
     return [
-        [[v.view(due.shape) for v, due in zip(row.split(sizes), like, strict=True)] for row in rows] for rows in found
+        [[v.view(one.shape) for v, one in zip(row.split(sizes), like, strict=True)] for row in rows] for rows in found
     ]
 
 

@@ -51,9 +51,9 @@ class Diverged(ArithmeticError):
         self.result: Any = None
 
     @classmethod
-    def told(cls, words: str) -> Diverged:
-        """The error again, from its message as a run folder keeps it."""
-        found = re.search(r"after round (\d+)", words)
+    def from_message(cls, message: str) -> Diverged:
+        """Make the error again from its message, as stored in a run folder."""
+        found = re.search(r"after round (\d+)", message)
         return cls(int(found[1]) if found else 0)
 
 
@@ -87,7 +87,7 @@ def simulate(
                    of (n, t, rng).
     eta_a:         the local step size as a function of the round (see `fednmap.simulation.schedules`), in place of the
                    method's own.
-    chunk:         clients run side by side; any value gives the same trajectory, to the order of floating-point sums.
+    chunk:         clients computed in one batch; any value gives the same trajectory, to the order of the sums.
                    Default: the problem's own, else what keeps the clients' vectors in cache.
     threads:       how many share the work; any number gives the same bits. Default: OMP_NUM_THREADS if set, else one
                    for each core that this process may use.
@@ -104,11 +104,11 @@ def simulate(
     check_kinds(algorithm, problem)
     integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
     if not isinstance(drop, Real) or not 0 <= drop < 1:
-        raise InputError(f"drop is {drop!r}; the probability of a lost reply must be in [0, 1)")
+        raise InputError(f"expected drop, the probability of a lost reply, in [0, 1), got {drop!r}")
     if isinstance(sampler, type) or not (sampler is None or callable(sampler)):
-        raise InputError(f"sampler is {_kind(sampler)}; see fednmap.simulation.participation for what can be given")
+        raise InputError(f"expected a sampler such as participation.Cyclic(0.1), got {_kind(sampler)}")
     if isinstance(eta_a, type):
-        raise InputError(f"eta_a is {_kind(eta_a)}; see fednmap.simulation.schedules for what can be given")
+        raise InputError(f"expected eta_a to be a schedule such as Cosine(0.1, 200), got {_kind(eta_a)}")
     schedules.check_end(eta_a, rounds)
     uplink = with_secagg(uplink, secagg)
     if isinstance(algorithm, Serverless):
@@ -210,14 +210,14 @@ def federation_of(
     seed: int = 0,
     **others: Any,
 ) -> Federation:
-    """What an uplink knows of a run with these options of `simulate`."""
+    """Return what the uplink pipeline knows of a run with these options of `simulate`."""
     who = Uniform(participation) if sampler is None else sampler
     return Federation(problem.n, info_of(problem).weights, who, drop, seed)
 
 
 @contextmanager
 def _hold(store: Path | None) -> Iterator[None]:
-    """A folder of states is for one simulation at a time."""
+    """Lock the folder of client states: it is for one simulation at a time."""
     if store is None:
         yield
         return
@@ -230,14 +230,14 @@ def _hold(store: Path | None) -> Iterator[None]:
 
 
 def check_kinds(algorithm: Algorithm, problem: Problem) -> None:
-    """Everyday slips: arguments swapped, or something else in their place."""
+    """Refuse swapped arguments, and anything else that is not a method and a problem."""
     if not isinstance(algorithm, Algorithm):
         raise InputError(
-            f"the first argument is {_kind(algorithm)}; a method is due, such as FedNMap(L1(0.1), eta_a=0.1)"
+            f"expected a method as the first argument, got {_kind(algorithm)}; give FedNMap(L1(0.1), eta_a=0.1), say"
         )
     if not isinstance(problem, Problem):
         raise InputError(
-            f"the second argument is {_kind(problem)}; a problem is due, with n, dim, oracle, loss and gradient"
+            f"expected a problem as the second argument, got {_kind(problem)}; it needs n, dim, oracle, loss, gradient"
         )
 
 
@@ -246,26 +246,26 @@ def _kind(value: object) -> str:
 
 
 def integers(**given: tuple[int, int]) -> None:
-    """Each is a whole number, not below its bound."""
+    """Check that each value is an integer, not below its bound."""
     for name, (value, least) in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise InputError(f"{name} is {value!r}; it must be an integer, at least {least}")
+            raise InputError(f"expected {name} to be an integer of at least {least}, got {value!r}")
 
 
 def check_after(after: Round, n: int, server: State, initial: State, rounds: int) -> None:
-    """The round to continue from is one of this method on this problem, and not the last of `rounds`."""
+    """Check that `after` is a round of this method on this problem, and not the last of `rounds`."""
     if not isinstance(after, Round):
-        raise InputError(f"after is {_kind(after)}; a Round is due, such as `last` of a Result")
+        raise InputError(f"expected a Round as after, got {_kind(after)}; give `last` of a Result, say")
     if not same_kind(after.server, server) or not after.clients.fits(n, initial):
         raise InputError(
-            f"the round to go on from is of another run, with {after.clients.n} clients and a "
-            f"{type(after.server).__qualname__} of {_tensors(after.server)}; this one has {n} and "
-            f"{type(server).__qualname__} of {_tensors(server)}: give the same method, problem and start"
+            f"expected a round of this run as after, with {n} clients and {type(server).__qualname__} of "
+            f"{_tensors(server)}, got {after.clients.n} clients and {type(after.server).__qualname__} of "
+            f"{_tensors(after.server)}; give the same method, problem and start"
         )
     if rounds <= after.t + 1:
         raise InputError(
-            f"rounds is {rounds}, and {after.t + 1} are done; it counts from the start of the run: give the total, "
-            f"such as rounds={after.t + 1 + max(rounds, 1)} for {max(rounds, 1)} more"
+            f"expected rounds above the {after.t + 1} that are done, got {rounds}; it counts from the start of the run: "
+            f"give rounds={after.t + 1 + max(rounds, 1)} for {max(rounds, 1)} more"
         )
 
 
@@ -275,21 +275,25 @@ def _tensors(state: State) -> str:
 
 
 def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
-    """`start` if given and fitting, else the problem's own, else zeros."""
+    """Return `start` if given, else the problem's own, else zeros; raise InputError if it does not fit."""
     start = info_of(problem).start if start is None else start
     if start is None:
         return torch.zeros(problem.dim, device="cpu")
     if not isinstance(start, Tensor):
-        raise InputError(f"start is {_kind(start)}; a tensor of length {problem.dim} is due")
+        raise InputError(
+            f"expected start to be a tensor of length {problem.dim}, got {_kind(start)}; use torch.tensor(...)"
+        )
     if start.shape != (problem.dim,):
-        raise InputError(f"start has shape {tuple(start.shape)}; this problem needs a vector of length {problem.dim}")
+        raise InputError(
+            f"expected start of length {problem.dim}, got shape {tuple(start.shape)}; flatten it, or leave it out"
+        )
     if start.dtype not in (torch.float32, torch.float64):
-        raise InputError(f"start holds {start.dtype}, expected float32 or float64; use start.float()")
+        raise InputError(f"expected start in float32 or float64, got {start.dtype}; use start.float()")
     return start.detach()
 
 
 def origin(problem: Problem, start: Tensor) -> Tensor:
-    """The problem's own start, wherever a run begins; zeros like that one, if it has none."""
+    """Return the problem's own start, or zeros like `start`."""
     return torch.zeros_like(start) if info_of(problem).start is None else first_point(problem)
 
 
@@ -321,19 +325,19 @@ def dry_run(algorithm: Algorithm, server: State, client: State) -> State:
     return first_uplink(algorithm, server, client)[0]
 
 
-def whole_epochs(algorithm: Algorithm, due: int | None, steps: int) -> None:
-    """Say so where a method's rounds are not those for which the problem cuts its epochs, of `due` steps each."""
-    if due is not None and steps != due:
+def whole_epochs(algorithm: Algorithm, steps_per_round: int | None, steps: int) -> None:
+    """Warn if a round takes another number of gradients than the problem cuts its epochs for."""
+    if steps_per_round is not None and steps != steps_per_round:
         warnings.warn(
             f"{algorithm.name} takes {steps} gradient{'s' * (steps != 1)} in a round, and the reshuffled minibatches "
-            f"are cut for {due}: some rows come more often than others; give both the same number of local steps",
+            f"are cut for {steps_per_round}: some rows come more often than others; give both the same number of local steps",
             UserWarning,
             stacklevel=3,
         )
 
 
 def mean(ups: Sequence[State], weights: Sequence[float] | None = None) -> State:
-    """The (weighted) mean of uplinks."""
+    """Return the (weighted) mean of uplinks."""
     each = [1.0] * len(ups) if weights is None else list(weights)
     total = sum(each)
     return type(ups[0])(

@@ -22,7 +22,7 @@ Sampler = Callable[[int, int, Generator], Any]
 
 @dataclass(frozen=True)
 class Uniform:
-    """max(1, round(share n)) different clients, all sets alike."""
+    """max(1, round(share n)) different clients, all sets equally likely."""
 
     share: float = 1.0
 
@@ -36,7 +36,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every client by a coin of its own, with probability `share`; now and then nobody."""
+    """Every client independently with probability `share`; sometimes nobody."""
 
     share: float = 0.1
 
@@ -163,8 +163,8 @@ def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Pa
     chosen = np.sort(chosen.astype(np.int64)) if whole else chosen
     if not whole or (len(chosen) and (chosen[0] < 0 or chosen[-1] >= n or bool((np.diff(chosen) == 0).any()))):
         raise InputError(
-            f"the sampler names {str(named)[:60]} for round {t}; different whole numbers from 0 to {n - 1} are due, "
-            "of a mask its np.flatnonzero"
+            f"expected different client numbers from 0 to {n - 1} from the sampler, got {str(named)[:60]} in round {t}; "
+            "use np.flatnonzero of a mask"
         )
     participants = torch.from_numpy(chosen)
     if drop == 0:

@@ -193,7 +193,9 @@ class Snapshot:
         self._check()
         own = self._clients._folder
         if own is not None and (folder is None or folder.resolve() != own.resolve()):
-            raise InputError(f"the clients' states are in {own}, got store={folder}; go on with store= that folder")
+            raise InputError(
+                f"expected store={own}, where the clients' states of this round are, got {folder}; give that folder"
+            )
 
     def _taken(self) -> Tensor:
         """The clients that had a state of their own."""
@@ -204,13 +206,13 @@ class Snapshot:
         clients = self._clients
         if clients._folder is not None and (self._version != clients._version or clients.replaced):
             raise InputError(
-                f"the clients' states in {clients._folder} have moved on since this round; states on disk keep "
-                "the newest round only: go on from the last one, or leave store= out"
+                f"expected the last round of the run in {clients._folder}, got an earlier one; states on disk are those of "
+                "the newest round only: continue from that one, or leave store= out"
             )
 
 
 def same_kind(state: State, like: State) -> bool:
     """Whether two states are of one type, with tensors of the same shapes and types."""
     return type(state) is type(like) and all(
-        v.shape == due.shape and v.dtype == due.dtype for v, due in zip(state, like, strict=True)
+        v.shape == other.shape and v.dtype == other.dtype for v, other in zip(state, like, strict=True)
     )

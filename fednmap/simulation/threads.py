@@ -1,4 +1,4 @@
-"""Threads over pieces of work: torch lets go of the interpreter inside its operations.
+"""A thread pool: torch releases the GIL inside its operations.
 
 Which pieces there are, and the order in which their results are taken, do not depend on the number of threads, and
 each piece is computed by one thread of torch: the same bits on any number of cores.
@@ -26,34 +26,34 @@ _asked: int | None = None
 
 
 def limit(count: int | None) -> None:
-    """How many threads this process takes where a call does not say; None for one per core."""
+    """Set how many threads this process uses by default; None for one per core."""
     global _asked
     _asked = None if count is None else checked(count)
 
 
 def asked() -> int | None:
-    """What `limit` was told last."""
+    """Return the number last given to `limit`."""
     return _asked
 
 
 def default() -> int:
-    """As many as `limit` says, else as OMP_NUM_THREADS says, else one per core that this process may use."""
+    """Return the default number of threads: that of `limit`, else OMP_NUM_THREADS, else one per usable core."""
     return machine() if _asked is None else _asked
 
 
 def machine() -> int:
-    """What there is to share: as OMP_NUM_THREADS says, else the cores that this process may use."""
+    """Return OMP_NUM_THREADS, else the number of cores that this process may use."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     return int(said) if said.isdecimal() and int(said) > 0 else cores()
 
 
 def share(processes: int) -> int:
-    """How many threads each of several processes takes, where nobody said: all of them together one per core."""
+    """Return the default number of threads of each of several processes: one per core in all."""
     return _asked or max(1, machine() // processes)
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

@@ -37,12 +37,12 @@ KEPT = (
     *("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "ended_by", "warning", "check"),
     "model_sha256",
 )
-"""What else a run folder writes beside the measured numbers."""
+"""What a run folder writes apart from measured numbers; no metric may have these names."""
 
 
 @dataclass
 class Result:
-    """What a run leaves: the last model x, one record per measurement, and what it takes to go on."""
+    """The result of a run: the last model x, a record per measurement, and the last round, to continue from."""
 
     problem: Problem
     x: Tensor
@@ -50,7 +50,7 @@ class Result:
     """gamma of the natural residual in the records."""
     records: list[Record] = field(default_factory=list)
     last: Round | None = None
-    """The last round, to go on from; None if there was none."""
+    """The last round, to continue from; None if there was none."""
     totals: Record = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
     """Bytes and seconds so far."""
     ended: str = ""
@@ -107,7 +107,7 @@ def run_and_measure(
     check_measuring(every, closing, measure_gamma, metrics or {})
     if sample is not None and not (isinstance(sample, Problem) and sample.dim == problem.dim):
         raise InputError(
-            f"sample is of type {type(sample).__name__}; a problem is due, of {problem.dim} parameters as the first one"
+            f"expected sample to be a problem of {problem.dim} parameters, got {type(sample).__name__}; leave it out"
         )
     phi = algorithm.phi if phi is None else phi
     start, stops = first_point(problem, start), listeners(stop)
@@ -131,11 +131,11 @@ def run_and_measure(
         values |= algorithm.extra_metrics(server)
         values |= pipeline.spent(federation, done)
         clock["eval_seconds"] += time.perf_counter() - began
-        result.x = x.clone()  # the server's own, for many methods, from which a run may go on
+        result.x = x.clone()  # the server's own, for many methods, from which a run may continue
         return {"round": done, **values, **clock}
 
     def measure(done: int, server: State, *, ends: bool = False) -> Reason | None:
-        """Tell everybody; a reason to end. A sample is for the rounds between: what a run ends with is of all rows."""
+        """Measure and call the callbacks; return a reason to end. The last measurement uses all rows, not the sample."""
         of = whole if ends or done == rounds else part
         record = recorded(of, done, server)
         reason = heard(stops, lambda callback: callback.on_record(record))
@@ -168,7 +168,7 @@ def run_and_measure(
     judges = judges if all(part.keeps_mean for part in pipeline.parts) else []
 
     def passes(before: State, last: Round) -> bool:
-        """Whether the round has told that the model before it is good enough for somebody: then it is measured."""
+        """Whether the gradient that this round reveals lets a stopping rule pass: then the model is measured."""
         if not judges or len(last.counted) < problem.n or not info_of(problem).exact_gradients:
             return False
         began, known = time.perf_counter(), algorithm.known_gradient(before, last.server)
@@ -179,7 +179,7 @@ def run_and_measure(
         return distributed.any_process(any([callback.on_residual(size) for callback in judges]))
 
     def close(before: State, last: Round) -> Reason | None:
-        """Measure if it is time, tell everybody; a reason to end here, the same in all processes."""
+        """Measure if it is time and call the callbacks; return a reason to end, the same in all processes."""
         done = last.t + 1
         due = passes(before, last) or done % every == 0 or done > rounds - closing
         reason = measure(done, last.server) if due else None
@@ -226,7 +226,7 @@ def run_and_measure(
 
 
 def check_measuring(every: int, closing: int, measure_gamma: float | None, metrics: Mapping[str, Metric]) -> None:
-    """What is measured, and when."""
+    """Check what is measured, and when."""
     integers(every=(every, 1), closing=(closing, 1))
     if measure_gamma is not None and not 0 < measure_gamma < math.inf:
         raise InputError(f"measure_gamma is {measure_gamma}; it must be a finite number above 0")
@@ -244,8 +244,8 @@ def _check_belongs(last: Round, record: Record, psi: float) -> None:
     done, known = last.t + 1, record.get("objective", psi)
     if record["round"] > done or (record["round"] == done and not math.isclose(known, psi, rel_tol=1e-3)):
         raise InputError(
-            f"the last of the earlier records is of round {record['round']:g} with psi = {known:.6g}, and the round to "
-            f"continue from is round {done} with psi = {psi:.6g}; give the records of the same run"
+            f"expected earlier records that end at round {done} with psi = {psi:.6g}, got round {record['round']:g} with "
+            f"psi = {known:.6g}; give the records of the same run"
         )
 
 
@@ -259,7 +259,7 @@ def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeli
         if now is None:
             return
         raise InputError(
-            "after is a Round, which does not tell the noise of the rounds before it; with this uplink give the Result"
+            "expected a Result as after, got a Round, which does not say how much privacy its rounds spent; give the Result"
         )
     before = records[-1].get("epsilon")
     if before is None and now is None:
@@ -267,8 +267,8 @@ def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeli
     if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9):
         told = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
         raise InputError(
-            f"the rounds so far have spent an epsilon of {told[0]}, and by the uplink given now it would be {told[1]}; "
-            "go on with the same noise, delta and sampling, or begin a new run"
+            f"expected an uplink with which the rounds so far spent an epsilon of {told[0]}, got {told[1]}; continue with "
+            "the same noise, delta and sampling, or begin a new run"
         )
 
 
@@ -280,13 +280,13 @@ def _continued(
     after: Round | Result | None,
     before: Record | None,
 ) -> Result:
-    """The result to go on with: fresh, or what an earlier call or a checkpoint left."""
+    """Return the result to continue: a new one, or that of an earlier call or a checkpoint."""
     result = Result(problem, start, gamma)
     if isinstance(after, Result):
         if after.last is None and after.records and after.final["round"] > 0:
             raise InputError(
-                f"the Result after {after.final['round']:g} rounds has no last round to go on from: it diverged, or it "
-                "was read from a folder, where run(..., folder=) with more rounds goes on"
+                f"expected a Result with its last round, got one after {after.final['round']:g} rounds without: it diverged, "
+                "or was read from a folder; continue a folder by run(..., folder=) with more rounds"
             )
         result.records, result.totals, result.last = list(after.records), dict(after.totals), after.last
     elif after is not None:
