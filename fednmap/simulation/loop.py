@@ -264,8 +264,8 @@ def check_after(after: Round, n: int, server: State, initial: State, rounds: int
         )
     if rounds <= after.t + 1:
         raise InputError(
-            f"expected rounds above the {after.t + 1} that are done, got {rounds}; it counts from the start of the run: "
-            f"give rounds={after.t + 1 + max(rounds, 1)} for {max(rounds, 1)} more"
+            f"expected rounds above the {after.t + 1} that are done, got {rounds}; it counts from the start of the "
+            f"run: give rounds={after.t + 1 + max(rounds, 1)} for {max(rounds, 1)} more"
         )
 
 
@@ -330,7 +330,7 @@ def whole_epochs(algorithm: Algorithm, steps_per_round: int | None, steps: int) 
     if steps_per_round is not None and steps != steps_per_round:
         warnings.warn(
             f"{algorithm.name} takes {steps} gradient{'s' * (steps != 1)} in a round, and the reshuffled minibatches "
-            f"are cut for {steps_per_round}: some rows come more often than others; give both the same number of local steps",
+            f"are cut for {steps_per_round}: some rows are drawn more often than others; give both the same number",
             UserWarning,
             stacklevel=3,
         )

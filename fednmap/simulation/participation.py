@@ -163,7 +163,7 @@ def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Pa
     chosen = np.sort(chosen.astype(np.int64)) if whole else chosen
     if not whole or (len(chosen) and (chosen[0] < 0 or chosen[-1] >= n or bool((np.diff(chosen) == 0).any()))):
         raise InputError(
-            f"expected different client numbers from 0 to {n - 1} from the sampler, got {str(named)[:60]} in round {t}; "
+            f"expected different client numbers from 0 to {n - 1} of the sampler in round {t}, got {str(named)[:60]}; "
             "use np.flatnonzero of a mask"
         )
     participants = torch.from_numpy(chosen)

@@ -206,8 +206,8 @@ class Snapshot:
         clients = self._clients
         if clients._folder is not None and (self._version != clients._version or clients.replaced):
             raise InputError(
-                f"expected the last round of the run in {clients._folder}, got an earlier one; states on disk are those of "
-                "the newest round only: continue from that one, or leave store= out"
+                f"expected the last round of the run in {clients._folder}, got an earlier one; the folder has the "
+                "states of the newest round only: continue from that one, or leave store= out"
             )
 
 

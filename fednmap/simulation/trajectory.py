@@ -135,7 +135,7 @@ def run_and_measure(
         return {"round": done, **values, **clock}
 
     def measure(done: int, server: State, *, ends: bool = False) -> Reason | None:
-        """Measure and call the callbacks; return a reason to end. The last measurement uses all rows, not the sample."""
+        """Measure and call the callbacks; return a reason to end. The last measurement is on all rows."""
         of = whole if ends or done == rounds else part
         record = recorded(of, done, server)
         reason = heard(stops, lambda callback: callback.on_record(record))
@@ -244,8 +244,8 @@ def _check_belongs(last: Round, record: Record, psi: float) -> None:
     done, known = last.t + 1, record.get("objective", psi)
     if record["round"] > done or (record["round"] == done and not math.isclose(known, psi, rel_tol=1e-3)):
         raise InputError(
-            f"expected earlier records that end at round {done} with psi = {psi:.6g}, got round {record['round']:g} with "
-            f"psi = {known:.6g}; give the records of the same run"
+            f"expected earlier records that end at round {done} with psi = {psi:.6g}, got round {record['round']:g} "
+            f"with psi = {known:.6g}; give the records of the same run"
         )
 
 
@@ -259,7 +259,7 @@ def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeli
         if now is None:
             return
         raise InputError(
-            "expected a Result as after, got a Round, which does not say how much privacy its rounds spent; give the Result"
+            "expected a Result as after, got a Round, which does not say what privacy was spent; give the Result"
         )
     before = records[-1].get("epsilon")
     if before is None and now is None:
@@ -267,8 +267,8 @@ def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeli
     if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9):
         told = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
         raise InputError(
-            f"expected an uplink with which the rounds so far spent an epsilon of {told[0]}, got {told[1]}; continue with "
-            "the same noise, delta and sampling, or begin a new run"
+            f"expected an uplink with which the rounds so far spent an epsilon of {told[0]}, got {told[1]}; continue "
+            "with the same noise, delta and sampling, or begin a new run"
         )
 
 
@@ -285,8 +285,8 @@ def _continued(
     if isinstance(after, Result):
         if after.last is None and after.records and after.final["round"] > 0:
             raise InputError(
-                f"expected a Result with its last round, got one after {after.final['round']:g} rounds without: it diverged, "
-                "or was read from a folder; continue a folder by run(..., folder=) with more rounds"
+                f"expected a Result with its last round, got one after {after.final['round']:g} rounds without: it "
+                "diverged, or was read from a folder; continue a folder by run(..., folder=) with more rounds"
             )
         result.records, result.totals, result.last = list(after.records), dict(after.totals), after.last
     elif after is not None:
