@@ -41,8 +41,10 @@ class Design(ABC):
         return self
 
     @classmethod
-    def of(cls, a: Tensor, batch: Size, dtype: torch.dtype) -> Design:
+    def of(cls, a: Tensor | Design, batch: Size, dtype: torch.dtype) -> Design:
         """The rows a, whose targets have the shape `batch`, computed in this dtype."""
+        if isinstance(a, Design):
+            return a
         if is_sparse(a):
             return Sparse(a, batch, dtype)
         a = a if a.ndim == len(batch) + 1 else a.flatten(len(batch))
