@@ -15,7 +15,7 @@ from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, numbers, take
 from fednmap.names import InputError
 from fednmap.problems.curvature import by_client, largest_eigenvalue
-from fednmap.problems.design import Design
+from fednmap.problems.design import Design, design_of
 from fednmap.problems.finite_sum import ClientSum, RowWeights, Weights, row_weights
 
 TIES = ("efron", "breslow")
@@ -174,9 +174,9 @@ class Cox(ClientSum):
     def _design(self, i: int, dtype: torch.dtype) -> Design:
         """Client i's rows to compute with, kept for the next round."""
         if dtype != self.start.dtype:
-            return Design.of(self.data[i][0], self.data[i][1].shape[:1], dtype)
+            return design_of(self.data[i][0], self.data[i][1].shape[:1], dtype)
         if i not in self._designs:
-            self._designs[i] = Design.of(self.data[i][0], self.data[i][1].shape[:1], dtype)
+            self._designs[i] = design_of(self.data[i][0], self.data[i][1].shape[:1], dtype)
         return self._designs[i]
 
 

@@ -9,7 +9,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -379,13 +378,7 @@ def _shares(y: Floats, weight: Floats, classes: int) -> Floats:
 
 def less_one(share: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """`share` less 1 at the label of each row, in place; `axis` is that of the classes."""
-    label = y.unsqueeze(axis)
-    return share.scatter_add_(axis, label, _minus_one(share.dtype, share.device).expand(label.shape))
-
-
-@cache
-def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((), -1.0, dtype=dtype, device=device)
+    return share.scatter_(axis, y.unsqueeze(axis), -1.0, reduce="add")
 
 
 def labels(y: Tensor, classes: int | None = None) -> Tensor:

@@ -268,27 +268,27 @@ class FiniteSum(ClientSum):
         return total(self.batch_value_and_gradient, x, self._everything(x))
 
     def _exact(self, clients: Tensor) -> Oracle:
-        """Full local gradients: clients' samples side by side, the shorter ones padded with weight 0."""
-        clients = clients.cpu()
-        sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
-        longest = int(sizes.max())
+        """Full local gradients: clients' samples in one batch, the shorter ones padded with weight 0."""
+        longest = int(self._sizes[clients.cpu()].max())
         step = max(1, self.rows_at_once() // max(1, clients.numel()))
-
-        def batch(c: int, x: Tensor) -> Batch:
-            j = torch.arange(c, min(c + step, longest), device="cpu")
-            rows = first + torch.minimum(j, sizes - 1)
-            return *self._gather(rows, x), ((j < sizes) * self._shares[rows]).to(x)
-
         kept: list[Batch] = []
 
         def g(x: Tensor, q: int) -> Tensor:
             if longest <= step:  # fits: gathered once, used in all local steps
                 if not kept:
-                    kept.append(batch(0, x))
+                    kept.append(self._padded(clients, 0, longest, x))
                 return self.batch_gradient(x, *kept[0])
-            return sum(self.batch_gradient(x, *batch(c, x)) for c in range(0, longest, step))  # type: ignore[return-value]
+            parts = (self._padded(clients, c, min(c + step, longest), x) for c in range(0, longest, step))
+            return sum(self.batch_gradient(x, *part) for part in parts)  # type: ignore[return-value]
 
         return g
+
+    def _padded(self, clients: Tensor, first: int, end: int, x: Tensor) -> Batch:
+        """Samples first .. end - 1 of each client; where it has fewer, its last one with weight 0."""
+        sizes, offsets = (v[clients.cpu()].unsqueeze(-1) for v in (self._sizes, self._offsets))
+        j = torch.arange(first, end, device="cpu")
+        rows = offsets + torch.minimum(j, sizes - 1)
+        return *self._gather(rows, x), ((j < sizes) * self._shares[rows]).to(x)
 
     def _everything(self, x: Tensor) -> Iterator[Batch]:
         """All samples in chunks, each weighing what it contributes to f."""

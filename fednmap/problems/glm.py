@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 
 from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
-from fednmap.data.sparse import is_sparse, take
+from fednmap.data.sparse import is_sparse, stacked, take
 from fednmap.names import InputError, choose
 from fednmap.problems.curvature import by_client, largest_eigenvalue
-from fednmap.problems.design import Design, stacked
+from fednmap.problems.design import Design, design_of
 from fednmap.problems.families import FAMILIES, Bernoulli, Family, Gaussian, Multinomial, labels
 from fednmap.problems.finite_sum import FiniteSum, Options, Weight, per_client
 
@@ -82,7 +82,7 @@ class GLM(FiniteSum):
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """eta of each input, and the family's constants beside it where it has any."""
-        return self._outputs(x, Design.of(inputs, inputs.shape[:1], x.dtype))
+        return self._outputs(x, design_of(inputs, inputs.shape[:1], x.dtype))
 
     def mean(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The expected target of each input; for labels their probabilities."""
@@ -92,16 +92,16 @@ class GLM(FiniteSum):
         return self.family.predict(self.scores(x, inputs))
 
     def batch_loss(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        return (weight * self.family.loss(self._outputs(x, Design.of(a, b.shape, x.dtype)), b)).sum(-1)
+        return (weight * self.family.loss(self._outputs(x, design_of(a, b.shape, x.dtype)), b)).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        design = Design.of(a, b.shape, x.dtype)
+        design = design_of(a, b.shape, x.dtype)
         return self._back(self._weighted(weight, self.family.slope(self._outputs(x, design), b)), design)
 
     def batch_value_and_gradient(
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
     ) -> tuple[Tensor, Tensor]:
-        design = Design.of(a, b.shape, x.dtype)
+        design = design_of(a, b.shape, x.dtype)
         eta = self._outputs(x, design)
         back = self._back(self._weighted(weight, self.family.slope(eta, b)), design)
         return (weight * self.family.loss(eta, b)).sum(-1), back
@@ -116,7 +116,7 @@ class GLM(FiniteSum):
         bound = self.family.bound
         batches = []
         for a, b, weight in self._everything(x):
-            design = Design.of(a, b.shape, x.dtype)
+            design = design_of(a, b.shape, x.dtype)
             curve = None if bound is not None else self.family.curvature(self._outputs(x, design), b)
             batches.append((design, weight, curve))
 
@@ -197,7 +197,7 @@ class GLM(FiniteSum):
         outputs, d = self.family.outputs, self.features
         total = x.new_zeros(outputs, d + 1, outputs, d + 1)  # as if every output had coefficients and an intercept
         for a, b, weight in self._everything(x):
-            design = Design.of(a, b.shape, x.dtype)
+            design = design_of(a, b.shape, x.dtype)
             curve = inside(self._outputs(x, design), b, weight).reshape(len(b), outputs, outputs)
             for i in range(outputs):
                 for j in range(outputs):
@@ -256,7 +256,7 @@ class GLM(FiniteSum):
         small = len(ids) * longest <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
         if clients.ndim and small:
             names = tuple(ids)
-            return lambda x, q: self.batch_gradient(x, *self._padded(names, x.dtype))
+            return lambda x, q: self.batch_gradient(x, *self._stack(names, x.dtype))
 
         @cache
         def rows(i: int, dtype: torch.dtype) -> Prepared:
@@ -272,21 +272,17 @@ class GLM(FiniteSum):
     def _prepared(self, rows: slice, weights: Tensor, dtype: torch.dtype) -> Prepared:
         """Consecutive rows, as they lie; a copy only in another dtype."""
         b = self.data.y[rows]
-        design = Design.of(take(self.data.x, rows), b.shape, dtype)
+        design = design_of(take(self.data.x, rows), b.shape, dtype)
         return design, self._targets(b, dtype), weights[rows].to(b.device, dtype)
 
-    def _padded(self, ids: tuple[int, ...], dtype: torch.dtype) -> Prepared:
-        """Small clients' rows, the shorter ones padded with weight 0; kept for the next round while there is room."""
+    def _stack(self, ids: tuple[int, ...], dtype: torch.dtype) -> Prepared:
+        """Small clients' rows, padded to one length; kept for the next round while there is room."""
         kept = self._small.get((ids, dtype))
         if kept is None:
             clients = torch.tensor(ids, device="cpu")
-            sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
-            j = torch.arange(int(sizes.max()), device="cpu")
-            rows = first + torch.minimum(j, sizes - 1)
-            a, b = self._gather(rows, self.start)
-            weight = ((j < sizes) * self._shares[rows]).to(b.device, dtype)
-            kept = Design.of(a, b.shape, dtype).kept(), self._targets(b, dtype), weight
-            if (len(self._small) + 1) * rows.numel() * self._row_bytes > KEPT_BYTES:
+            a, b, weight = self._padded(clients, 0, int(self._sizes[clients].max()), self.start.to(dtype))
+            kept = design_of(a, b.shape, dtype).kept(), b, weight
+            if (len(self._small) + 1) * b.numel() * self._row_bytes > KEPT_BYTES:
                 self._small.clear()
             self._small[ids, dtype] = kept
         return kept

@@ -12,7 +12,6 @@ from torch.func import vmap
 
 from fednmap.data.clients import ClientData
 from fednmap.names import InputError
-from fednmap.regularizers.parameters import shown
 
 T = TypeVar("T")
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -36,9 +35,8 @@ def check_kinds(module: object, loss: object) -> None:
     if not isinstance(module, nn.Module):
         raise InputError(f"module is a {type(module).__name__}; give Network(module, loss, data) a torch.nn.Module")
     if not callable(loss) or isinstance(loss, type):
-        raise InputError(
-            f"loss is {shown(loss)}; give a function of (outputs, targets), such as cross_entropy"
-        )
+        what = f"the class {loss.__name__}" if isinstance(loss, type) else repr(loss)
+        raise InputError(f"loss is {what}; give a function of (outputs, targets), such as cross_entropy")
 
 
 def labels(loss: Loss, y: Tensor) -> Tensor:
