@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fednmap.core import Oracle, ProblemInfo
 from fednmap.data import ClientData, Dataset, load
-from fednmap.data.flamby import validation
+from fednmap.data.heart_disease import validation
 from fednmap.problems import GLM, Cox
 
 UPDATES = 100

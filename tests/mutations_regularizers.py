@@ -100,22 +100,22 @@ MUTATIONS: list[tuple[str, str, tuple[Any, ...], str, str]] = [
     ("nonconvex", "TransformedL1", (0.3, 1.2), '"rho", 2 * self.lam', '"rho", self.lam'),
     ("nonconvex", "L0", (0.3, True), "math.sqrt(2 * ", "math.sqrt("),
     ("nonconvex", "TopK", (2, True), "v.abs().topk", "v.topk"),
-    ("calculus", "Scaled", (fednmap.regularizers.MCP(0.3, 2.0), 0.4), "float(step) * self.factor", "step"),
+    ("layers", "Scaled", (fednmap.regularizers.MCP(0.3, 2.0), 0.4), "float(step) * self.factor", "step"),
     (
-        "calculus",
+        "layers",
         "Scaled",
         (fednmap.regularizers.MCP(0.3, 2.0), 0.4),
         "self.phi.rho * self.factor",
         "self.phi.rho / 2 * self.factor",
     ),
     (
-        "calculus",
+        "layers",
         "Masked",
         (fednmap.regularizers.L1(0.3), LABELS == 1),
         "out = v.clone()\n        if",
         "out = torch.zeros_like(v)\n        if",
     ),
-    ("calculus", "Masked", (fednmap.regularizers.L2(0.3), LABELS == 1), "start = end", "start = 0"),
+    ("layers", "Masked", (fednmap.regularizers.L2(0.3), LABELS == 1), "start = end", "start = 0"),
 ]
 
 

@@ -56,15 +56,7 @@ class FedNMapMemory(Algorithm):
         Y: Tensor
         counts: Tensor
 
-    class Down(NamedTuple):
-        z: Tensor
-        h: Tensor
-
-    class Client(NamedTuple):
-        h: Tensor
-
-    class Up(NamedTuple):
-        y: Tensor
+    Down, Client, Up = FedNMap.Server, FedNMap.Client, FedNMap.Up
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
@@ -80,32 +72,27 @@ class FedNMapMemory(Algorithm):
         """The method without memory."""
         return FedNMap(self.phi, self.eta_a, self.eta_s, self.Q, self.gamma, self.forget)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
+    def init(self, start: Tensor) -> tuple[Server, FedNMap.Client]:
         server, client = self._fednmap.init(start)
-        return self.Server(*server, *quasi_newton.empty(start, self.memory)), self.Client(client.h)
+        return self.Server(*server, *quasi_newton.empty(start, self.memory)), client
 
-    def broadcast(self, server: Server) -> Down:
-        return self.Down(server.z, server.h)
+    def broadcast(self, server: Server) -> FedNMap.Server:
+        return FedNMap.Server(server.z, server.h)
 
-    def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        up, new = self._fednmap.local(FedNMap.Server(*down), FedNMap.Client(client.h), g)
-        return self.Up(up.y), self.Client(new.h)
+    def local(self, down: FedNMap.Server, client: FedNMap.Client, g: Oracle) -> tuple[FedNMap.Up, FedNMap.Client]:
+        return self._fednmap.local(down, client, g)
 
-    def state_after_sending(self, down: Down, client: Client, up: State, sent: State) -> Client:
-        plain = FedNMap.Server(*down), FedNMap.Client(client.h)
-        return self.Client(self._fednmap.state_after_sending(*plain, up, sent).h)
+    def state_after_sending(self, down: State, client: State, up: State, sent: State) -> FedNMap.Client:
+        return self._fednmap.state_after_sending(down, client, up, sent)
 
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        h = self._fednmap.aggregate(FedNMap.Server(*server[:2]), FedNMap.Up(up.y), share).h
-        eta_hat = self.Q * self.eta_s * self.eta_a
-        past = quasi_newton.Past(*server[2:])
-        z, past = quasi_newton.next_point(
-            self.phi, self.gamma, eta_hat, server.z, up.y, h, past, share, local=self.Q > 1
-        )
+    def aggregate(self, server: Server, up: FedNMap.Up, share: float) -> Server:
+        h = self._fednmap.aggregate(self.broadcast(server), up, share).h
+        past, step = quasi_newton.Past(*server[2:]), self.Q * self.eta_s * self.eta_a
+        z, past = quasi_newton.next_point(self.phi, self.gamma, step, server.z, up.y, h, past, share, local=self.Q > 1)
         return self.Server(z, h, *past)
 
     def model(self, server: Server) -> Tensor:
         return self.phi.prox(server.z, self.gamma)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        return self._fednmap.known_gradient(FedNMap.Server(*before[:2]), FedNMap.Server(*after[:2]))
+        return self._fednmap.known_gradient(self.broadcast(before), self.broadcast(after))

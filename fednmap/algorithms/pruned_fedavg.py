@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -42,11 +41,7 @@ class PrunedFedAvg(Algorithm):
 
     traits = replace(FedAvg.traits, fixed_point=FixedPoint.NONE)
 
-    class Server(NamedTuple):
-        x: Tensor
-
-    class Up(NamedTuple):
-        change: Tensor
+    Server, Up = FedAvg.Server, FedAvg.Up
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
@@ -56,24 +51,16 @@ class PrunedFedAvg(Algorithm):
     def _fedavg(self) -> FedAvg:
         return FedAvg(self.phi, self.eta_a, self.eta_s, self.Q)
 
-    def init(self, start: Tensor) -> tuple[Server, NoState]:
-        return self.Server(start), NoState()
+    def init(self, start: Tensor) -> tuple[FedAvg.Server, NoState]:
+        return self._fedavg.init(start)
 
-    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        up, _ = self._fedavg.local(FedAvg.Server(down.x), client, g)
-        return self.Up(up.change), client
+    def local(self, down: FedAvg.Server, client: NoState, g: Oracle) -> tuple[FedAvg.Up, NoState]:
+        return self._fedavg.local(down, client, g)
 
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        return self.Server(server.x + self.eta_s * up.change)
+    def aggregate(self, server: FedAvg.Server, up: FedAvg.Up, share: float) -> FedAvg.Server:
+        return self._fedavg.aggregate(server, up, share)
 
-    def model(self, server: Server) -> Tensor:
-        x, smallest = server.x, int(self.zeros * server.x.numel() + 1e-6)  # 0.29 of 100 are 29
-        if smallest == 0:
-            return x
-        size = x.abs()
-        edge = size.kthvalue(smallest).values
-        small = size <= edge
-        more = int(small.sum()) - smallest
-        if more > 0:  # of those that are equally small the last ones stay
-            small[(size == edge).nonzero().squeeze(-1)[-more:]] = False
-        return x.masked_fill(small, 0.0)
+    def model(self, server: FedAvg.Server) -> Tensor:
+        smallest = int(self.zeros * server.x.numel() + 1e-6)  # 0.29 of 100 are 29
+        order = server.x.abs().sort(stable=True).indices  # of those that are equally small the last ones stay
+        return server.x.index_fill(0, order[:smallest], 0.0)

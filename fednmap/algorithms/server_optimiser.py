@@ -81,8 +81,7 @@ class ServerOptimiser(Algorithm):
 
     def init(self, start: Tensor) -> tuple[State, State]:
         server, client = self.of.init(start)
-        below: Any = type(server)
-        return _extended(below, self.kept)(*server, *self.begin(start)), client
+        return _state(type(server), self.kept, *server, *self.begin(start)), client
 
     def broadcast(self, server: State) -> State:
         return self.of.broadcast(self._below(server))
@@ -122,12 +121,12 @@ def _extended(below: Any, kept: tuple[str, ...]) -> Any:
     """The type of the method's state with the optimiser's vectors as further fields."""
     state = cast(Any, namedtuple)("Server", (*below._fields, *kept))
     state.below = below
-    state.__reduce__ = lambda self: (_unpickled, (below, kept, tuple(self)))
+    # pickle finds classes by name, and this one has none
+    state.__reduce__ = lambda self: (_state, (below, kept, *self))
     return state
 
 
-def _unpickled(below: Any, kept: tuple[str, ...], values: tuple[Tensor, ...]) -> State:
-    """Such a state: pickle finds classes by name, and its class has none."""
+def _state(below: Any, kept: tuple[str, ...], *values: Tensor) -> State:
     return _extended(below, kept)(*values)
 
 

@@ -1,4 +1,8 @@
-"""UCI heart disease: patients of four hospitals, a natural split."""
+"""UCI heart disease: patients of four hospitals, a natural split; also divided and normalised as FLamby does it.
+
+FLamby: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
+Settings, NeurIPS 2022; the rules are those of its code (owkin/FLamby) and of owkin/benchmark_flamby.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,13 @@ FACTORS = (
     "ECG at rest: thick left ventricle",
 )
 
+TRAIN = 0.66
+SPLIT_SEED = 43
+EPSILON = 1e-9
+"""Added to a deviation before it divides."""
+NORMALISED = {"flamby": False, "flamby-pooled": True}
+"""Variant -> whether all hospitals share mean and deviation."""
+
 
 def heart_disease(variant: str | None = None) -> Dataset:
     """Heart disease or none: 740 patients of four hospitals (the clients), 13 features, 2 labels.
@@ -48,16 +59,17 @@ def heart_disease(variant: str | None = None) -> Dataset:
     all training rows. Every fifth row of every hospital is for the test.
 
     variant: "flamby" divides and normalises the same rows as Fed-Heart-Disease, each hospital by the mean and deviation
-             of its own training rows; "flamby-pooled" by those of all training rows. See `fednmap.data.flamby`.
+             of its own training rows; "flamby-pooled" by those of all training rows.
 
     Reference: Janosi et al., Heart disease, UCI machine learning repository, 1988; the choice of rows and
     columns is that of du Terrail et al., FLamby, NeurIPS 2022.
     """
     if variant is not None:
-        from fednmap.data.flamby import NORMALISED, heart
-
-        choose("variant of heart-disease", variant, NORMALISED)  # before files are looked for
-        return _described(heart(variant, *patients()))
+        pooled = choose("variant of heart-disease", variant, NORMALISED)  # before files are looked for
+        x, y, clients = patients()
+        test = _held_out(y, clients, 1 - TRAIN, TRAIN, SPLIT_SEED)
+        x = _normalised(x, ~test, torch.zeros_like(clients) if pooled else clients)
+        return _described(Dataset(x[~test], y[~test], x[test], y[test], clients[~test], clients[test]))
     data = hold_out(*patients())
     mean, deviation = data.x_train.mean(0), data.x_train.std(0)
     return _described(replace(data, x_train=(data.x_train - mean) / deviation, x_test=(data.x_test - mean) / deviation))
@@ -87,3 +99,32 @@ def cells(hospital: str) -> list[list[str]]:
 
 def _described(data: Dataset) -> Dataset:
     return replace(data, features=FACTORS, labels=("healthy", "sick"), sites=tuple(HOSPITALS))
+
+
+def validation(labels: Tensor, clients: Tensor, share: float, seed: int) -> Tensor:
+    """Which of these rows are kept back to validate: `share` of each client's, by label where there are enough."""
+    return _held_out(labels, clients, share, None, seed)
+
+
+def _held_out(labels: Tensor, clients: Tensor, test: float, train: float | None, seed: int) -> Tensor:
+    """Which rows are for the test: drawn client by client, by label if each has more than two of the client's rows."""
+    from sklearn.model_selection import train_test_split  # takes a second to import
+
+    kept = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
+    for i in torch.unique(clients):
+        rows = (clients == i).nonzero().squeeze(1).numpy()
+        _, counts = torch.unique(labels[rows], return_counts=True)
+        by_label = labels[rows].numpy() if len(counts) > 1 and bool((counts > 2).all()) else None
+        _, chosen = train_test_split(rows, test_size=test, train_size=train, random_state=seed, stratify=by_label)
+        kept[chosen] = True
+    return kept
+
+
+def _normalised(x: Tensor, train: Tensor, groups: Tensor) -> Tensor:
+    """Each group less the mean of its training rows, over their deviation."""
+    found = torch.empty_like(x)
+    for i in torch.unique(groups):
+        mine = groups == i
+        known = x[mine & train]
+        found[mine] = (x[mine] - known.mean(0)) / (known.std(0) + EPSILON)
+    return found

@@ -77,19 +77,22 @@ def take(values: Tensor, rows: Tensor | slice) -> Tensor:
         kept = crow[first : max(first, last) + 1]
         inside = slice(int(kept[0]), int(kept[-1]))
         return csr(kept - kept[0], col[inside], entries[inside], columns)
-    rows = rows.nonzero().squeeze(-1) if rows.dtype == torch.bool else rows
-    crow, where = gathered(crow, rows)
-    return csr(crow, col[where], entries[where], columns)
+    return _picked(values, rows)
 
 
-def gathered(crow: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The row bounds of a table made of these rows, and which entries of the old one it holds."""
-    first = crow[rows].to(torch.int64)
-    counts = crow[rows + 1] - first
-    ends = counts.cumsum(0)
-    total = int(ends[-1]) if len(ends) else 0
-    where = torch.arange(total, device=crow.device) + torch.repeat_interleave(first - (ends - counts), counts)
-    return torch.cat([ends.new_zeros(1), ends]).to(crow.dtype), where
+def _picked(values: Tensor, rows: Tensor, blocks: int = 1) -> Tensor:
+    """These rows of a sparse table, cut into so many blocks on the diagonal of the result."""
+    table = to_scipy(values)[rows.cpu().numpy()]
+    first = np.arange(blocks, dtype=table.indices.dtype) * values.shape[1]
+    each = np.diff(table.indptr[:: max(1, table.shape[0] // blocks)]) if blocks > 1 else table.nnz
+    parts = table.indptr, table.indices + np.repeat(first, each), table.data
+    crow, col, entries = map(torch.from_numpy, parts)
+    return csr(crow, col, entries, blocks * values.shape[1])
+
+
+def stacked(values: Tensor, rows: Tensor) -> Tensor:
+    """The rows (..., B) of a sparse table; those of k clients, (k, B), in k blocks on the diagonal."""
+    return _picked(values, rows.reshape(-1), rows.shape[0] if rows.ndim > 1 else 1)
 
 
 def joined(tables: Sequence[Tensor]) -> Tensor:

@@ -3,9 +3,8 @@
 from fednmap.problems import families
 from fednmap.problems.cox import Cox
 from fednmap.problems.finite_sum import FiniteSum
-from fednmap.problems.glm import GLM
+from fednmap.problems.glm import GLM, LeastSquares, Logistic
 from fednmap.problems.network import Network
 from fednmap.problems.pooled import Pooled
-from fednmap.problems.regressions import LeastSquares, Logistic
 
 __all__ = ["GLM", "Cox", "FiniteSum", "LeastSquares", "Logistic", "Network", "Pooled", "families"]

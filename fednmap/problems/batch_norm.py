@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
-
-Statistics = list[tuple[Tensor, Tensor]]
-"""Mean and variance that each batch norm layer has met."""
 
 
 def layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -26,26 +23,25 @@ def drop_running(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def statistics(module: nn.Module, batches: Iterable[Tensor]) -> Statistics:
-    """Each layer's mean and variance in a batch, averaged over `batches`."""
-    module = copy.deepcopy(module)
-    found = layers(module)
-    module.eval()
-    for layer in found:
-        layer.train()
-        layer.reset_running_stats()
-        layer.momentum = None  # torch's word for the plain average of all batches
-    for inputs in batches:
-        module(inputs)
-    return [(layer.running_mean, layer.running_var) for layer in found if layer.running_mean is not None]  # type: ignore[misc]
-
-
-def install(module: nn.Module, clients: Sequence[Statistics], weights: Sequence[float]) -> None:
-    """Gives the module's batch norm layers the weighted mean of the clients' statistics."""
+def calibrate(module: nn.Module, clients: Iterable[Iterable[Tensor]], weights: Iterable[float]) -> None:
+    """Give the layers running statistics: averages over each client's batches, and their weighted mean over clients."""
     tracked = [layer for layer in layers(module) if layer.running_mean is not None]
-    for layer, *parts in zip(tracked, *clients, strict=True):
-        for k, name in enumerate(("running_mean", "running_var")):
-            mean = sum(
-                (w * part[k] for w, part in zip(weights, parts, strict=True)), start=torch.zeros_like(parts[0][k])
-            )
-            getattr(layer, name).copy_(mean)
+    means = [[torch.zeros_like(v) for v in _running(layer)] for layer in tracked]
+    trial = copy.deepcopy(module)
+    found = [layer for layer in layers(trial) if layer.running_mean is not None]
+    trial.eval()
+    for batches, weight in zip(clients, weights, strict=True):
+        for layer in found:
+            layer.train()
+            layer.reset_running_stats()
+            layer.momentum = None  # torch's word for the plain average of all batches
+        for inputs in batches:
+            trial(inputs)
+        for mean, layer in zip(means, found, strict=True):
+            torch._foreach_add_(mean, [weight * v for v in _running(layer)])
+    for layer, mean in zip(tracked, means, strict=True):
+        torch._foreach_copy_(_running(layer), mean)
+
+
+def _running(layer: nn.modules.batchnorm._BatchNorm) -> list[Tensor]:
+    return [layer.running_mean, layer.running_var]  # type: ignore[list-item]

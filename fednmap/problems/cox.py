@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -15,13 +15,13 @@ from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, numbers, take
 from fednmap.names import InputError
 from fednmap.problems.curvature import by_client, largest_eigenvalue
-from fednmap.problems.design import Design
-from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_weights
+from fednmap.problems.design import Design, design_of
+from fednmap.problems.finite_sum import ClientSum, RowWeights, Weights, row_weights
 
 TIES = ("efron", "breslow")
 
 
-class Cox:
+class Cox(ClientSum):
     """f_i(x) = -(log partial likelihood of client i) / m_i, for times t_j, events d_j in {0, 1} and features a_j.
 
     Breslow:  the sum over events j of  log(sum of exp<a_k, x> over k with t_k >= t_j) - <a_j, x>
@@ -46,9 +46,6 @@ class Cox:
     tensor([-0.2500])
     """
 
-    concurrent = True
-    exact_gradients = True
-
     def __init__(
         self,
         data: Pairs,
@@ -64,58 +61,24 @@ class Cox:
         counts = row_weights(sample_weights, given)
         if counts is not None and not bool((counts > 0).all()):
             raise InputError("sample_weights holds a 0; leave such rows out of a Cox model, in which rows are compared")
-        self.data, order = _by_time(given, events_elsewhere)
-        self._counts, self.ties = None if counts is None else counts[order.cpu()], ties
-        self.n, self.dim = len(self.data), self.data.x.shape[1]
+        sorted_data, order = _by_time(given, events_elsewhere)
+        super().__init__(sorted_data, weights, None if counts is None else counts[order.cpu()])
+        self.ties, self.dim = ties, self.data.x.shape[1]
         self.start = numbers(self.data.x).new_zeros(self.dim)
-        self.weights = client_weights(weights, self.data.sizes, self._counts)
         one = torch.ones(len(order), dtype=torch.float64, device="cpu") if self._counts is None else self._counts
         each = one.to(self.data.y.device).split(self.data.sizes.tolist())
         self._strata = [_Strata.of(y, ties, w) for (_, y), w in zip(self.data, each, strict=True)]
-        self._part = (0, 1)
         self._designs: dict[int, Design] = {}
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo(
-            start=self.start,
-            weights=self.weights,
-            part=self.part,
-            concurrent=True,
-            exact=self.exact,
-            exact_gradients=True,
-            value_and_gradient=self.value_and_gradient,
-            digest=self.digest,
-            made_of=self.made_of,
-            smoothness=self.smoothness,
-            hessian=self.hessian,
-            hessians=self.hessians,
-        )
-
-    def digest(self) -> str:
-        """SHA-256 of the data."""
-        return self.data.digest
+        return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:
-        """What decides f and its gradients besides the data."""
         made = {"ties": self.ties, "weights": self.weights}
         return made if self._counts is None else made | {"sample_weights": self._counts}
 
-    def exact(self) -> Self:
-        """Itself: gradients are exact."""
-        return self
-
-    def part(self, rank: int, ranks: int) -> Self:
-        """The clients of f that fall to one of several processes: their losses and gradients sum to f's."""
-        part = copy.copy(self)
-        part._part = (rank, ranks)
-        return part
-
     def alone(self, i: int) -> Self:
-        """Client i by itself."""
-        one = copy.copy(self)
-        one.data, one.n, one.weights, one._strata = ClientData.of([self.data[i]]), 1, None, [self._strata[i]]
-        one._designs = {}
-        return one
+        return super().alone(i)._changed(_strata=[self._strata[i]], _designs={})
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         ids = clients.reshape(-1).tolist()
@@ -126,17 +89,10 @@ class Cox:
 
         return g
 
-    def loss(self, x: Tensor) -> Tensor:
-        return self.value_and_gradient(x)[0]
-
-    def gradient(self, x: Tensor) -> Tensor:
-        return self.value_and_gradient(x)[1]
-
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """f and its gradient at x."""
         ids = self._mine()
         losses, gradients = self._client(ids, x.expand(len(ids), -1))
-        weights = self._weights()[ids].to(x)
+        weights = self._client_weights()[ids].to(x)
         loss = sum((w * v for w, v in zip(weights, losses, strict=True)), start=x.new_zeros(()))
         return loss, sum((w * v for w, v in zip(weights, gradients, strict=True)), start=torch.zeros_like(x))
 
@@ -164,7 +120,7 @@ class Cox:
             sums = (w[:, None] * a).cumsum(0)[s.last] - s.share[:, None] * s.tied(((s.event * w)[:, None] * a).mT).mT
             means = (sums / risk[:, None])[s.event > 0]
             spread = a.mT @ (expected[:, None] * a) - means.mT @ (s.mean[s.event > 0][:, None] * means)
-            total += self._weights()[i] / float(s.weight.sum()) * spread
+            total += self._client_weights()[i] / float(s.weight.sum()) * spread
         return total.to(x)
 
     def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
@@ -195,10 +151,6 @@ class Cox:
         steps = torch.zeros(len(times), dtype=torch.float64, device=times.device)
         return times, steps.index_add_(0, place, torch.exp(logarithm[happened])).cumsum(0)
 
-    def _weights(self) -> Tensor:
-        equal = torch.full((self.n,), 1 / self.n, dtype=torch.float64, device="cpu")
-        return equal if self.weights is None else self.weights
-
     def _mine(self) -> list[int]:
         rank, ranks = self._part
         return list(range(rank, self.n, ranks))
@@ -222,9 +174,9 @@ class Cox:
     def _design(self, i: int, dtype: torch.dtype) -> Design:
         """Client i's rows to compute with, kept for the next round."""
         if dtype != self.start.dtype:
-            return Design.of(self.data[i][0], self.data[i][1].shape[:1], dtype)
+            return design_of(self.data[i][0], self.data[i][1].shape[:1], dtype)
         if i not in self._designs:
-            self._designs[i] = Design.of(self.data[i][0], self.data[i][1].shape[:1], dtype)
+            self._designs[i] = design_of(self.data[i][0], self.data[i][1].shape[:1], dtype)
         return self._designs[i]
 
 

@@ -2,89 +2,60 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Size, Tensor
 
-from fednmap.data.sparse import csr, gathered, is_sparse, to_scipy
+from fednmap.data.sparse import is_sparse, to_scipy
 from fednmap.names import InputError
 
 
-class Design(ABC):
-    """Rows A (..., B, d): one client's, or with a leading axis those of k clients side by side."""
+class Dense:
+    """Rows A (..., B, d): one client's, or with a leading axis those of k clients.
 
-    @abstractmethod
-    def times(self, w: Tensor) -> Tensor:
-        """A w for w (..., d): (..., B)."""
-
-    @abstractmethod
-    def transposed(self, r: Tensor) -> Tensor:
-        """A^T r for r (..., B): (..., d)."""
-
-    @abstractmethod
-    def times_each(self, w: Tensor) -> Tensor:
-        """A w for S vectors w (..., S, d): (..., B, S)."""
-
-    @abstractmethod
-    def transposed_each(self, r: Tensor) -> Tensor:
-        """A^T r for S columns r (..., B, S): (..., S, d)."""
-
-    @abstractmethod
-    def gram(self, c: Tensor) -> Tensor:
-        """A^T diag(c) A, (d, d), for one batch A (B, d)."""
-
-    def kept(self) -> Design:
-        """The same for many products."""
-        return self
-
-    @classmethod
-    def of(cls, a: Tensor, batch: Size, dtype: torch.dtype) -> Design:
-        """The rows a, whose targets have the shape `batch`, computed in this dtype."""
-        if is_sparse(a):
-            return Sparse(a, batch, dtype)
-        a = a if a.ndim == len(batch) + 1 else a.flatten(len(batch))
-        return Dense(a if a.dtype == dtype else a.to(dtype))
-
-
-class Dense(Design):
-    """With products by name: torch.matmul finds the same ones, later, and for stacks a slower one for A w."""
+    With products by name: torch.matmul finds the same ones, later, and for stacks a slower one for A w.
+    """
 
     def __init__(self, a: Tensor) -> None:
-        self.a, self._turned = a, a.mT
+        self.a, self._transposed = a, a.mT
 
     def kept(self) -> Dense:
-        """The same for many products: a stack of small tables also lies turned, in which A w is read in order."""
+        """The same for many products: a stack of small tables is also kept transposed, so that A w is read in order."""
         if self.a.ndim == 3:
-            self._turned = self._turned.contiguous()
+            self._transposed = self._transposed.contiguous()
         return self
 
     def times(self, w: Tensor) -> Tensor:
+        """A w for w (..., d): (..., B)."""
         if self.a.ndim == 2:
             return torch.mv(self.a, w)
         if w.ndim == 1:
             return torch.matmul(self.a, w)
-        return torch.bmm(w.unsqueeze(1), self._turned).squeeze(1)
+        return torch.bmm(w.unsqueeze(1), self._transposed).squeeze(1)
 
     def transposed(self, r: Tensor) -> Tensor:
+        """A^T r for r (..., B): (..., d)."""
         if self.a.ndim == 2:
-            return torch.mv(self._turned, r)
+            return torch.mv(self._transposed, r)
         return torch.bmm(r.unsqueeze(1), self.a).squeeze(1)
 
     def times_each(self, w: Tensor) -> Tensor:
-        return torch.matmul(w, self._turned).mT
+        """A w for S vectors w (..., S, d): (..., B, S)."""
+        return torch.matmul(w, self._transposed).mT
 
     def transposed_each(self, r: Tensor) -> Tensor:
+        """A^T r for S columns r (..., B, S): (..., S, d)."""
         return torch.matmul(r.mT, self.a)
 
     def gram(self, c: Tensor) -> Tensor:
+        """A^T diag(c) A, (d, d), for one batch A (B, d)."""
         return self.a.mT @ (c.unsqueeze(-1) * self.a)
 
 
-class Sparse(Design):
-    """k clients' rows are the blocks on the diagonal of one matrix, as `stacked` makes it.
+class Sparse:
+    """The same with sparse rows; k clients' rows are the blocks on the diagonal of one matrix, as `stacked` makes it.
 
     By scipy's products: torch's own take as long for A x, and sixty times as long for A^T r.
     """
@@ -93,6 +64,9 @@ class Sparse(Design):
         if a.device.type != "cpu":
             raise InputError(f"sparse data is on {a.device}; it is computed on the CPU only, use device cpu")
         self._matrix, self._batch = to_scipy(a.to(dtype)), batch
+
+    def kept(self) -> Sparse:
+        return self
 
     @cached_property
     def _transpose(self) -> Any:
@@ -125,13 +99,14 @@ class Sparse(Design):
         return torch.from_numpy(matrix @ values.detach().numpy())
 
 
-def stacked(a: Tensor, rows: Tensor) -> Tensor:
-    """The rows (..., B) of a sparse table; those of k clients, (k, B), in k blocks on the diagonal."""
-    crow, where = gathered(a.crow_indices(), rows.reshape(-1))
-    col, columns = a.col_indices()[where], a.shape[1]
-    if rows.ndim > 1:
-        counts = crow.diff().to(torch.int64)
-        client = torch.arange(rows.shape[0], device=col.device).repeat_interleave(rows.shape[1])
-        col = col + torch.repeat_interleave(client * columns, counts).to(col.dtype)
-        columns *= rows.shape[0]
-    return csr(crow, col, a.values()[where], columns)
+Design = Dense | Sparse
+
+
+def design_of(a: Tensor | Design, batch: Size, dtype: torch.dtype) -> Design:
+    """The rows a, whose targets have the shape `batch`, computed in this dtype."""
+    if not isinstance(a, Tensor):
+        return a
+    if is_sparse(a):
+        return Sparse(a, batch, dtype)
+    a = a if a.ndim == len(batch) + 1 else a.flatten(len(batch))
+    return Dense(a if a.dtype == dtype else a.to(dtype))

@@ -9,7 +9,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -86,10 +85,6 @@ class Family(Response, ABC):
     @abstractmethod
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         """Its second derivative with respect to eta: with K outputs a matrix (K, K) per row."""
-
-    def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Both; a family overrides it where they share their work."""
-        return self.loss(eta, y), self.slope(eta, y)
 
     def predict(self, eta: Tensor) -> Tensor:
         """What is said about a row with these scores: a number, or a label."""
@@ -201,11 +196,6 @@ class Multinomial(Family):
         share = torch.softmax(eta, -1)
         return torch.diag_embed(share) - share.unsqueeze(-1) * share.unsqueeze(-2)
 
-    def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        logarithm = log_softmax(eta, -1)
-        loss = -logarithm.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        return loss, less_one(logarithm.exp_(), y)
-
     def mean(self, eta: Tensor) -> Tensor:
         return torch.softmax(eta, -1)
 
@@ -243,10 +233,6 @@ class Poisson(Family):
 
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         return torch.exp(eta)
-
-    def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        rate = torch.exp(eta)
-        return rate - y * eta + (torch.xlogy(y, y) - y), rate - y
 
     def mean(self, eta: Tensor) -> Tensor:
         return torch.exp(eta)
@@ -392,13 +378,7 @@ def _shares(y: Floats, weight: Floats, classes: int) -> Floats:
 
 def less_one(share: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """`share` less 1 at the label of each row, in place; `axis` is that of the classes."""
-    label = y.unsqueeze(axis)
-    return share.scatter_add_(axis, label, _minus_one(share.dtype, share.device).expand(label.shape))
-
-
-@cache
-def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((), -1.0, dtype=dtype, device=device)
+    return share.scatter_(axis, y.unsqueeze(axis), -1.0, reduce="add")
 
 
 def labels(y: Tensor, classes: int | None = None) -> Tensor:

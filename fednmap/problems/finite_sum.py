@@ -1,10 +1,11 @@
-"""Problems that are means over samples: f_i(x) = mean_j loss(x; sample j of client i)."""
+"""Problems that are sums over clients' data, f = sum_i weight_i f_i, most of them with f_i a mean over samples."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from numbers import Integral
 from typing import Any, Self, TypedDict
@@ -13,17 +14,22 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Oracle, ProblemInfo
-from fednmap.data.clients import ClientData, Pairs
+from fednmap.data.clients import ClientData, Pairs, tensor
 from fednmap.data.sparse import is_sparse, stored, take
 from fednmap.names import InputError, choose
 from fednmap.problems.minibatch import BLOCK, blocks, by_step, reshuffled, sample_numbers
-from fednmap.problems.weighting import RowWeights, Weights, client_weights, row_shares, row_weights
 
 Weight = float | Tensor
 Samples = tuple[Tensor, Tensor, Weight]
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Samples, targets, and what each weighs."""
+Weights = Sequence[float] | Tensor | str | None
+"""n numbers that sum to 1; None: clients weigh equally; "samples": every row of every client counts once."""
+RowWeights = Sequence[Tensor] | Tensor | None
+"""A number >= 0 per row, for each client a vector or one vector for all rows in turn; None: rows count the same."""
 
-CHUNK_BYTES = 1 << 23  # samples handled at once when all data is gone through: bounds the memory
-SIDE_BY_SIDE_BYTES = 4 << 20  # one vector and one minibatch of every client that is computed side by side
+CHUNK_BYTES = 1 << 23  # samples handled in one pass over all data: bounds the memory
+SIDE_BY_SIDE_BYTES = 4 << 20  # one vector and one minibatch of every client that is computed in one call
 AT_ONCE_BYTES = 1 << 18  # minibatches of several steps are gathered together while they are as small as this
 REPLACEMENT, RESHUFFLE = "replacement", "reshuffle"
 MOST_PIECES = 64  # of the sums over all data: more threads than that find nothing to do
@@ -41,8 +47,90 @@ class Options(TypedDict, total=False):
     local_steps: int | None
 
 
-class FiniteSum(ABC):
-    """What the problems here share: data of n clients, addressed minibatches, exact sums in bounded memory.
+class ClientSum(ABC):
+    """f = sum_i weight_i f_i over clients that hold data: what the problems here share."""
+
+    dim: int
+    start: Tensor
+    concurrent = True
+    """What is computed is a function of the data and x alone, in any thread."""
+
+    def __init__(self, data: ClientData, weights: Weights, rows: Tensor | None) -> None:
+        """rows: the weights of the rows, if they have any."""
+        self.data, self.n = data, len(data)
+        self._sizes, self._offsets, self._counts = data.sizes, data.offsets, rows
+        self.weights = client_weights(weights, data.sizes, rows)
+        self._part = (0, 1)
+
+    @property
+    def exact_gradients(self) -> bool:
+        """Whether a client's gradient is that of f_i, without noise."""
+        return True
+
+    def info(self) -> ProblemInfo:
+        return ProblemInfo(
+            start=self.start,
+            weights=self.weights,
+            part=self.part,
+            concurrent=self.concurrent,
+            exact=self.exact,
+            exact_gradients=self.exact_gradients,
+            value_and_gradient=self.value_and_gradient,
+            digest=self.digest,
+            made_of=self.made_of,
+        )
+
+    def digest(self) -> str:
+        """SHA-256 of the data."""
+        return self.data.digest
+
+    @abstractmethod
+    def made_of(self) -> dict[str, Any]:
+        """What decides f and its gradients besides the data."""
+
+    def exact(self) -> Self:
+        """The same problem with exact client gradients."""
+        return self
+
+    def part(self, rank: int, ranks: int) -> Self:
+        """The terms of f that fall to one of several processes: their losses and gradients sum to f's."""
+        return self._changed(_part=(rank, ranks))
+
+    def alone(self, i: int) -> Self:
+        """Client i by itself: its data, and the minibatches that it has here."""
+        counts = None if self._counts is None else self._counts[self._rows_of(i)]
+        return self._changed(n=1, weights=None, _counts=counts, **_held(ClientData.of([self.data[i]])))
+
+    @abstractmethod
+    def oracle(self, clients: Tensor, t: int) -> Oracle:
+        """The gradients of round t for `clients`, see `fednmap.core.Problem`."""
+
+    @abstractmethod
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f and its gradient at x, in one pass over the data."""
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.value_and_gradient(x)[0]
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.value_and_gradient(x)[1]
+
+    def _changed(self, **fields: Any) -> Self:
+        """A copy with other values in these fields."""
+        changed = copy.copy(self)
+        changed.__dict__.update(fields)
+        return changed
+
+    def _rows_of(self, i: int) -> slice:
+        return slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
+
+    def _client_weights(self) -> Tensor:
+        equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")
+        return equal if self.weights is None else self.weights
+
+
+class FiniteSum(ClientSum):
+    """f_i(x) = mean_j loss(x; sample j of client i): addressed minibatches, and exact sums in bounded memory.
 
     A subclass says what one weighted batch costs and what its gradient is.
 
@@ -52,13 +140,9 @@ class FiniteSum(ABC):
     sample_weights: what each row counts in its client's mean; None where all count the same.
     minibatches: "replacement", or "reshuffle": a client goes through its rows in an order that is another one in every
                 epoch, see `fednmap.problems.minibatch`.
-    local_steps: of a round, for "reshuffle": epochs then run on from round to round. None: every round begins one.
+    local_steps: of a round, for "reshuffle": epochs then continue from round to round. None: every round begins one.
     """
 
-    dim: int
-    start: Tensor
-    concurrent = True
-    """What is computed of a batch is a function of the batch alone, in any thread."""
     first: int = 0
     """The number of client 0 in the whole federation; with the seed it decides whose minibatches these are."""
 
@@ -73,27 +157,22 @@ class FiniteSum(ABC):
         minibatches: str = "replacement",
         local_steps: int | None = None,
     ) -> None:
-        if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
-            raise InputError(f"batch_size is {batch_size}; it must be at least 1, or None for exact gradients")
-        self.data = ClientData.of(data)
-        self.n = len(self.data)
+        for name, value in (("batch_size", batch_size), ("local_steps", local_steps)):
+            if value is not None and not (isinstance(value, Integral) and value >= 1):
+                raise InputError(f"{name} is {value!r}; expected a whole number of at least 1, or None")
+        given = ClientData.of(data)
+        super().__init__(given, weights, row_weights(sample_weights, given))
         self.batch_size, self.seed = batch_size, seed
         self.minibatches, self.local_steps = minibatches, local_steps
-        if local_steps is not None and not (isinstance(local_steps, Integral) and local_steps >= 1):
-            raise InputError(f"local_steps is {local_steps!r}; it must be at least 1, or None where it is not known")
         rules = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)}
         self._draw = choose("minibatches", minibatches, rules)
-        held = sum(v.numel() * v.element_size() for v in stored(self.data.x))
-        self._row_bytes = max(1, held // len(self.data.x))  # of one sample, on average
-        self._sizes, self._offsets = self.data.sizes, self.data.offsets
-        self._counts = row_weights(sample_weights, self.data)
+        held = sum(v.numel() * v.element_size() for v in stored(given.x))
+        self._row_bytes = max(1, held // len(given.x))  # of one sample, on average
         self._shares = row_shares(self._sizes, self._counts)
-        self.weights = client_weights(weights, self._sizes, self._counts)
-        self._part = (0, 1)
 
     @property
     def chunk(self) -> int:
-        """Clients computed side by side: as many as have their vectors and minibatches in cache."""
+        """Clients computed in one call: as many as have their vectors and minibatches in cache."""
         batch = self.batch_size or int(self._sizes.max())
         return max(1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + self._row_bytes * batch))
 
@@ -104,37 +183,18 @@ class FiniteSum(ABC):
 
     @property
     def steps_per_round(self) -> int | None:
-        """Local steps of a round, from which epochs go on in the next one; None where any number will do."""
+        """Local steps of a round, from which epochs continue in the next one; None where any number will do."""
         return self.local_steps if self.minibatches == RESHUFFLE and self.batch_size is not None else None
 
     @property
     def exact_gradients(self) -> bool:
-        """Whether a client's gradient is that of f_i, without noise."""
         return self.batch_size is None
 
     def info(self) -> ProblemInfo:
-        return ProblemInfo(
-            start=self.start,
-            weights=self.weights,
-            chunk=self.chunk,
-            part=self.part,
-            pieces=self.pieces,
-            concurrent=self.concurrent,
-            exact=self.exact,
-            exact_gradients=self.exact_gradients,
-            steps_per_round=self.steps_per_round,
-            value_and_gradient=self.value_and_gradient,
-            subsample=self.subsample,
-            digest=self.digest,
-            made_of=self.made_of,
-        )
-
-    def digest(self) -> str:
-        """SHA-256 of the data."""
-        return self.data.digest
+        computed: dict[str, Any] = {"chunk": self.chunk, "pieces": self.pieces, "steps_per_round": self.steps_per_round}
+        return replace(super().info(), subsample=self.subsample, **computed)
 
     def made_of(self) -> dict[str, Any]:
-        """What decides f and its gradients besides the data."""
         return {
             "batch_size": self.batch_size,
             "seed": self.seed,
@@ -145,35 +205,18 @@ class FiniteSum(ABC):
         }
 
     def exact(self) -> Self:
-        """The same problem with exact client gradients."""
-        exact = copy.copy(self)
-        exact.batch_size = None
-        return exact
-
-    def part(self, rank: int, ranks: int) -> Self:
-        """The terms of f that fall to one of several processes: their losses and gradients sum to f's."""
-        part = copy.copy(self)
-        part._part = (rank, ranks)
-        return part
+        return self._changed(batch_size=None)
 
     def subsample(self) -> Self:
         """The same problem on fewer rows where there are very many, evenly spaced ones of every client; else itself."""
         step = self.rows_at_once()
         if len(self.data.x) <= MANY * step or self._counts is not None:
             return self
-        few = copy.copy(self)
-        few.data = self.data.thinned(FEW * step)
-        few._sizes, few._offsets, few._shares = few.data.sizes, few.data.offsets, row_shares(few.data.sizes, None)
-        return few
+        few = self.data.thinned(FEW * step)
+        return self._changed(_shares=row_shares(few.sizes, None), **_held(few))
 
     def alone(self, i: int) -> Self:
-        """Client i by itself: its data, and the minibatches that it has here."""
-        one = copy.copy(self)
-        one.data, one.n, one.weights, one.first = ClientData.of([self.data[i]]), 1, None, self.first + i
-        one._sizes, one._offsets = one.data.sizes, one.data.offsets
-        rows = slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
-        one._shares, one._counts = self._shares[rows], None if self._counts is None else self._counts[rows]
-        return one
+        return super().alone(i)._changed(first=self.first + i, _shares=self._shares[self._rows_of(i)])
 
     @abstractmethod
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -221,44 +264,42 @@ class FiniteSum(ABC):
     def loss(self, x: Tensor) -> Tensor:
         return sum((self.batch_loss(x, *batch) for batch in self._everything(x)), start=x.new_zeros(()))
 
-    def gradient(self, x: Tensor) -> Tensor:
-        return sum((self.batch_gradient(x, *batch) for batch in self._everything(x)), start=torch.zeros_like(x))
-
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """f and its gradient at x, in one pass over the data."""
         return total(self.batch_value_and_gradient, x, self._everything(x))
 
     def _exact(self, clients: Tensor) -> Oracle:
-        """Full local gradients: clients' samples side by side, the shorter ones padded with weight 0."""
-        clients = clients.cpu()
-        sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
-        longest = int(sizes.max())
+        """Full local gradients: clients' samples in one batch, the shorter ones padded with weight 0."""
+        longest = int(self._sizes[clients.cpu()].max())
         step = max(1, self.rows_at_once() // max(1, clients.numel()))
-
-        def batch(c: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            j = torch.arange(c, min(c + step, longest), device="cpu")
-            rows = first + torch.minimum(j, sizes - 1)
-            return *self._gather(rows, x), ((j < sizes) * self._shares[rows]).to(x)
-
-        kept: list[tuple[Tensor, Tensor, Tensor]] = []
+        kept: list[Batch] = []
 
         def g(x: Tensor, q: int) -> Tensor:
             if longest <= step:  # fits: gathered once, used in all local steps
                 if not kept:
-                    kept.append(batch(0, x))
+                    kept.append(self._padded(clients, 0, longest, x))
                 return self.batch_gradient(x, *kept[0])
-            return sum(self.batch_gradient(x, *batch(c, x)) for c in range(0, longest, step))  # type: ignore[return-value]
+            parts = (self._padded(clients, c, min(c + step, longest), x) for c in range(0, longest, step))
+            return sum(self.batch_gradient(x, *part) for part in parts)  # type: ignore[return-value]
 
         return g
 
-    def _everything(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _padded(self, clients: Tensor, first: int, end: int, x: Tensor) -> Batch:
+        """Samples first .. end - 1 of each client; where it has fewer, its last one with weight 0."""
+        sizes, offsets = (v[clients.cpu()].unsqueeze(-1) for v in (self._sizes, self._offsets))
+        j = torch.arange(first, end, device="cpu")
+        rows = offsets + torch.minimum(j, sizes - 1)
+        return *self._gather(rows, x), ((j < sizes) * self._shares[rows]).to(x)
+
+    def _everything(self, x: Tensor) -> Iterator[Batch]:
         """All samples in chunks, each weighing what it contributes to f."""
-        equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")
-        clients = equal if self.weights is None else self.weights
-        weights = (torch.repeat_interleave(clients, self._sizes) * self._shares).to(x)
+        weights = self._row_weights(x)
         rank, ranks = self._part
         for rows in islice(self._chunks(), rank, None, ranks):
             yield like(take(self.data.x, rows), x), like(self.data.y[rows], x), weights[rows]
+
+    def _row_weights(self, like: Tensor) -> Tensor:
+        """What each row contributes to f."""
+        return (torch.repeat_interleave(self._client_weights(), self._sizes) * self._shares).to(like)
 
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
@@ -282,10 +323,15 @@ class FiniteSum(ABC):
         return max(1, CHUNK_BYTES // self._row_bytes)
 
 
+def _held(data: ClientData) -> dict[str, Any]:
+    """The fields of a `ClientSum` that hold its data."""
+    return {"data": data, "_sizes": data.sizes, "_offsets": data.offsets}
+
+
 def total(
     value_and_gradient: Callable[..., tuple[Tensor, Tensor]],
     x: Tensor,
-    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
+    batches: Iterable[Batch],
 ) -> tuple[Tensor, Tensor]:
     """Sums over batches of values and gradients at x."""
     loss, gradient = x.new_zeros(()), torch.zeros_like(x)
@@ -299,3 +345,53 @@ def total(
 def like(values: Tensor, x: Tensor) -> Tensor:
     """Real values in x's dtype, labels as they are."""
     return values if values.dtype == x.dtype or not values.is_floating_point() else values.to(x.dtype)
+
+
+def client_weights(weights: Weights, sizes: Tensor, rows: Tensor | None) -> Tensor | None:
+    """What each client's mean weighs in f; None for equal weights.
+
+    rows: the weights of the rows, if they have any.
+    """
+    if weights is None:
+        return None
+    n = len(sizes)
+    if isinstance(weights, str):
+        if weights != "samples":
+            raise InputError(f'weights is {weights!r}; give "samples", {n} numbers that sum to 1, or None')
+        total = sizes.double() if rows is None else per_client(rows, sizes)
+        return total / total.sum()
+    w = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
+    if w.shape != (n,) or bool((w < 0).any()) or abs(float(w.sum()) - 1) > 1e-6:
+        raise InputError(
+            f"weights must be {n} numbers >= 0 that sum to 1, given {tuple(w.shape)} summing to {float(w.sum()):g}"
+        )
+    return w / w.sum()
+
+
+def row_weights(given: RowWeights, data: ClientData) -> Tensor | None:
+    """The weights of all rows as one vector on the CPU, checked; None where rows count the same."""
+    if given is None:
+        return None
+    parts = [given] if isinstance(given, Tensor) else [tensor("sample_weights", part) for part in given]
+    if len(parts) > 1 and [len(part) for part in parts] != data.sizes.tolist():
+        raise InputError("sample_weights must hold one number per row of every client; their lengths differ")
+    w = torch.cat([part.reshape(-1) for part in parts]).to("cpu", torch.float64)
+    if len(w) != len(data.x) or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool((w > 0).any()):
+        raise InputError(
+            f"sample_weights must be {len(data.x)} finite numbers >= 0, one per row and not all 0, given {len(w)}"
+        )
+    return w
+
+
+def row_shares(sizes: Tensor, rows: Tensor | None) -> Tensor:
+    """What each row counts in its client's mean: they sum to 1 over a client, to 0 where all its rows weigh nothing."""
+    if rows is None:
+        return torch.repeat_interleave(1 / sizes.double(), sizes)
+    total = torch.repeat_interleave(per_client(rows, sizes), sizes)
+    return torch.where(total > 0, rows / total, 0.0)
+
+
+def per_client(rows: Tensor, sizes: Tensor) -> Tensor:
+    """Sums over each client's rows."""
+    client = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes)
+    return torch.zeros(len(sizes), dtype=rows.dtype, device="cpu").index_add_(0, client, rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, Self, Unpack
 
 import torch
@@ -12,13 +14,12 @@ from torch.nn.functional import pad
 
 from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
-from fednmap.data.sparse import is_sparse, take
+from fednmap.data.sparse import is_sparse, stacked, take
 from fednmap.names import InputError, choose
 from fednmap.problems.curvature import by_client, largest_eigenvalue
-from fednmap.problems.design import Design, stacked
-from fednmap.problems.families import FAMILIES, Family, Multinomial, labels
-from fednmap.problems.finite_sum import FiniteSum, Options, Weight
-from fednmap.problems.weighting import per_client
+from fednmap.problems.design import Design, design_of
+from fednmap.problems.families import FAMILIES, Bernoulli, Family, Gaussian, Multinomial, labels
+from fednmap.problems.finite_sum import FiniteSum, Options, Weight, per_client
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
 PIECE_BYTES = 2 << 20  # of rows that are gone through together for gradients at several points
@@ -67,7 +68,6 @@ class GLM(FiniteSum):
         self.start = torch.cat([zeros, self.family.start(zeros)])
         self._plain = self.family.outputs == 1 and not intercept  # x is what the rows are multiplied with
         self._offsets_of = self.dim - end  # the last outputs, to which a number of x is added
-        self._large: dict[tuple[int, torch.dtype], Prepared] = {}
         self._small: dict[tuple[tuple[int, ...], torch.dtype], Prepared] = {}
         self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
 
@@ -77,20 +77,12 @@ class GLM(FiniteSum):
     def made_of(self) -> dict[str, Any]:
         return super().made_of() | {"family": self.family, "intercept": self.intercept}
 
-    def alone(self, i: int) -> Self:
-        one = super().alone(i)
-        one._cut = {}
-        return one
-
-    def subsample(self) -> Self:
-        few = super().subsample()
-        if few is not self:
-            few._cut, few._small = {}, {}
-        return few
+    def _changed(self, **fields: Any) -> Self:
+        return super()._changed(_small={}, _cut={}, **fields)
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
         """eta of each input, and the family's constants beside it where it has any."""
-        return self._outputs(x, Design.of(inputs, inputs.shape[:1], x.dtype))
+        return self._outputs(x, design_of(inputs, inputs.shape[:1], x.dtype))
 
     def mean(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The expected target of each input; for labels their probabilities."""
@@ -99,16 +91,20 @@ class GLM(FiniteSum):
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
         return self.family.predict(self.scores(x, inputs))
 
-    def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        return (weight * self.family.loss(self._outputs(x, Design.of(a, b.shape, x.dtype)), b)).sum(-1)
+    def batch_loss(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
+        return (weight * self.family.loss(self._outputs(x, design_of(a, b.shape, x.dtype)), b)).sum(-1)
 
-    def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        return self._gradient(x, Design.of(a, b.shape, x.dtype), b, weight)
+    def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
+        design = design_of(a, b.shape, x.dtype)
+        return self._back(self._weighted(weight, self.family.slope(self._outputs(x, design), b)), design)
 
-    def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        design = Design.of(a, b.shape, x.dtype)
-        loss, slope = self.family.loss_and_slope(self._outputs(x, design), b)
-        return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
+    def batch_value_and_gradient(
+        self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
+    ) -> tuple[Tensor, Tensor]:
+        design = design_of(a, b.shape, x.dtype)
+        eta = self._outputs(x, design)
+        back = self._back(self._weighted(weight, self.family.slope(eta, b)), design)
+        return (weight * self.family.loss(eta, b)).sum(-1), back
 
     def smoothness(self, x: Tensor | None = None) -> float:
         """L of f: the largest eigenvalue of its Hessian, everywhere if the family's curvature is bounded, else at x.
@@ -120,7 +116,7 @@ class GLM(FiniteSum):
         bound = self.family.bound
         batches = []
         for a, b, weight in self._everything(x):
-            design = Design.of(a, b.shape, x.dtype)
+            design = design_of(a, b.shape, x.dtype)
             curve = None if bound is not None else self.family.curvature(self._outputs(x, design), b)
             batches.append((design, weight, curve))
 
@@ -136,7 +132,7 @@ class GLM(FiniteSum):
         """Gradients of f at several points (k, dim), in one pass over the rows; not for families with constants."""
         if len(points) == 1:
             return sum(
-                (self._gradient(points[0], *piece) for piece in self._pieces(1, points.dtype)),
+                (self.batch_gradient(points[0], *piece) for piece in self._pieces(1, points.dtype)),
                 start=torch.zeros_like(points[0]),
             )[None]
         total = torch.zeros_like(points)
@@ -177,16 +173,9 @@ class GLM(FiniteSum):
         step = max(64, min(PIECE_BYTES // self._row_bytes, most // of_outputs))
         kept = self._cut.get((step, dtype))
         if kept is None:
-            equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")
-            clients = equal if self.weights is None else self.weights
-            weights = (torch.repeat_interleave(clients, self._sizes) * self._shares).to(self.data.y.device, dtype)
-            kept = []
-            for first in range(0, len(self.data.x), step):
-                rows = slice(first, first + step)
-                b = self.data.y[rows]
-                kept.append(
-                    (Design.of(take(self.data.x, rows), b.shape, dtype), self._targets(b, dtype), weights[rows])
-                )
+            cuts = [slice(first, first + step) for first in range(0, len(self.data.x), step)]
+            weights = self._row_weights(self.data.x.new_empty((), dtype=dtype, layout=torch.strided))
+            kept = [self._prepared(rows, weights, dtype) for rows in cuts]
             self._cut = {(step, dtype): kept}
         return kept
 
@@ -208,7 +197,7 @@ class GLM(FiniteSum):
         outputs, d = self.family.outputs, self.features
         total = x.new_zeros(outputs, d + 1, outputs, d + 1)  # as if every output had coefficients and an intercept
         for a, b, weight in self._everything(x):
-            design = Design.of(a, b.shape, x.dtype)
+            design = design_of(a, b.shape, x.dtype)
             curve = inside(self._outputs(x, design), b, weight).reshape(len(b), outputs, outputs)
             for i in range(outputs):
                 for j in range(outputs):
@@ -228,9 +217,6 @@ class GLM(FiniteSum):
         every = torch.arange(self.family.outputs * (self.features + 1), device=self.data.x.device)
         table = every.reshape(self.family.outputs, -1)
         return torch.cat([table[: self._scores, :-1].flatten(), table[self.family.outputs - self._offsets_of :, -1]])
-
-    def _gradient(self, x: Tensor, a: Design, b: Tensor, weight: Weight) -> Tensor:
-        return self._back(self._weighted(weight, self.family.slope(self._outputs(x, a), b)), a)
 
     def _outputs(self, x: Tensor, a: Design) -> Tensor:
         """The outputs for rows a (..., B, d), linear in x: (..., B), with K of them (..., B, K)."""
@@ -263,58 +249,42 @@ class GLM(FiniteSum):
         return r.mul_(weight.unsqueeze(-1) if isinstance(weight, Tensor) and self.family.outputs > 1 else weight)
 
     def _exact(self, clients: Tensor) -> Oracle:
-        """Full local gradients: large clients one after another on their own rows, small ones side by side.
-
-        What is computed with is kept for the next round: views of large clients, copies of small ones while there is
-        room.
-        """
+        """Full local gradients: large clients one after another on their own rows, small ones in one call, padded."""
         ids = clients.reshape(-1).tolist()
-        if clients.ndim and self._are_small(ids):
+        sizes = self._sizes.numpy()[ids]
+        total, longest = int(sizes.sum()), int(sizes.max())
+        small = len(ids) * longest <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
+        if clients.ndim and small:
             names = tuple(ids)
-            return lambda x, q: self._gradient(x, *self._side_by_side(names, x.dtype))
+            return lambda x, q: self.batch_gradient(x, *self._stack(names, x.dtype))
+
+        @cache
+        def rows(i: int, dtype: torch.dtype) -> Prepared:
+            return self._prepared(self._rows_of(i), self._shares, dtype)
 
         def g(x: Tensor, q: int) -> Tensor:
-            each = [
-                self._gradient(x_i, *self._alone(i, x.dtype))
-                for i, x_i in zip(ids, x.expand(len(ids), -1), strict=True)
-            ]
+            points = zip(ids, x.expand(len(ids), -1), strict=True)
+            each = [self.batch_gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
             return torch.stack(each) if clients.ndim else each[0]
 
         return g
 
-    def _are_small(self, ids: list[int]) -> bool:
-        """Whether these clients are best computed side by side: with little data each, and not of very unlike size."""
-        sizes = self._sizes.numpy()[ids]
-        total = int(sizes.sum())
-        return len(ids) * int(sizes.max()) <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
+    def _prepared(self, rows: slice, weights: Tensor, dtype: torch.dtype) -> Prepared:
+        """Consecutive rows, as they lie; a copy only in another dtype."""
+        b = self.data.y[rows]
+        design = design_of(take(self.data.x, rows), b.shape, dtype)
+        return design, self._targets(b, dtype), weights[rows].to(b.device, dtype)
 
-    def _alone(self, i: int, dtype: torch.dtype) -> Prepared:
-        """A large client's rows, as they lie; a copy only in another dtype."""
-        kept = self._large.get((self.first + i, dtype))
-        if kept is None:
-            rows = slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
-            b = self.data.y[rows]
-            design = Design.of(take(self.data.x, rows), b.shape, dtype)
-            kept = design, self._targets(b, dtype), self._shares[rows].to(b.device, dtype)
-            if dtype == self.data.x.dtype:
-                self._large[self.first + i, dtype] = kept
-        return kept
-
-    def _side_by_side(self, ids: tuple[int, ...], dtype: torch.dtype) -> Prepared:
-        """Small clients' rows, the shorter ones padded with weight 0."""
-        names = (self.first, *ids), dtype  # where they are in the whole federation: an `alone` shares what is kept
-        kept = self._small.get(names)
+    def _stack(self, ids: tuple[int, ...], dtype: torch.dtype) -> Prepared:
+        """Small clients' rows, padded to one length; kept for the next round while there is room."""
+        kept = self._small.get((ids, dtype))
         if kept is None:
             clients = torch.tensor(ids, device="cpu")
-            sizes, first = self._sizes[clients].unsqueeze(-1), self._offsets[clients].unsqueeze(-1)
-            j = torch.arange(int(sizes.max()), device="cpu")
-            rows = first + torch.minimum(j, sizes - 1)
-            a, b = self._gather(rows, self.start)
-            weight = ((j < sizes) * self._shares[rows]).to(b.device, dtype)
-            kept = Design.of(a, b.shape, dtype).kept(), self._targets(b, dtype), weight
-            if (len(self._small) + 1) * rows.numel() * self._row_bytes > KEPT_BYTES:
+            a, b, weight = self._padded(clients, 0, int(self._sizes[clients].max()), self.start.to(dtype))
+            kept = design_of(a, b.shape, dtype).kept(), b, weight
+            if (len(self._small) + 1) * b.numel() * self._row_bytes > KEPT_BYTES:
                 self._small.clear()
-            self._small[names] = kept
+            self._small[ids, dtype] = kept
         return kept
 
     def _targets(self, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -358,3 +328,68 @@ def _times(curve: Tensor | None, bound: float | None, eta: Tensor) -> Tensor:
     if curve is None:
         return (bound or 0.0) * eta
     return curve * eta if curve.shape == eta.shape else torch.matmul(curve, eta.unsqueeze(-1)).squeeze(-1)
+
+
+class LeastSquares(GLM):
+    """f_i(x) = |A_i x - b_i|^2 / (2 m_i), for clients with m_i samples (A_i, b_i).
+
+    `GLM` with the family `Gaussian`; intercept and weights as there. Options: batch_size (None: exact gradients), seed,
+    weights, sample_weights, minibatches, local_steps, see `FiniteSum`.
+
+    >>> A, b = torch.eye(2), torch.tensor([1.0, -1.0])
+    >>> problem = LeastSquares([(A, b), (2 * A, b)])
+    >>> problem.gradient(torch.zeros(2))
+    tensor([-0.7500,  0.7500])
+    """
+
+    def __init__(self, data: Pairs, *, intercept: bool = False, **options: Unpack[Options]) -> None:
+        given = ClientData.of(data)
+        if not given.y.is_floating_point():
+            warnings.warn(
+                f"LeastSquares takes {given.y.dtype} labels for real numbers; to classify use Logistic, "
+                "for a regression give targets as floats",
+                UserWarning,
+                stacklevel=2,
+            )
+        super().__init__(given, Gaussian(), intercept=intercept, **options)
+
+
+class Logistic(GLM):
+    """Binary, labels in {0, 1} or {-1, 1}: f_i(x) = mean_j log(1 + exp(-s_j <a_j, x>)), s_j = +-1, x in R^d.
+
+    Multinomial, labels in {0, .., K-1}: f_i(X) = mean_j [logsumexp(X a_j) - (X a_j)_{y_j}], X in R^{K x d} flattened.
+
+    classes: K; None where the clients together hold every label. A client may lack some.
+
+    `GLM` with the family `Bernoulli` or `Multinomial`; intercept and weights as there. Options: batch_size (None: exact
+    gradients), seed, weights, sample_weights, minibatches, local_steps, see `FiniteSum`.
+
+    >>> samples, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([1, 0])
+    >>> Logistic([(samples, labels)]).gradient(torch.zeros(1))
+    tensor([-0.5000])
+    """
+
+    def __init__(
+        self, data: Pairs, *, classes: int | None = None, intercept: bool = False, **options: Unpack[Options]
+    ) -> None:
+        given = samples(data)
+        self.classes = number_of_classes(labels(given.y)) if classes is None else classes
+        if self.classes < 2:
+            raise InputError(f"classes is {classes}; a classification needs data with at least 2 different labels")
+        family = Bernoulli() if self.classes == 2 else Multinomial(self.classes)
+        super().__init__(given, family, intercept=intercept, **options)
+
+
+def number_of_classes(y: Tensor) -> int:
+    """How many classes there are, where every label from 0 on occurs; else nobody knows what was meant."""
+    found = y.unique().tolist()
+    if len(found) < 2:
+        raise InputError(
+            f"all labels are {found[0]}; give data with two classes, or classes=K where others hold the rest"
+        )
+    if found != list(range(len(found))):
+        raise InputError(
+            f"labels are {found[0]} to {found[-1]}, {len(found)} different ones; number them 0 to {len(found) - 1}, "
+            "or give classes=K where some do not occur"
+        )
+    return len(found)

@@ -97,18 +97,11 @@ class ModuleLoss:
         """sum_j weight_j loss(x; a_j, b_j) at one point."""
         return self.weighted(self.outputs(x, a), b, weight)
 
-    def weighted(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """The loss of these outputs."""
+    def weighted(self, out: Tensor, b: Tensor, weight: Weight, clients: int = 1) -> Tensor:
+        """The loss of these outputs; those of several clients, one after another, summed."""
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
-            return self.loss(out, b)
-        return (weight * probe.by_sample(self.loss, out, b)).sum()
-
-    def weighted_stack(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """The losses of k clients, summed: their samples (k, B, ...) in one batch, since each counts by itself."""
-        joined, targets = out.flatten(0, 1), b.flatten(0, 1)
-        if isinstance(weight, Tensor):
-            return self.weighted(joined, targets, weight.flatten())
-        return self.loss(joined, targets) * len(out)
+            return self.loss(out, b) * clients
+        return (weight.flatten() * probe.by_sample(self.loss, out, b)).sum()
 
     @torch.enable_grad()
     def value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -124,22 +117,29 @@ class ModuleLoss:
         return total.detach(), tuple(v.to(x.dtype) for v in slopes) if self.half else slopes
 
     @torch.enable_grad()
-    def saved_bytes(self, a: Tensor) -> int:
-        """Bytes that a backward pass for these inputs needs: what autograd saves, and three copies of the outputs."""
+    def row_bytes(self, a: Tensor) -> int:
+        """Bytes per sample that a backward pass needs: what autograd saves, and three copies of the outputs.
+
+        Rounded up to a power of two, so that small differences between machines do not change how sums are cut.
+        """
         here = self.local
         here.bind(self.start)
         held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
-        found: dict[int, int] = {}
 
-        def pack(v: Tensor) -> Tensor:
-            storage = v.untyped_storage()
-            if storage.data_ptr() not in held:
-                found[storage.data_ptr()] = storage.nbytes()
-            return v
+        def saved(inputs: Tensor) -> int:
+            found: dict[int, int] = {}
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-            out: Tensor = here.module(channels_last(self.entering(a)))
-        return sum(found.values()) + 3 * out.numel() * out.element_size()
+            def pack(v: Tensor) -> Tensor:
+                found[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+                return v
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+                out: Tensor = here.module(channels_last(self.entering(inputs)))
+            return sum(found[key] for key in found.keys() - held) + 3 * out.numel() * out.element_size()
+
+        one = saved(a[:1])
+        more = one if len(a) == 1 else max(0, (saved(a) - one) // (len(a) - 1))
+        return 1 << max(0, more - 1).bit_length()
 
     def entering(self, inputs: Tensor) -> Tensor:
         """Real inputs in the precision of the module's first parameter, if that is half."""

@@ -19,7 +19,7 @@ from fednmap.problems import batch_norm, probe
 from fednmap.problems.finite_sum import FiniteSum, Samples, Weight, like
 from fednmap.problems.kernels import Kernel, choose_kernel
 from fednmap.problems.module_loss import ModuleLoss
-from fednmap.problems.probe import Activations, Loss
+from fednmap.problems.probe import Loss
 
 ACTIVATION_BYTES = 64 << 20  # of the samples handled in one pass over all data
 
@@ -76,7 +76,6 @@ class Network(FiniteSum):
         self._original = copy.deepcopy(module)
         self._function = ModuleLoss(self._original, loss, self.data)
         self.start, self.dim = self._function.start, self._function.start.numel()
-        self._activations: Activations | None = None
         a, b = self._probe()
         self._kernel = choose_kernel(self._function, a, b, clients=self.n, rows=batch_size)
 
@@ -98,25 +97,19 @@ class Network(FiniteSum):
         tried = probe.with_every_label(out, b, self.data.y)
         probe.check_loss(function.loss, *tried)
         function.output_shape, self._class_axis = out.shape[1:], probe.class_axis(function.loss, *tried)
-        if not self.normalised:
-            self._activations = probe.activations(lambda rows: function.saved_bytes(a[:rows]), len(a))
+        # batch norm needs large chunks, as statistics
+        self._activation_bytes = 0 if self.normalised else function.row_bytes(a)
         return a, b
 
     @property
     def chunk(self) -> int:
         """Clients computed in one call, as the kernel has it; their activations take bounded memory."""
         rows = self.batch_size or int(self._sizes.max())
-        most = super().chunk
-        if self._activations is not None:
-            most = max(1, min(most, ACTIVATION_BYTES // self._activations(rows)))
-        return self._kernel.chunk(most, rows)
+        most = ACTIVATION_BYTES // max(1, rows * self._activation_bytes)
+        return self._kernel.chunk(max(1, min(super().chunk, most)), rows)
 
     def rows_at_once(self) -> int:
-        """As many as have their activations in bounded memory; batch norm needs large chunks, as statistics."""
-        rows = super().rows_at_once()
-        if self._activations is None:
-            return rows
-        return max(1, min(rows, ACTIVATION_BYTES // max(1, self._activations.row)))
+        return max(1, min(super().rows_at_once(), ACTIVATION_BYTES // max(1, self._activation_bytes)))
 
     def subsample(self) -> Self:
         few = super().subsample()
@@ -152,12 +145,11 @@ class Network(FiniteSum):
         trained = trained if self._function.half else trained.to(x.dtype)
         trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
         if self.normalised:
-            weights = [1 / self.n] * self.n if self.weights is None else self.weights.tolist()
-            batches = [
+            batches = (
                 (self._function.entering(like(self.data.x[rows], x)) for rows in self._chunks_of(i))
                 for i in range(self.n)
-            ]
-            batch_norm.install(trained, [batch_norm.statistics(trained, client) for client in batches], weights)
+            )
+            batch_norm.calibrate(trained, batches, self._client_weights().tolist())
         return trained.eval()
 
     def _chunks(self) -> Iterator[slice]:
@@ -196,7 +188,7 @@ class Network(FiniteSum):
         return self._function(x, a, b, weight)
 
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        return self._kernel.gradient(x, a, b, weight)
+        return self._kernel.value_and_gradient(x, a, b, weight)[1]
 
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernel.total(x, self._everything(x))
@@ -212,7 +204,7 @@ class _KernelOracle:
         self._kernel, self._samples, self.stack = kernel, samples, stack
 
     def __call__(self, x: Tensor, q: int) -> Tensor:
-        return self._kernel.gradient(x, *self._samples(x, q))
+        return self._kernel.value_and_gradient(x, *self._samples(x, q))[1]
 
     def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
         self._kernel.add_gradient(z, x, *self._samples(x, q), scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,7 @@ from fednmap.names import InputError
 T = TypeVar("T")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-IGNORED = -100  # torch's label for samples that do not count
 LABELS_SEEN = 1_000_000  # at most, of targets that have many each
-
-
-def refuse(*checks: tuple[bool, str]) -> None:
-    """Raise the first message whose condition holds."""
-    for wrong, message in checks:
-        if wrong:
-            raise InputError(message)
 
 
 def tried(what: str, compute: Callable[[], T]) -> T:
@@ -41,14 +33,10 @@ def tried(what: str, compute: Callable[[], T]) -> T:
 def check_kinds(module: object, loss: object) -> None:
     """Each argument in its place."""
     if not isinstance(module, nn.Module):
-        raise InputError(
-            f"module is a {type(module).__name__}; give Network(module, loss, data) a torch.nn.Module first"
-        )
+        raise InputError(f"module is a {type(module).__name__}; give Network(module, loss, data) a torch.nn.Module")
     if not callable(loss) or isinstance(loss, type):
         what = f"the class {loss.__name__}" if isinstance(loss, type) else repr(loss)
-        raise InputError(
-            f"loss is {what}; give a function of (outputs, targets), such as torch.nn.functional.cross_entropy"
-        )
+        raise InputError(f"loss is {what}; give a function of (outputs, targets), such as cross_entropy")
 
 
 def labels(loss: Loss, y: Tensor) -> Tensor:
@@ -86,24 +74,18 @@ def outputs(module: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         out, again = tried(what, lambda: (module(inputs), module(inputs)))
         random = not torch.equal(before, _random_state(inputs))
     one = isinstance(out, Tensor)
-    random = random or (one and not torch.equal(out.nan_to_num(), again.nan_to_num()))
-    shape = tuple(out.shape) if one else ()
-    refuse(
-        (
-            random,
+    if random or (one and not torch.equal(out.nan_to_num(), again.nan_to_num())):
+        raise InputError(
             "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; call "
-            "module.eval(), which also freezes batch norm, or eval() of that layer alone, or take it out",
-        ),
-        (
-            inputs._version != version,
-            "the module overwrites its inputs (a first layer with inplace=True?); use inplace=False",
-        ),
-        (not one, f"the module returns a {type(out).__name__}; wrap it so that it returns one tensor, the outputs"),
-        (
-            not shape or shape[0] != len(inputs),
-            f"the module gives outputs of shape {shape} for {len(inputs)} samples; the first axis must be the samples",
-        ),
-    )
+            "module.eval(), which also freezes batch norm, or eval() of that layer alone, or take it out"
+        )
+    if inputs._version != version:
+        raise InputError("the module overwrites its inputs (a first layer with inplace=True?); use inplace=False")
+    if not one:
+        raise InputError(f"the module returns a {type(out).__name__}; wrap it so that it returns one tensor")
+    if not out.ndim or len(out) != len(inputs):
+        shape = tuple(out.shape)
+        raise InputError(f"the module gives outputs of shape {shape} for {len(inputs)} samples; expected one row each")
     return out
 
 
@@ -136,22 +118,11 @@ def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
     """Labels are numbers of outputs, where the loss is for labels."""
     if not _for_labels(loss) or y.is_floating_point() or out.ndim < 2:
         return
-    count, not_mean = out.shape[1], "so that a batch's loss is not the mean of its samples' losses"
-    ignored = loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) else IGNORED
-    wrong = y[(y < 0) | (y >= count)][:1].tolist()
-    refuse(
-        (count == 1, "one output is too few for cross-entropy, its loss is always 0; give one output per label"),
-        (
-            getattr(loss, "weight", None) is not None,
-            f"the loss has class weights, {not_mean}; leave them out, or multiply each sample's loss in your own loss",
-        ),
-        (
-            bool((y == ignored).any()),
-            f"label {ignored} is one that the loss ignores, {not_mean}; leave those samples out, or average over the "
-            "rest of each sample in your own loss",
-        ),
-        (len(wrong) > 0, f"label {next(iter(wrong), 0)} with {count} outputs; labels must be 0 to {count - 1}"),
-    )
+    count, wrong = out.shape[1], y[(y < 0) | (y >= out.shape[1])]
+    if count == 1:
+        raise InputError("one output is too few for cross-entropy, its loss is always 0; give one output per label")
+    if len(wrong):
+        raise InputError(f"label {int(wrong[0])} with {count} outputs; labels must be 0 to {count - 1}, none ignored")
 
 
 @torch.enable_grad()
@@ -164,11 +135,8 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
     what = f"the loss cannot take outputs of shape {tuple(out.shape)} and {y.dtype} targets of shape {tuple(y.shape)}"
     whole = tried(what, lambda: loss(out, y))
     if not (isinstance(whole, Tensor) and whole.ndim == 0 and whole.requires_grad):
-        found = f"a tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else f"a {type(whole).__name__}"
-        raise InputError(
-            f"the loss returns {found}; it must be one differentiable number, the mean over the batch "
-            "(reduction='mean')"
-        )
+        found = f"tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
+        raise InputError(f"the loss returns a {found}; expected one differentiable number (reduction='mean')")
     each = tried(what, lambda: by_sample(loss, out, y))
     slope, mean_slope = tried(what, lambda: [torch.autograd.grad(v, out)[0] for v in (whole, each.mean())])
     whole, each, tolerance = whole.detach(), each.detach(), max(1e-5, 30 * torch.finfo(out.dtype).eps)
@@ -176,17 +144,14 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
     same = same and bool((slope - mean_slope).norm() <= tolerance * mean_slope.norm())
     if same or not torch.isfinite(whole):  # a start that overflows is not for here to judge
         return
-    refuse(
-        (
-            out.shape != y.shape and y.is_floating_point(),
+    if out.shape != y.shape and y.is_floating_point():
+        raise InputError(
             f"outputs have shape {tuple(out.shape)} and targets {tuple(y.shape)}, so that samples mix; give both one "
-            "shape, for example targets.unsqueeze(1)",
-        ),
-        (
-            True,
-            f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
-            "they must agree: use reduction='mean', without class weights or labels that are ignored",
-        ),
+            "shape, for example targets.unsqueeze(1)"
+        )
+    raise InputError(
+        f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
+        "they must agree: use reduction='mean', without class weights or labels that are ignored"
     )
 
 
@@ -207,26 +172,6 @@ def class_axis(loss: Loss, out: Tensor, y: Tensor) -> int:
     right = torch.where(known, y, 0)
     first, last = (float(slope.gather(axis, right.unsqueeze(axis)).squeeze(axis)[known].sum()) for axis in (1, -1))
     return 1 if first < last else -1
-
-
-class Activations(NamedTuple):
-    """Bytes that a backward pass needs: some for every batch, some for every row."""
-
-    batch: int
-    row: int
-
-    def __call__(self, rows: int) -> int:
-        return max(1, self.batch + rows * self.row)
-
-
-def activations(saved: Callable[[int], int], most: int) -> Activations:
-    """From saved(rows), the bytes that so many rows need; `row` is rounded up to a power of two.
-
-    So small differences between machines do not change how sums are cut.
-    """
-    one = saved(1)
-    more = max(0, (saved(most) - one) // (most - 1)) if most > 1 else one
-    return Activations(max(0, one - more), 1 << max(0, more - 1).bit_length())
 
 
 def by_sample(loss: Loss, out: Tensor, y: Tensor) -> Tensor:

@@ -87,9 +87,9 @@ def test_without_network_one_line_says_which_file_to_put_where(places):
 @pytest.mark.parametrize(
     ("name", "module", "file"),
     [
-        ("mnist", "mnist_files", "train-images-idx3-ubyte.gz"),
-        ("fashion-mnist", "mnist_files", "train-images-idx3-ubyte.gz"),
-        ("cifar10", "cifar_files", "cifar-10-binary.tar.gz"),
+        ("mnist", "pictures", "train-images-idx3-ubyte.gz"),
+        ("fashion-mnist", "pictures", "train-images-idx3-ubyte.gz"),
+        ("cifar10", "pictures", "cifar-10-binary.tar.gz"),
         ("heart-disease", "heart_disease", "processed.cleveland.data"),
     ],
 )

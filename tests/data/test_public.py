@@ -9,7 +9,7 @@ import pytest
 import torch
 from public_data import needs, needs_cifar10
 
-from fednmap.data import cifar_files, heart_disease, load, mnist_files, partition
+from fednmap.data import heart_disease, load, partition, pictures
 
 MNIST_COUNTS = {
     "train": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
@@ -110,7 +110,7 @@ def refused(name, path):
 @pytest.mark.parametrize(
     ("name", "how"), [("mnist", "truncated"), ("mnist", "changed"), ("mnist", "other"), ("fashion-mnist", "changed")]
 )
-@pytest.mark.parametrize("file", mnist_files.FILES)
+@pytest.mark.parametrize("file", pictures.IDX_FILES)
 def test_damaged_idx_file_is_refused_by_name(name, file, how, tmp_path, monkeypatch):
     original = needs(name, f"{file}.gz")
     refused(name, damaged_copy(tmp_path, original, how, monkeypatch))
@@ -124,7 +124,7 @@ def test_damaged_hospital_file_is_refused_by_name(hospital, how, tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("file", "how"), [*((file, "changed") for file in cifar_files.FILES), ("data_batch_1", "truncated")]
+    ("file", "how"), [*((file, "changed") for file in pictures.CIFAR_FILES), ("data_batch_1", "truncated")]
 )
 def test_damaged_cifar_file_is_refused_by_name(file, how, tmp_path, monkeypatch):
     original = needs("cifar10", f"{file}.bin")
@@ -132,9 +132,9 @@ def test_damaged_cifar_file_is_refused_by_name(file, how, tmp_path, monkeypatch)
 
 
 def test_idx_packed_again_or_unpacked_is_as_good(tmp_path, monkeypatch):
-    original = needs("mnist", f"{mnist_files.FILES[0]}.gz")
+    original = needs("mnist", f"{pictures.IDX_FILES[0]}.gz")
     (tmp_path / "mnist").mkdir()
-    for k, file in enumerate(mnist_files.FILES):
+    for k, file in enumerate(pictures.IDX_FILES):
         contents = gzip.decompress((original.parent / f"{file}.gz").read_bytes())
         if k % 2:
             (tmp_path / "mnist" / file).write_bytes(contents)
@@ -149,7 +149,7 @@ def test_idx_packed_again_or_unpacked_is_as_good(tmp_path, monkeypatch):
 )
 def test_idx_that_does_not_hold_what_it_declares_is_refused(contents):
     with pytest.raises(ValueError, match="labels-idx1"):
-        mnist_files.parse("labels-idx1", contents)
+        pictures.parse_idx("labels-idx1", contents)
 
 
 class OldPickler(pickle._Pickler):
@@ -166,7 +166,7 @@ def cifar_batches(folder, form):
     rng = np.random.default_rng(0)
     labels, pixels = rng.integers(0, 10, (6, 4)), rng.integers(0, 256, (6, 4, 3072), dtype=np.uint8)
     md5s = {}
-    for name, y, x in zip(cifar_files.FILES, labels, pixels, strict=True):
+    for name, y, x in zip(pictures.CIFAR_FILES, labels, pixels, strict=True):
         path = folder / (name + ".bin" if form == "binary" else name)
         if form == "binary":
             path.write_bytes(np.concatenate([y[:, None].astype(np.uint8), x], 1).tobytes())
@@ -188,13 +188,13 @@ def test_both_forms_of_cifar10_are_read(form, place, tmp_path, monkeypatch):
     home.mkdir(parents=True)
     labels, pixels, md5s = cifar_batches(home, form)
     if place == "archive":
-        archive = folder / {"binary": cifar_files.BINARY, "python": cifar_files.PYTHON}[form]
+        archive = folder / {"binary": pictures.BINARY, "python": pictures.PYTHON}[form]
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(home, home.name)
         for file in home.iterdir():
             file.unlink()
-        monkeypatch.setitem(cifar_files.MD5, archive.name, hashlib.md5(archive.read_bytes()).hexdigest())
-    monkeypatch.setattr(cifar_files, "FILES", md5s)
+        monkeypatch.setitem(pictures.CIFAR_MD5, archive.name, hashlib.md5(archive.read_bytes()).hexdigest())
+    monkeypatch.setattr(pictures, "CIFAR_FILES", md5s)
     monkeypatch.setenv("FEDNMAP_DATA", str(tmp_path))
     data = load("cifar10")
     assert data.y_train.tolist() == labels[:5].ravel().tolist()
@@ -209,7 +209,7 @@ class Bomb:
 
 def test_no_pickle_is_loaded_without_its_checksum(tmp_path, monkeypatch):
     (tmp_path / "cifar10").mkdir()
-    for name in cifar_files.FILES:
+    for name in pictures.CIFAR_FILES:
         (tmp_path / "cifar10" / name).write_bytes(pickle.dumps(Bomb()))
     monkeypatch.setenv("FEDNMAP_DATA", str(tmp_path))
     refused("cifar10", tmp_path / "cifar10" / "data_batch_1")

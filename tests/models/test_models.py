@@ -390,7 +390,7 @@ def test_all_data_is_gone_through_with_bounded_activations(monkeypatch):
     module, data = Watching(), small_clients()
     problem = Network(module, cross_entropy, data)
     # of a row the backward pass needs tanh's outputs, 100 numbers, and has three times the outputs: 436 bytes
-    assert problem._activations.row == 512
+    assert problem._activation_bytes == 512
     monkeypatch.setattr("fednmap.problems.network.ACTIVATION_BYTES", 7 * 512)
     expected = plain_gradient(module, data)
     Watching.rows.clear()
@@ -405,7 +405,7 @@ def test_all_data_is_gone_through_with_bounded_activations(monkeypatch):
 def test_a_stack_of_clients_counts_their_activations(monkeypatch):
     problem = Network(Watching(), cross_entropy, small_clients(), batch_size=8)
     assert problem.chunk >= 3
-    monkeypatch.setattr("fednmap.problems.network.ACTIVATION_BYTES", 2 * (8 * 512 + problem._activations.batch))
+    monkeypatch.setattr("fednmap.problems.network.ACTIVATION_BYTES", 2 * 8 * 512)
     assert problem.chunk == 2
 
 

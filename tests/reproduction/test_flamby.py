@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fednmap.algorithms import SCAFFOLD, FedAvg, FedNMap, FedProx
 from fednmap.data import load
-from fednmap.data.flamby import validation
+from fednmap.data.heart_disease import validation
 from fednmap.estimators.survival import concordant
 from fednmap.names import InputError
 from fednmap.problems import Cox

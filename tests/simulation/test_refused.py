@@ -74,7 +74,7 @@ REFUSED = {
     "the class CrossEntropyLoss": lambda: network(loss=nn.CrossEntropyLoss),
     "they must agree: use reduction='mean'": lambda: network(loss=nn.CrossEntropyLoss(reduction="sum")),
     r"a tensor of shape \(\d,\); .*reduction='mean'": lambda: network(loss=nn.CrossEntropyLoss(reduction="none")),
-    "the loss has class weights": lambda: network(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))),
+    "without class weights": lambda: network(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))),
     "differentiable": lambda: network(loss=lambda out, y: (out.argmax(1) == y).float().mean()),
     r"the loss returns a float": lambda: network(loss=lambda out, y: 1.0),
     r"\(\d, 1\) and targets \(\d,\), so that samples mix": lambda: network(linear(1), mse_loss, clients(y=REAL)),
@@ -335,13 +335,13 @@ def test_labels_of_every_point_of_a_picture():
 @pytest.mark.parametrize(
     ("loss", "label", "says"),
     [
-        (cross_entropy, -100, "label -100 is one that the loss ignores"),
-        (nn.CrossEntropyLoss(ignore_index=2), 2, "label 2 is one that the loss ignores"),
-        (nn.CrossEntropyLoss(ignore_index=-1), -1, "label -1 is one that the loss ignores"),
+        (cross_entropy, -100, "label -100 with 3 outputs; .* none ignored"),
+        (nn.CrossEntropyLoss(ignore_index=2), 2, "without class weights or labels that are ignored"),
+        (nn.CrossEntropyLoss(ignore_index=-1), -1, "label -1 with 3 outputs"),
         (lambda out, y: cross_entropy(out, y, ignore_index=-7), -7, "without class weights or labels that are ignored"),
         (lambda out, y: cross_entropy(out, y, ignore_index=1), 1, "without class weights or labels that are ignored"),
         (cross_entropy, -7, "label -7 with 3 outputs"),
-        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0]).double()), 1, "the loss has class weights"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0]).double()), 1, "without class weights"),
         (lambda out, y: cross_entropy(out, y, torch.tensor([1.0, 5.0, 1.0]).double()), 1, "without class weights"),
     ],
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fednmap.problems.kernels.autograd import OneByOneKernel, VmapKernel
+from fednmap.problems.kernels.autograd import Kernel, OneByOneKernel, VmapKernel
 from fednmap.problems.kernels.dense import DenseKernel
 from fednmap.problems.kernels.folded import ROWS, FoldedKernel
-from fednmap.problems.kernels.kernel import Kernel
 from fednmap.problems.module_loss import ModuleLoss
 
 __all__ = ["DenseKernel", "FoldedKernel", "Kernel", "OneByOneKernel", "VmapKernel", "choose_kernel"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fednmap.problems.families import less_one
 from fednmap.problems.finite_sum import Weight
-from fednmap.problems.kernels.kernel import Kernel
+from fednmap.problems.kernels.autograd import Kernel
 from fednmap.problems.module_loss import ModuleLoss
 from fednmap.problems.probe import hooked
 
@@ -39,7 +39,7 @@ class DenseKernel(Kernel):
     """
 
     def __init__(self, function: ModuleLoss, layers: list[nn.Module]) -> None:
-        self._function = function
+        super().__init__(function)
         self._layers: list[tuple[int, int, bool, type[nn.Module] | None]] = []  # inputs, outputs, bias, activation
         for layer in layers:
             if isinstance(layer, nn.Linear):
@@ -54,29 +54,18 @@ class DenseKernel(Kernel):
         return None if layers is None or function.frozen or function.half else cls(function, layers)
 
     def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        values: list[Tensor] = []
-
-        def slope(out: Tensor) -> Tensor:
-            value, found = self._value_and_slope(out, b, weight)
-            values.append(value)
-            return found
-
-        gradient = self._backpropagate(x, a, slope)
-        return values[0], gradient
-
-    def gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        return self._backpropagate(x, a, lambda out: self._slope(out, b, weight))
+        return self._backpropagate(x, a, b, weight)
 
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
         if z.stride(-1) == 1:
-            self._backpropagate(x, a, lambda out: self._slope(out, b, weight), z, scale)
+            self._backpropagate(x, a, b, weight, z, scale)
         else:
-            z.add_(self.gradient(x, a, b, weight), alpha=scale)
+            super().add_gradient(z, x, a, b, weight, scale)
 
     def _backpropagate(
-        self, x: Tensor, a: Tensor, slope: Callable[[Tensor], Tensor], onto: Tensor | None = None, scale: float = 1.0
-    ) -> Tensor:
-        """The gradient of a loss whose gradient with respect to the outputs is slope(outputs).
+        self, x: Tensor, a: Tensor, b: Tensor, weight: Weight, onto: Tensor | None = None, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and its gradient.
 
         onto: where `scale` times the gradient is added instead. May be x itself: a layer's weights are done with when
               their gradient comes.
@@ -92,7 +81,7 @@ class DenseKernel(Kernel):
             else:
                 out = torch.baddbmm(bias.unsqueeze(-2), values[-1], w.mT)
             values.append(out if activation is None else ACTIVATIONS[activation][0](out))
-        d = slope(values[-1])
+        value, d = self._value_and_slope(values[-1], b, weight, onto is None)
         into = x.new_empty(*a.shape[:-2], x.shape[-1]) if onto is None else onto
         targets, product = self._parameters(into), torch.mm if a.ndim == 2 else torch.bmm  # matmul would copy
         for i in range(len(parameters) - 1, -1, -1):
@@ -112,7 +101,7 @@ class DenseKernel(Kernel):
                 if bias is not None:
                     bias.add_(d.sum(-2), alpha=scale)
             d = below
-        return into
+        return value, into
 
     def _parameters(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         """Weight and bias of each layer, as views of x, (p,) or (k, p)."""
@@ -125,25 +114,19 @@ class DenseKernel(Kernel):
             at += outputs * has_bias
         return found
 
-    def _slope(self, out: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """The gradient of the loss with respect to the outputs."""
-        if self._function.classifies and not isinstance(weight, Tensor):  # autograd would cost more than this
-            share = torch.softmax(out.mT.contiguous(), -2)  # over the last axis it takes five times as long
-            return less_one(share, b, -2).mul_(weight).mT
-        return self._value_and_slope(out, b, weight)[1]
-
     @torch.enable_grad()
-    def _value_and_slope(self, out: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        """The loss, and its gradient with respect to the outputs."""
+    def _value_and_slope(self, out: Tensor, b: Tensor, weight: Weight, wanted: bool) -> tuple[Tensor, Tensor]:
+        """The loss, 0 unless it is wanted, and its gradient with respect to the outputs."""
         if self._function.classifies:  # autograd would cost more than this
             with torch.no_grad():
                 share = torch.log_softmax(out.mT.contiguous(), -2)  # over the last axis it takes five times as long
-                right = share.gather(-2, b.unsqueeze(-2)).squeeze(-2)
+                right = share.gather(-2, b.unsqueeze(-2)).squeeze(-2) if wanted else None
                 each = weight.unsqueeze(-2) if isinstance(weight, Tensor) else weight
-                return -(weight * right).sum(), less_one(share.exp_(), b, -2).mul_(each).mT
+                slope = less_one(share.exp_(), b, -2).mul_(each).mT
+                return slope.new_zeros(()) if right is None else -(weight * right).sum(), slope
         out = out.detach().requires_grad_()
-        joined = self._function.weighted if out.ndim == 2 else self._function.weighted_stack
-        total = joined(out, b, weight)
+        joined = (out, b) if out.ndim == 2 else (out.flatten(0, 1), b.flatten(0, 1))
+        total = self._function.weighted(*joined, weight, 1 if out.ndim == 2 else len(out))
         return total.detach(), torch.autograd.grad(total, out)[0]
 
 

@@ -28,9 +28,8 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from fednmap.problems import batch_norm
-from fednmap.problems.finite_sum import Weight, like
-from fednmap.problems.kernels.autograd import OneByOneKernel
-from fednmap.problems.kernels.kernel import Kernel, client_by_client
+from fednmap.problems.finite_sum import Batch, Weight, like
+from fednmap.problems.kernels.autograd import ModuleKernel, OneByOneKernel, Slopes
 from fednmap.problems.module_loss import ModuleLoss
 from fednmap.problems.probe import hooked
 
@@ -67,11 +66,11 @@ CHANNEL_BY_CHANNEL = (
 """Layers without parameters that may be met."""
 
 
-class FoldedKernel(Kernel):
+class FoldedKernel(ModuleKernel):
     """Several clients in one pass through the folded module; a client alone by its own layers."""
 
     def __init__(self, function: ModuleLoss) -> None:
-        self._function, self._one_by_one = function, OneByOneKernel(function)
+        super().__init__(function)
         self._folded = FoldedModule(function.module)
         self._batch_statistics = bool(batch_norm.layers(function.module))
 
@@ -83,30 +82,20 @@ class FoldedKernel(Kernel):
         kernel, four = cls(function), torch.arange(4, device=a.device) % len(a)  # batch norm rounds coarsely with two
         return kernel if kernel._agrees(a[four], b[four]) else None
 
-    def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        if not self._folds(a):
-            return self._one_by_one.value_and_gradient(x, a, b, weight)
-        values, gradients = [], []
-        for few in split_folds(x.detach(), a, b, weight):
-            value, slopes = self._value_and_slopes(*few)
-            values.append(value)
-            gradients.append(torch.cat([v.flatten(1) for v in slopes], 1))
-        return sum(values[1:], start=values[0]), torch.cat(gradients) if len(gradients) > 1 else gradients[0]
+    def slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
+        if not self._function.is_stack(a) or len(a) == 1 or a.shape[1] > ROWS:
+            return self.one_by_one(x, a, b, weight)
+        k = fold_size(a.shape[1])
+        parts = (v.split(k) for v in (x.expand(len(a), -1), a, b))
+        weights = weight.split(k) if isinstance(weight, Tensor) else repeat(weight)
+        return (self._slopes(*few) for few in zip(*parts, weights, strict=False))
 
-    def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        if not self._folds(a):
-            self._one_by_one.add_gradient(z, x, a, b, weight, scale)
-            return
-        for into, few in zip(z.split(fold_size(a.shape[1])), split_folds(x.detach(), a, b, weight), strict=True):
-            slopes = [v.flatten(1) for v in self._value_and_slopes(*few)[1]]
-            torch._foreach_add_(into.split(self._function.numels, 1), slopes, alpha=scale)
-
-    def total(self, x: Tensor, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def total(self, x: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         if not self._batch_statistics:  # batches are then as large as memory allows
             return super().total(x, batches)
         x, loss, gradient = x.detach(), x.new_zeros(()), torch.zeros_like(x)
         for few in equal_batches(batches):  # each has its own statistics, as a client has
-            value, slopes = self._value_and_slopes(x, *few)
+            value, slopes = self._slopes(x, *few)
             loss = loss + value
             torch._foreach_add_(gradient.split(self._function.numels), [v.sum(0).view(-1) for v in slopes])
         return loss, gradient
@@ -114,15 +103,11 @@ class FoldedKernel(Kernel):
     def chunk(self, default: int, rows: int) -> int:
         return CHUNK if rows <= ROWS else 1
 
-    def _folds(self, a: Tensor) -> bool:
-        return self._function.is_stack(a) and len(a) > 1 and a.shape[1] <= ROWS
-
     @torch.enable_grad()
-    def _value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss of clients that are folded, and its gradient with respect to each parameter, (k, ...)."""
+    def _slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Slopes:
         leaves = [v.requires_grad_() for v in self._function.pieces(x.expand(len(a), -1))]
         out = self._folded.outputs(leaves, a, self._function.output_shape)
-        total = self._function.weighted_stack(out, b, weight)
+        total = self._function.weighted(out.flatten(0, 1), b.flatten(0, 1), weight, len(a))
         return total.detach(), torch.autograd.grad(total, leaves, materialize_grads=True)
 
     @torch.no_grad()
@@ -145,9 +130,8 @@ class FoldedKernel(Kernel):
             try:
                 x, a = perturbed(function.start, 0.01), perturbed(a, 0.0)
                 b, weight = like(b, x).expand(MOST, *b.shape), 1 / b.shape[0]
-                found = self.gradient(x, a, b, weight)[:3]
-                first = islice(client_by_client(x, a, b, weight), 3)
-                alone = torch.stack([self._one_by_one.gradient(*one) for one in first])
+                found = self.value_and_gradient(x, a, b, weight)[1][:3]
+                alone = OneByOneKernel(function).value_and_gradient(x[:3], a[:3], b[:3], weight)[1]
                 some = [outputs(x[:k], a[:k]) for k in range(1, MOST + 1)]
                 ones = torch.cat([outputs(*one) for one in zip(x.split(1), a.split(1), strict=True)])
                 return _same(found, alone) and all(_same(out, ones[: len(out)]) for out in some)
@@ -199,14 +183,7 @@ def fold_size(rows: int) -> int:
     return MOST if rows <= FEW_ROWS else MOST // 2
 
 
-def split_folds(x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[tuple[Tensor, Tensor, Tensor, Weight]]:
-    """The batches of k clients, as many as are folded in one pass."""
-    k = fold_size(a.shape[1])
-    parts = (v.split(k) for v in (x.expand(len(a), -1), a, b))
-    return zip(*parts, weight.split(k) if isinstance(weight, Tensor) else repeat(weight), strict=False)
-
-
-def equal_batches(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def equal_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Stacks of consecutive batches of one length, as many as are folded in one pass."""
     for rows, group in groupby(batches, key=lambda batch: len(batch[0])):
         while some := list(islice(group, fold_size(rows))):
