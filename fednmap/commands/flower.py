@@ -65,7 +65,7 @@ def keys(
 ) -> None:
     """Make a certificate authority, the server's certificate and one key per node, for a private federation."""
     _needs_flower()
-    from fednmap.flower.keys import make
+    from fednmap.flower.identity import make
 
     with clear_errors(folder):
         made = make(folder, [name.strip() for name in clients.split(",")], host, days)
@@ -86,10 +86,10 @@ PublicKey = Annotated[
 @clients_app.command("list")
 def list_clients(file: ClientsFile) -> None:
     """Names and fingerprints, and keys that are revoked."""
-    known, revoked = _identities(file, must_exist=True).read()
-    for name, key in known.items():
+    known = _identities(file, must_exist=True).read()
+    for name, key in known.clients.items():
         print(f"{name}  {key}")
-    for key in revoked:
+    for key in known.revoked:
         print(f"revoked  {key}")
 
 
@@ -235,7 +235,7 @@ def _base(file: Path) -> dict[str, Any]:
 
 def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers."""
-    from fednmap.flower.keys import node_key
+    from fednmap.flower.identity import node_key
     from fednmap.flower.launch import Launcher
     from fednmap.flower.local_federation import write_trial
     from fednmap.flower.settings import run_settings

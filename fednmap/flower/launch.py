@@ -12,8 +12,8 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,20 +29,12 @@ GUARDED = (sys.executable, "-I", loopback.__file__)
 NAME = "fednmap"  # of the connection in Flower's configuration
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """Files that `fednmap flower keys` writes: the authority's certificate, the server's and its key."""
-
-    authority: Path
-    server: Path
-    key: Path
-
-
 class Launcher:
     """Starts Flower's processes, each in a process group of its own, and stops them all on the way out.
 
     folder: configuration, logs and Flower's files go there.
     warm:   nodes that import torch once (fednmap.flower.node), not once per message.
+    authority: the certificate of the authority, to talk over TLS; none, to talk in the clear on this machine.
 
     >>> with Launcher(Path("somewhere")) as launcher:   # doctest: +SKIP
     ...     launcher.superlink()
@@ -50,8 +42,8 @@ class Launcher:
     ...     launcher.run(app).wait()
     """
 
-    def __init__(self, folder: Path, certificates: Certificates | None = None, warm: bool = True) -> None:
-        self.folder, self.certificates, self.warm = folder.resolve(), certificates, warm
+    def __init__(self, folder: Path, warm: bool = True, authority: Path | None = None) -> None:
+        self.folder, self.warm, self.authority = folder.resolve(), warm, authority
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -81,29 +73,25 @@ class Launcher:
             self._watchdog.communicate()
             self._watchdog = None
 
-    def superlink(self) -> None:
+    def superlink(self, *security: str) -> None:
         """Start the SuperLink and wait until it answers.
 
         Somebody else may have taken the port since it was found free: another one is tried, unless nodes know it.
+
+        security: Flower's options for TLS; by default none is used.
         """
-        while not self._superlink():
+        while not self._superlink(security or ("--insecure",)):
             if len(self.processes) > 1 or IN_USE not in self.log("superlink"):
                 raise OSError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
             self._log("superlink").unlink()
             self.port = free_port()
-        c = self.certificates
-        connection = {"insecure": True} if c is None else {"root-certificates": str(c.authority)}
+        connection = {"root-certificates": str(self.authority)} if self.authority else {"insecure": True}
         known = {"default": NAME, NAME: connection | {"address": f"{HOST}:{self.port}"}}
         (self._home("cli") / "config.toml").write_text(tomli_w.dumps({"superlink": known}))
 
-    def _superlink(self) -> bool:
+    def _superlink(self, security: Iterable[str]) -> bool:
         """Whether it answers in the end: this one, and not somebody else's at the same port."""
         said = len(self.log("superlink"))
-        security = ["--insecure"]
-        if self.certificates is not None:
-            c = self.certificates
-            security = ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.server)]
-            security += ["--ssl-keyfile", str(c.key), "--enable-supernode-auth"]
         options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
         self.start("superlink", [*GUARDED, "flower-superlink", *security, *options])
         end = time.monotonic() + 120
@@ -118,14 +106,12 @@ class Launcher:
 
         more: what its app is told besides, such as file='/data/patients.csv'.
         """
-        security = ["--insecure"]
-        if self.certificates is not None:
-            security = ["--root-certificates", str(self.certificates.authority)]
-            security += ["--auth-supernode-private-key", str(key)] if key else []
-        where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
+        security = ["--root-certificates", str(self.authority)] if self.authority else ["--insecure"]
         told = {"client": client, "state-dir": str(state_dir.resolve()), **more}
         if key:
             told["key"] = str(key.resolve())
+            security += ["--auth-supernode-private-key", str(key)] if self.authority else []
+        where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
         about = " ".join(f"{name}='{value}'" for name, value in told.items())
         node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else [*GUARDED, "flower-supernode"]
         self.start(client, [*node, *security, *where, "--node-config", about])
@@ -221,11 +207,10 @@ class Launcher:
         }
 
     def _healthy(self) -> bool:
-        c = self.certificates
-        scheme, verify = ("https", ssl.create_default_context(cafile=str(c.authority))) if c else ("http", False)
+        tls = ssl.create_default_context(cafile=str(self.authority)) if self.authority else None
         with suppress(httpx.HTTPError):
-            url = f"{scheme}://{HOST}:{self.port}/health"
-            return httpx.get(url, verify=verify, timeout=5, trust_env=False).status_code == 200
+            url = f"{'https' if tls else 'http'}://{HOST}:{self.port}/health"
+            return httpx.get(url, verify=tls or False, timeout=5, trust_env=False).status_code == 200
         return False
 
 

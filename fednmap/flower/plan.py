@@ -57,20 +57,17 @@ class Plan:
     privacy: Privacy | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self, config: Config) -> None:
-        """Refuse a plan that hides clients otherwise than the settings say, and noise that has no room in secure sums.
+    def pipeline(self, config: Config) -> Pipeline:
+        """What a client does to its uplinks; refused where the method or the stages cannot work with each other.
 
-        A vector that is longer than its bound is refused by the client, whose noise is then the same again.
+        So is a plan that hides clients otherwise than the settings say, and noise that has no room in secure sums: a
+        vector that is longer than its bound is refused by the client, whose noise is then the same again.
         """
         if self.privacy != privacy_of(config):
             raise InputError(
                 f"the plan's privacy is {self.privacy}, and the settings ask for {privacy_of(config)}; make the plan "
                 "by plan_from, or give it Plan(..., privacy=privacy_of(config))"
             )
-        self.pipeline(config)
-
-    def pipeline(self, config: Config) -> Pipeline:
-        """What a client does to its uplinks; refused where the method or the stages cannot work with each other."""
         parts = (self.privacy, grid_of(config, config.clients))
         pipeline, (server, client) = Pipeline([part for part in parts if part]), self.algorithm.init(self.start)
         up, down = dry_run(self.algorithm, server, client), self.algorithm.broadcast(server)
@@ -79,11 +76,11 @@ class Plan:
 
     def saved(self, x: Tensor) -> Model:
         """The model x as it is saved: by the names of the network's parameters, if there is one."""
-        if self.module is None:
-            return Model.of({"x": x}, {"inputs": self.inputs, **self.about})
-        parameters = trained(self.module)
-        pieces = x.split([p.numel() for p in parameters.values()])
-        named = {name: v.view(p.shape) for (name, p), v in zip(parameters.items(), pieces, strict=True)}
+        named = {"x": x}
+        if self.module is not None:
+            parameters = trained(self.module)
+            pieces = x.split([p.numel() for p in parameters.values()])
+            named = {name: v.view(p.shape) for (name, p), v in zip(parameters.items(), pieces, strict=True)}
         return Model.of(named, {"inputs": self.inputs, **self.about})
 
 
@@ -106,6 +103,4 @@ def plan_from(
     privacy = privacy_of(config)
     algorithm = Pipeline(privacy).wrap(algorithm)
     first, gamma = methods.start(algorithm, start), config.measure_gamma or 1.0
-    plan = Plan(algorithm, methods.phi, first, module, gamma, privacy=privacy)
-    plan.check(config)
-    return plan
+    return Plan(algorithm, methods.phi, first, module, gamma, privacy=privacy)

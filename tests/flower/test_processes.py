@@ -19,8 +19,8 @@ pytest.importorskip("flwr")
 from safetensors.torch import load_file
 
 from fednmap import simulate
-from fednmap.flower.keys import make
-from fednmap.flower.launch import GUARDED, Certificates, Launcher, free_port
+from fednmap.flower.identity import make
+from fednmap.flower.launch import GUARDED, Launcher, free_port
 from fednmap.flower.ledger import Store
 from fednmap.flower.local_federation import write_trial
 from fednmap.flower.new import write
@@ -200,6 +200,12 @@ def problem():
 '''
 
 
+def tls(keys):
+    """Options of a SuperLink with the certificates that `make` has written."""
+    files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
+    return [*(word for option, name in files.items() for word in (option, str(keys / name))), "--enable-supernode-auth"]
+
+
 def wait_for(condition, what):
     end = time.monotonic() + PATIENCE
     while not condition():
@@ -276,11 +282,10 @@ def assert_optimal(tmp_path, config, names):
 def test_over_tls_registered_nodes_work_and_an_unregistered_key_is_refused(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "stranger"], "127.0.0.1")
     keys = tmp_path / "keys"
-    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
     config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2, dtype="float64")
     federation = Federation(names=("client-0", "client-1"), run_folder=tmp_path / "run")
-    with Launcher(tmp_path / "flower", certificates) as launcher:
-        launcher.superlink()
+    with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
+        launcher.superlink(*tls(keys))
         for name in ("client-0", "client-1"):
             launcher.flwr("supernode", "register", str(keys / f"{name}.pub"), "fednmap")
             launcher.supernode(name, tmp_path / "states", keys / name)
@@ -352,8 +357,7 @@ def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
     app = tmp_path / "my-federation"
     write(app)
     keys = app / "keys"
-    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
-    with Launcher(tmp_path / "flower", certificates) as launcher:
+    with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
         here = {"SERVER": "127.0.0.1", "0.0.0.0": "127.0.0.1", "18000": str(launcher.port)}
 
         def start(name, script, place=app, **more):
@@ -437,13 +441,12 @@ def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_p
 def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "mallory"], "127.0.0.1")
     keys, names = tmp_path / "keys", ("client-0", "client-1")
-    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
     config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2)
     federation = Federation(
         names=names, run_folder=tmp_path / "run", clients_file=keys / "clients.toml", deadline=60, min_clients=1
     )
-    with Launcher(tmp_path / "flower", certificates) as launcher:
-        launcher.superlink()
+    with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
+        launcher.superlink(*tls(keys))
         for client, key in (("client-0", "client-0"), ("client-1", "mallory")):
             launcher.flwr("supernode", "register", str(keys / f"{key}.pub"), "fednmap")
             launcher.supernode(client, tmp_path / "states", keys / key)
