@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,11 +103,13 @@ class Row(NamedTuple):
 
 
 def logs(root: Path) -> dict[str, list[dict[str, Any]]]:
-    """Client -> the lines of its log, from a folder of states."""
+    """Client -> the lines of its log, from a folder of states; a line that was cut off is left out."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((root / LOG).glob("*.jsonl")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        found[client_name(path.stem)] = [parsed for line in lines if (parsed := _parsed(line))]
+        lines = found.setdefault(client_name(path.stem), [])
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):
+                lines.append(json.loads(line))
     return found
 
 
@@ -151,12 +154,3 @@ def _treated(line: Mapping[str, Any]) -> str:
         words.append(f"rounded to {step:.3g}")
     vectors = any(item["name"].startswith(("up.", "gradient.", "start.")) for item in line.get("items", ()))
     return ", ".join(words) or ("as it is" if vectors else "")
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A line of a log; None for one that was cut off."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and "kind" in found else None

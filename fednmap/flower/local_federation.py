@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,10 @@ def plan(config: Config, start: Callable[[], Tensor]) -> Plan:
     problem = experiment.problem
     return replace(
         plan_from(experiment.config, problem.start, architecture(problem), regularized(problem)),
+        saved=partial(saved_model, experiment),
         measure_gamma=experiment.measure_gamma,
-        inputs=tuple(experiment.dataset.x_train.shape[1:]),
         metrics=experiment.metrics(),
         weights=None if problem.weights is None else tuple(problem.weights.tolist()),
-        about=saved_model(experiment, problem.start).about(),
     )
 
 

@@ -58,17 +58,15 @@ def end_pulls_with_the_deadline() -> None:
 
 @dataclass
 class Exchange:
-    """What came of asking: replies by client, who answered at all, and the bytes of the messages as they travel."""
+    """What came of asking: replies by client, and the bytes of the messages as they travel."""
 
     wire_down: int = 0
     wire_up: int = 0
     replies: dict[str, RecordDict] = field(default_factory=dict)
-    heard: set[str] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)
     """Of clients that sent an error, or a reply that `read` left out."""
 
     def add(self, name: str, reply: Message) -> None:
-        self.heard.add(name)
         if reply.has_error():
             self.errors[name] = f"{reply.error.reason or reply.error.code}"[:300]
             log.warning("%s: error %s: %.300s", name, reply.error.code, reply.error.reason)
@@ -144,7 +142,7 @@ class Roster:
         if new:
             nonces = {label: challenge() for label in new}
             found = self.ask(new, MessageType.QUERY, lambda label: _hello(start=False, nonce=nonces[label]), HELLO)
-            self._asked |= {new[label] for label in found.heard}
+            self._asked |= {new[label] for label in found.replies.keys() | found.errors.keys()}
             for label, content in found.replies.items():
                 self._enter(new[label], content, nonces[label])
         self.nodes = {name: self.nodes[name] for name in self.names if name in self.nodes}

@@ -102,7 +102,7 @@ class SecureSum:
             whole.wire_down += found.wire_down
             whole.wire_up += found.wire_up
             if vectors:
-                whole.replies, whole.heard, whole.errors = found.replies, found.heard, found.errors
+                whole.replies, whole.errors = found.replies, found.errors
             good = found.read(read)
             if len(good) < least:
                 raise InputError(f"{len(good)} good replies to stage {stage}, {least} needed")

@@ -13,10 +13,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,12 +61,7 @@ log = logging.getLogger("flwr")
 MakePlan = Callable[[Config, Callable[[], Tensor]], Plan]
 
 
-def without_data(config: Config, start: Callable[[], Tensor]) -> Plan:
-    """A server that holds nothing: the first model comes from a client."""
-    return plan_from(config, start())
-
-
-def server_app(plan: MakePlan = without_data) -> ServerApp:
+def server_app(plan: MakePlan = lambda config, start: plan_from(config, start())) -> ServerApp:
     """The app that the server runs.
 
     plan: from the settings, and a function that asks a client for the first model, to the Plan of the run. For a
@@ -141,12 +134,17 @@ class Coordinator:
             self.folder = RunFolder.create(path, self.config, "flower")
         with locked(self.folder.path):
             self._open()
-            with _log_to(self.folder.path / "server.log"):
-                try:
-                    return self._run()
-                except Exception as error:
-                    self._status(error=f"{type(error).__name__}: {error}")
-                    raise
+            file = logging.FileHandler(self.folder.path / "server.log", delay=True)
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            log.addHandler(file)
+            try:
+                return self._run()
+            except Exception as error:
+                self._status(error=f"{type(error).__name__}: {error}")
+                raise
+            finally:
+                log.removeHandler(file)
+                file.close()
 
     def _open(self) -> None:
         """Check and repair the folder, which is ours now, and settle the number under which clients keep states.
@@ -237,7 +235,7 @@ class Coordinator:
             )
             if not self.config.secagg:
                 self.refused |= {name: "" if name in order else found.errors[name] for name in found.replies}
-            self.lost |= following & found.heard - found.replies.keys()  # such as those who could not follow
+            self.lost |= following & found.errors.keys() - found.replies.keys()  # such as those who could not follow
             whole = self.traffic.down * (len(nodes) - len(following))
             self._spend(bytes_up=self.traffic.up * len(found.replies), wire_up=found.wire_up, wire_down=found.wire_down)
             self._spend(bytes_down=whole + self.traffic.following * len(following))
@@ -252,8 +250,8 @@ class Coordinator:
         weight = sum(self.counts[name] for name in order)
         share = weight / sum(self.counts.values())
         if privacy is not None:  # what such a mean counts, and for how much, does not depend on who came
-            numbers = torch.tensor([self.names.index(name) for name in order])
-            noised = privacy.aggregate(self.everybody, Received(t, numbers, [v * weight for v in up], weight))
+            clients = torch.tensor([self.names.index(name) for name in order])
+            noised = privacy.aggregate(self.everybody, Received(t, clients, [v * weight for v in up], weight))
             up, share = type(up)(*noised.up), noised.share
         server = algorithm.aggregate(server, up, share)
         if not all(bool(torch.isfinite(v).all()) for v in server):
@@ -501,19 +499,6 @@ class Coordinator:
 def _ticket(t: int) -> str:
     """Names one attempt at round t."""
     return f"{t:08d}-{secrets.token_hex(4)}"
-
-
-@contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """What is said meanwhile is also written to the file."""
-    file = logging.FileHandler(path, delay=True)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(file)
-    try:
-        yield
-    finally:
-        log.removeHandler(file)
-        file.close()
 
 
 def _is_exact(content: RecordDict) -> bool:

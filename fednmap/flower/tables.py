@@ -33,7 +33,7 @@ from fednmap.flower.settings import Federation, Node, split
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import digest, from_json, to_json, write_atomically
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.folder import Model, RunFolder
 from fednmap.simulation import lock
 from fednmap.tables import Table, table
 from fednmap.tables.statistics import NARROWINGS, Answers, Question, carry
@@ -163,15 +163,9 @@ def plan_of(known: Agreement) -> Plan:
     """The same on the server and at every site."""
     method, scaling = known.method(), known.scaling
     scale = [1 / v if v else 1.0 for v in scaling.factor.tolist()]
-    about = {"features": known.names, "labels": known.classes, "scaling": (scaling.shift.tolist(), scale)}
-    return Plan(
-        method,
-        method.phi,
-        known.start,
-        measure_gamma=known.gamma,
-        inputs=(len(known.names),),
-        about=about | {"intercept": known.family.level},
-    )
+    about: dict[str, Any] = {"inputs": (len(known.names),), "features": known.names, "labels": known.classes}
+    about |= {"scaling": (scaling.shift.tolist(), scale), "intercept": known.family.level}
+    return Plan(method, method.phi, known.start, lambda x: Model.of({"x": x}, about), known.gamma)
 
 
 def config_of(known: Agreement) -> Config:
