@@ -111,7 +111,7 @@ def strike(kind: str, trial: int, folder: Path, rng: random.Random) -> bool:
     processes = {pid: line for pid, line in below(trial).items()}
     if kind == "superlink":
         found = [pid for pid, line in processes.items() if "flower-superlink" in line]
-        return bool(found) and hit(min(found), signal.SIGKILL)
+        return bool(found) and any([hit(pid, signal.SIGKILL) for pid in found])
     name = rng.choice(NAMES)
     found = [pid for pid, line in processes.items() if "fednmap.flower.node" in line and f"client='{name}'" in line]
     if not found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
@@ -10,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,7 +63,7 @@ def keys(
 ) -> None:
     """Make a certificate authority, the server's certificate and one key per node, for a private federation."""
     _needs_flower()
-    from fednmap.flower.keys import make
+    from fednmap.flower.identity import make
 
     with clear_errors(folder):
         made = make(folder, [name.strip() for name in clients.split(",")], host, days)
@@ -86,10 +84,10 @@ PublicKey = Annotated[
 @clients_app.command("list")
 def list_clients(file: ClientsFile) -> None:
     """Names and fingerprints, and keys that are revoked."""
-    known, revoked = _identities(file, must_exist=True).read()
-    for name, key in known.items():
+    known = _identities(file, must_exist=True).read()
+    for name, key in known.clients.items():
         print(f"{name}  {key}")
-    for key in revoked:
+    for key in known.revoked:
         print(f"revoked  {key}")
 
 
@@ -167,16 +165,15 @@ def up(
         settings, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         # what can be refused is refused before there is a folder
         settings = settled(experiment or prepare(settings)).config
-        n = settings.clients
-        facts = {
-            "names": tuple(f"client-{i}" for i in range(n)),
-            "run_folder": "",
-            "deadline": deadline,
-            "min_clients": min_clients,
-            "measure_stationarity": measure_stationarity and not settings.dp_noise,
-            "secagg_threshold": secagg_threshold,
-        }
-        _, federation = read(run_settings(settings, Federation.model_validate(facts)) | {"run-folder": "."})
+        federation = Federation.make(
+            names=tuple(f"client-{i}" for i in range(settings.clients)),
+            run_folder=".",
+            deadline=deadline,
+            min_clients=min_clients,
+            measure_stationarity=measure_stationarity and not settings.dp_noise,
+            secagg_threshold=secagg_threshold,
+        )
+        read(run_settings(settings, federation))
         folder = RunFolder.create(out, settings, "flower")
         placed: dict[str, Any] = {"run_folder": folder.path.resolve()}
         if pin_on_first_use:
@@ -235,14 +232,14 @@ def _base(file: Path) -> dict[str, Any]:
 
 def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers."""
-    from fednmap.flower.keys import node_key
+    from fednmap.flower.identity import node_key
     from fednmap.flower.launch import Launcher
     from fednmap.flower.local_federation import write_trial
     from fednmap.flower.settings import run_settings
 
     folder = RunFolder.open(federation.run_folder)
     place = Path(tempfile.mkdtemp(prefix="fednmap-flower-"))
-    former = signal.signal(signal.SIGTERM, _stop)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Launcher(place / "flower", warm=warm) as launcher:
             console.print(f"starting a SuperLink and {len(federation.names)} nodes on 127.0.0.1", highlight=False)
@@ -313,12 +310,9 @@ def _killed(folder: RunFolder, before: object) -> bool:
     if not pid or pid == before or status.get("finished") or status.get("error"):
         return False
     try:
-        os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except ProcessLookupError:
+    except OSError:
         return True
-    except OSError:  # no such files on this system
-        return False
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:
@@ -327,18 +321,13 @@ def _status(folder: RunFolder) -> dict[str, Any]:
 
 
 def _why(folder: RunFolder, launcher: Launcher) -> str:
-    status, ended = _status(folder), launcher.ended()
-    said = status.get("error") or launcher.log("run")[-1500:]
-    if "superlink" in ended:
+    said = _status(folder).get("error") or launcher.log("run")[-1500:]
+    if "superlink" in launcher.ended():
         said = "the SuperLink has ended"
-    elif "run" not in ended:
+    elif "run" not in launcher.ended():
         said = "the server has ended"
     place = folder.path
     return f"the run did not finish: {said}\nlogs: {place}/logs; continue with fednmap flower resume {place}"
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _needs_flower() -> None:

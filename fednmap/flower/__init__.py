@@ -1,22 +1,24 @@
 """The same methods between real machines, on Flower: one adapter for every `fednmap.core.Algorithm`.
 
-settings     what a federation agrees on, read from the app's run configuration
+settings     what a federation agrees on, read from the app's run configuration; who a node is
 local        LocalProblem: what a client supplies
+plan         what server and clients must know of a run
 wire         messages as named arrays, and the check of what arrives
-ledger       a client's state on its own disk
-preflight    what a site says of itself, and what does not fit together
-masking      secure aggregation: keys, shares, masks
-secure       secure aggregation: the messages of its stages
-identity     names bound to the keys of nodes
+ledger       a client's state, and what it has answered, on its own disk
 audit        a client's log of what it sent
 client       the ClientApp
-plan         what server and clients must know of a run
-roster       which node speaks for which client
+identity     certificates and keys; names bound to the keys of nodes
+preflight    what a site says of itself, and what does not fit together
+roster       which node speaks for which client, and asking them
+masking      secure aggregation: keys, shares, masks
+secure       secure aggregation: the messages of its stages
 server       the ServerApp: the round loop with deadline, repetition and checkpoints
+tables       the apps for a linear model of tables
 local_federation  the app that `fednmap flower up` runs
-launch       SuperLink and SuperNodes on this machine
-loopback     their ports serve one user alone
-keys         certificates and node keys
+new          the files of a new app
+launch       SuperLink and SuperNodes on this machine; watchdog ends them with their launcher
+node         a SuperNode with a warm worker
+loopback     ports that serve one user alone
 
 Everything that imports flwr is in this room.
 """

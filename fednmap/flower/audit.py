@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 
-from fednmap.flower.settings import client_name
+from fednmap.flower.settings import Federation, Node, client_name, grid_for
+from fednmap.runs.configuration import Config
 
 LOG = "sent"  # the folder of the logs: a client's own may lie beside its key, whose name is the client's
 
@@ -27,48 +28,45 @@ WORDS = {
 }
 """Kinds of messages, in words."""
 
-Handler = Callable[[Message, Context], Message]
+Settings = Callable[[Mapping[str, Any]], tuple[Config, Federation]]
+Answer = Callable[[Message, Node], RecordDict]
+"""Makes the content of a reply."""
 
 
-Note = Callable[[Message, Context], dict[str, Any]]
+def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], Message]:
+    """A handler of messages whose replies are entered in the client's log before they leave; so is what an error says.
 
-
-def audited(handler: Handler, file: Callable[[Context], Path], note: Note) -> Handler:
-    """The handler, whose replies are entered in the client's log before they leave; also what an error says.
-
-    note: what was done to vectors on their way, by the settings that the client has.
+    What was done to vectors on their way is entered by the settings that the client has.
     """
 
-    @wraps(handler)
-    def wrapped(message: Message, context: Context) -> Message:
-        line: dict[str, Any] = {"time": round(time.time(), 3), "flower_run": str(context.run_id)}
-        line |= {"kind": message.metadata.message_type, **_asked(message)}
+    def handler(message: Message, context: Context) -> Message:
+        node = Node(context)
+        kind = message.metadata.message_type
+        line: dict[str, Any] = {"time": round(time.time(), 3), "flower_run": str(context.run_id), "kind": kind}
+        for name in ("round", "secagg"):  # what the message is about, and what it says of earlier rounds
+            record: Any = message.content.get(name, {})
+            line |= {key: record[key] for key in ("run", "t", "ticket", "counted") if key in record}
         try:
-            reply = handler(message, context)
+            node.config, node.federation = settings(context.run_config)
+            content = answer(message, node)
         except Exception as error:
-            _append(file(context), line | {"error": f"{type(error).__name__}: {error}"[:300]})
+            _append(node, line | {"error": f"{type(error).__name__}: {error}"[:300]})
             raise
-        masked = "masked" in reply.content
-        vectors = masked or "up" in reply.content
-        done = {"masked": masked, "clipped": False, "noised": False} | (note(message, context) if vectors else {})
-        _append(file(context), line | done | {"items": list(_items(reply))})
-        return reply
+        masked, config = "masked" in content, node.config
+        uplink = kind == MessageType.TRAIN and (masked or "up" in content)
+        line |= {"masked": masked, "clipped": uplink and config.dp_clip is not None}
+        line["noised"] = uplink and bool(config.dp_noise)
+        if masked and (grid := grid_for(config, kind)):
+            line["step"] = grid.step
+        _append(node, line | {"items": list(_items(content))})
+        return Message(content, reply_to=message)
 
-    return wrapped
-
-
-def _asked(message: Message) -> dict[str, Any]:
-    """The round and ticket that a message is about, and what it says of earlier ones."""
-    found: dict[str, Any] = {}
-    for name in ("round", "secagg"):
-        record: Any = message.content.get(name, {})
-        found |= {key: record[key] for key in ("run", "t", "ticket", "counted") if key in record}
-    return found
+    return handler
 
 
-def _items(reply: Message) -> Iterator[dict[str, Any]]:
+def _items(content: RecordDict) -> Iterator[dict[str, Any]]:
     """Every value in a message: its name, kind, shape and bytes."""
-    for part, record in reply.content.items():
+    for part, record in content.items():
         for name, value in record.items():
             called = f"{part}.{name}"
             if isinstance(record, ArrayRecord):
@@ -83,10 +81,11 @@ def _items(reply: Message) -> Iterator[dict[str, Any]]:
                 yield {"name": called, "kind": kind, "shape": shape, "bytes": size, **words}
 
 
-def _append(path: Path, line: Mapping[str, Any]) -> None:
+def _append(node: Node, line: Mapping[str, Any]) -> None:
+    path = node.folder / LOG / f"{node.name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")  # one write: messages may be answered side by side
+        file.write(json.dumps(line) + "\n")  # one write: messages may be answered in parallel
 
 
 class Row(NamedTuple):
@@ -104,11 +103,13 @@ class Row(NamedTuple):
 
 
 def logs(root: Path) -> dict[str, list[dict[str, Any]]]:
-    """Client -> the lines of its log, from a folder of states."""
+    """Client -> the lines of its log, from a folder of states; a line that was cut off is left out."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((root / LOG).glob("*.jsonl")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        found[client_name(path.stem)] = [parsed for line in lines if (parsed := _parsed(line))]
+        lines = found.setdefault(client_name(path.stem), [])
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):
+                lines.append(json.loads(line))
     return found
 
 
@@ -122,14 +123,13 @@ def of_run(lines: list[dict[str, Any]], run: str | None) -> list[dict[str, Any]]
 
 def rows(client: str, lines: Iterable[dict[str, Any]]) -> list[Row]:
     """What one client sent, equal messages together."""
-    kept = list(lines)
-    counted = {line["counted"] for line in kept if line.get("counted")}
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for line in kept:
+    counted, found = set(), dict[tuple[Any, ...], list[dict[str, Any]]]()
+    for line in lines:
+        counted.add(line.get("counted", ""))
         found.setdefault((WORDS.get(line["kind"], line["kind"]), _contents(line), _treated(line)), []).append(line)
     rows = []
     for (kind, items, treated), same in found.items():
-        rounds = [t for line in same if (t := _round(line)) is not None]
+        rounds = [int(line.get("t", line.get("ticket", "")[:8])) for line in same if "t" in line or "ticket" in line]
         size = sum(item["bytes"] for line in same for item in line.get("items", ()))
         told = sum(line["kind"] == "train" and line.get("ticket") in counted for line in same)
         span = (min(rounds), max(rounds)) if rounds else None
@@ -154,18 +154,3 @@ def _treated(line: Mapping[str, Any]) -> str:
         words.append(f"rounded to {step:.3g}")
     vectors = any(item["name"].startswith(("up.", "gradient.", "start.")) for item in line.get("items", ()))
     return ", ".join(words) or ("as it is" if vectors else "")
-
-
-def _round(line: Mapping[str, Any]) -> int | None:
-    if "t" in line:
-        return int(line["t"])
-    return int(line["ticket"][:8]) if "ticket" in line else None
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A line of a log; None for one that was cut off."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and "kind" in found else None

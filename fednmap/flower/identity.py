@@ -1,4 +1,4 @@
-"""Whose node it is: a client's name is bound to the key of its node, and a node proves that it has that key.
+"""Whose node it is: certificates and keys of a federation, and the proof that a node has the key of its name.
 
 Flower authenticates nodes by their keys, but tells a ServerApp no key of a node. So a node signs what the server has
 drawn, its name and its number with the same key (ECDSA, as Flower does), and the server looks up the fingerprint in
@@ -9,28 +9,39 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
+import ipaddress
+import os
 import secrets
-import tomllib
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
+from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
 )
+from cryptography.x509.oid import NameOID
 from flwr.supercore.primitives.asymmetric import sign_message, verify_signature
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
-from fednmap.runs.files import write_atomically
+from fednmap.runs.files import from_toml, write_atomically
 
 HEAD = "# Client -> SHA-256 fingerprint of its node's public key, as `ssh-keygen -lf KEY.pub` prints it.\n"
+CURVE = ec.SECP384R1()
+USES = tuple(inspect.signature(x509.KeyUsage).parameters)  # of a certificate's key
 
 
 def fingerprint(public: bytes) -> str:
@@ -40,11 +51,6 @@ def fingerprint(public: bytes) -> str:
     except (ValueError, IndexError):
         raise InputError("no public key as OpenSSH writes it, such as ecdsa-sha2-nistp384 AAAA...") from None
     return "SHA256:" + base64.b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-
-
-def openssh(private: ec.EllipticCurvePrivateKey) -> bytes:
-    """Its public key as OpenSSH writes it."""
-    return private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def challenge() -> str:
@@ -59,14 +65,22 @@ def prove(key: Path, nonce: str, name: str, node: int) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"this node's key {key} cannot be read: {error.strerror}") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise InputError(f"{key} is no private key without password; make one with `fednmap flower keys`") from None
+        private = None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise InputError(f"{key} is no elliptic-curve key; make one with `fednmap flower keys`")
-    return {"public": openssh(private), "signature": sign_message(private, _signed(nonce, name, node))}
+        raise InputError(f"{key} is no elliptic-curve key without password; make one with `fednmap flower keys`")
+    return {"public": _public(private), "signature": sign_message(private, _signed(nonce, name, node))}
+
+
+class Keys(BaseModel):
+    """The contents of `clients.toml`: fingerprints of clients, those that are revoked, and names whose key was."""
+
+    revoked: list[str] = []
+    former: list[str] = []
+    clients: dict[Annotated[str, AfterValidator(client_name)], str] = {}
 
 
 class Identities:
-    """The file `clients.toml`: who has which key, and which keys are revoked. Read anew whenever it is asked.
+    """The file `clients.toml`: who has which key, and which keys are revoked. Read again whenever it is asked.
 
     pin: a name that is not in it yet is entered with the key of the first node that proves one.
     """
@@ -75,6 +89,12 @@ class Identities:
         self.path, self.pin = path, pin
         if not pin and not path.exists():
             raise InputError(f"there is no {path}; make it with `fednmap flower clients add`, or pin on first use")
+
+    def read(self) -> Keys:
+        try:
+            return Keys.model_validate(from_toml(self.path) if self.path.exists() else {})
+        except ValidationError as error:
+            raise InputError(f"{self.path} cannot be read: {error.errors()[0]['msg']}") from None
 
     def check(self, name: str, node: int, nonce: str, proof: Mapping[str, Any]) -> str:
         """The fingerprint of a node that may call itself `name`; refused otherwise."""
@@ -86,80 +106,58 @@ class Identities:
         found = fingerprint(public)
         if not _verified(public, _signed(nonce, name, node), signature):
             raise InputError(f"it calls itself {name} and its signature is wrong")
-        known, revoked = self.read()
-        if found in revoked:
+        known = self.read()
+        if found in known.revoked:
             raise InputError(f"it calls itself {name} and its key {found} is revoked")
-        if name not in known and self.pin:
-            if owner := _owner(known, found):
-                raise InputError(f"it calls itself {name} and has the key of {owner}")
-            if name in self._file().get("former", []):  # whoever comes first may not take a name that was taken away
+        if name not in known.clients and self.pin:
+            if name in known.former:  # whoever comes first may not take a name that was taken away
                 raise InputError(f"it calls itself {name}, whose key was revoked; use `clients add`")
-            self.write(known | {name: found}, revoked)
-            return found
-        if known.get(name) != found:
-            due = known.get(name, "not in the list")
+            return self._enter(known, name, found)
+        if (due := known.clients.get(name, "not in the list")) != found:
             raise InputError(f"it calls itself {name}, whose key is {due}, and has {found}")
         return found
 
     def add(self, name: str, public: bytes) -> str:
         """A client that is new; its fingerprint."""
-        known, revoked = self.read()
-        if name in known:
-            raise InputError(f"{name} is in {self.path} with {known[name]}; use `rotate` to give it another key")
-        return self._enter(known, revoked, name, public)
+        known = self.read()
+        if name in known.clients:
+            raise InputError(
+                f"{name} is in {self.path} with {known.clients[name]}; use `rotate` to give it another key"
+            )
+        return self._enter(known, name, fingerprint(public))
 
     def rotate(self, name: str, public: bytes) -> str:
         """Another key for a client; the former one is revoked."""
-        return self._enter(*self._without(name)[:2], name, public)
+        return self._enter(self._without(name), name, fingerprint(public))
 
     def revoke(self, name: str) -> str:
         """The client's key counts no more; the fingerprint that it had."""
-        known, revoked, former = self._without(name)
-        self.write(known, revoked)
-        return former
+        known = self._without(name)
+        self._write(known)
+        return known.revoked[-1]
 
-    def _without(self, name: str) -> tuple[dict[str, str], list[str], str]:
-        """What is in the file if the client's key is revoked, and that key."""
-        known, revoked = self.read()
-        if name not in known:
-            raise InputError(f"{name} is not in {self.path}; there are {', '.join(known) or 'none'}; use `add`")
-        former = known.pop(name)
-        return known, [*revoked, former], former
+    def _without(self, name: str) -> Keys:
+        """What is in the file if the client's key is revoked."""
+        known = self.read()
+        if name not in known.clients:
+            raise InputError(f"{name} is not in {self.path}; there are {', '.join(known.clients) or 'none'}; use `add`")
+        known.revoked.append(known.clients.pop(name))
+        known.former.append(name)
+        return known
 
-    def read(self) -> tuple[dict[str, str], list[str]]:
-        try:
-            found = self._file()
-            known, revoked = dict(found.get("clients", {})), list(found.get("revoked", []))
-        except (ValueError, TypeError, OSError) as error:
-            raise InputError(f"{self.path} cannot be read: {error}") from None
-        for name in known:
-            client_name(name)
-        if not all(isinstance(key, str) for key in (*known.values(), *revoked)):
-            raise InputError(f"{self.path}: fingerprints are text, such as SHA256:...")
-        return known, revoked
-
-    def _file(self) -> dict[str, Any]:
-        return tomllib.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
-
-    def write(self, known: Mapping[str, str], revoked: list[str]) -> None:
-        """former: names that were in the file and are not any more."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        former = sorted({*self._file().get("former", []), *self.read()[0]} - known.keys())
-        text = tomli_w.dumps({"revoked": revoked, "former": former, "clients": dict(known)})
-        write_atomically(self.path, (HEAD + text).encode())
-
-    def _enter(self, known: dict[str, str], revoked: list[str], name: str, public: bytes) -> str:
-        found = fingerprint(public)
-        if found in revoked:
+    def _enter(self, known: Keys, name: str, found: str) -> str:
+        if found in known.revoked:
             raise InputError(f"the key {found} is revoked; make another one")
-        if owner := _owner(known, found):
+        if owner := next((other for other, key in known.clients.items() if key == found), None):
             raise InputError(f"{owner} has the key {found}; every client needs its own")
-        self.write(known | {client_name(name): found}, revoked)
+        known.clients[client_name(name)] = found
+        self._write(known)
         return found
 
-
-def _owner(known: Mapping[str, str], found: str) -> str | None:
-    return next((name for name, key in known.items() if key == found), None)
+    def _write(self, known: Keys) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        known.former = sorted({*known.former} - known.clients.keys())
+        write_atomically(self.path, (HEAD + tomli_w.dumps(known.model_dump())).encode())
 
 
 def _signed(nonce: str, name: str, node: int) -> bytes:
@@ -172,3 +170,91 @@ def _verified(public: bytes, message: bytes, signature: bytes) -> bool:
     except (ValueError, UnsupportedAlgorithm):
         return False
     return isinstance(key, ec.EllipticCurvePublicKey) and verify_signature(key, message, signature)
+
+
+def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[Path, str]:
+    """Write certificates and keys into `folder`; each file with what it is for. Nothing that exists is overwritten."""
+    if days < 1:
+        raise InputError(f"days is {days}; certificates must be valid for at least 1")
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; choose another folder, keys are never overwritten")
+    if len({client_name(name) for name in clients}) < len(clients):
+        raise InputError("a client is named twice")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    authority_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
+    authority = _certificate("fednmap authority", authority_key, authority_key, days)
+    server = _certificate(host, server_key, authority_key, days, authority)
+    made = {
+        _write(folder / "ca.crt", authority.public_bytes(Encoding.PEM), 0o644): "authority: give it to every node",
+        _write(folder / "ca.key", _private(authority_key)): "the authority's key: keep it offline",
+        _write(folder / "server.pem", server.public_bytes(Encoding.PEM), 0o644): f"certificate of the server {host}",
+        _write(folder / "server.key", _private(server_key)): "the server's key: stays on the server",
+    }
+    identities = Identities(folder / "clients.toml", pin=True)
+    for name in clients:
+        key = ec.generate_private_key(CURVE)
+        public = _public(key) + f" {name}\n".encode()
+        made[_write(folder / name, _private(key, PrivateFormat.OpenSSH))] = f"key of {name}: give it to that node alone"
+        made[_write(folder / f"{name}.pub", public, 0o644)] = f"public key of {name}: register it with the server"
+        identities.add(name, public)
+    made[identities.path] = "whose key is whose: stays on the server, as clients-file"
+    return made
+
+
+def node_key(path: Path) -> Path:
+    """A node's private key in `path`, made unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, _private(ec.generate_private_key(CURVE), PrivateFormat.OpenSSH))
+    return path
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    issuer: x509.Certificate | None = None,
+) -> x509.Certificate:
+    """Of the authority itself without an issuer, else of the server `name`."""
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now, root = datetime.now(UTC), issuer is None
+    usage = dict.fromkeys(USES, False) | {"digital_signature": not root, "key_cert_sign": root, "crl_sign": root}
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(own)
+        .issuer_name(issuer.subject if issuer else own)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=root, path_length=0 if root else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
+    )
+    if not root:  # its own machine reaches the server on loopback
+        names = dict.fromkeys([_reached_as("localhost"), _reached_as("127.0.0.1"), _reached_as(name)])
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(signer, hashes.SHA384())
+
+
+def _reached_as(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
+
+
+def _write(path: Path, data: bytes, mode: int = 0o600) -> Path:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+    return path

@@ -13,14 +13,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import tomli_w
 
-from fednmap.flower import loopback
+from fednmap.flower import loopback, watchdog
 from fednmap.names import InputError
 
 HOST = "127.0.0.1"
@@ -29,20 +28,12 @@ GUARDED = (sys.executable, "-I", loopback.__file__)
 NAME = "fednmap"  # of the connection in Flower's configuration
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """Files that `fednmap flower keys` writes: the authority's certificate, the server's and its key."""
-
-    authority: Path
-    server: Path
-    key: Path
-
-
 class Launcher:
     """Starts Flower's processes, each in a process group of its own, and stops them all on the way out.
 
     folder: configuration, logs and Flower's files go there.
     warm:   nodes that import torch once (fednmap.flower.node), not once per message.
+    authority: the certificate of the authority, to talk over TLS; none, to talk in the clear on this machine.
 
     >>> with Launcher(Path("somewhere")) as launcher:   # doctest: +SKIP
     ...     launcher.superlink()
@@ -50,11 +41,10 @@ class Launcher:
     ...     launcher.run(app).wait()
     """
 
-    def __init__(self, folder: Path, certificates: Certificates | None = None, warm: bool = True) -> None:
-        self.folder, self.certificates, self.warm = folder.resolve(), certificates, warm
+    def __init__(self, folder: Path, warm: bool = True, authority: Path | None = None) -> None:
+        self.folder, self.warm, self.authority = folder.resolve(), warm, authority
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         if not loopback.tells_users():
@@ -62,70 +52,51 @@ class Launcher:
                 "expected the system to say whose a local connection is (sock_diag), got no answer: every user of this "
                 "machine could use the ports of Flower; run it on Linux"
             )
-        script = Path(__file__).with_name("watchdog.py")
-        self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", str(script)], stdin=subprocess.PIPE, start_new_session=True
-        )
         return self
 
     def __exit__(self, *error: object) -> None:
-        for name in list(self.processes):
-            self.stop(name, wait=False)
         end = time.monotonic() + 5
+        for name in self.processes:
+            self._signal(name, signal.SIGTERM)
         for process in self.processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, end - time.monotonic()))
         for name in list(self.processes):
             self.kill(name)
-        if self._watchdog is not None:
-            self._watchdog.communicate()
-            self._watchdog = None
 
-    def superlink(self) -> None:
-        """Start the SuperLink and wait until it answers.
+    def superlink(self, *security: str) -> None:
+        """Start the SuperLink and wait until it answers: this one, and not somebody else's at the same port.
 
         Somebody else may have taken the port since it was found free: another one is tried, unless nodes know it.
+
+        security: Flower's options for TLS; by default none is used.
         """
-        while not self._superlink():
-            if len(self.processes) > 1 or IN_USE not in self.log("superlink"):
+        said, end = len(self.log("superlink")), time.monotonic() + 120
+        options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        process = self.start("superlink", [*GUARDED, "flower-superlink", *(security or ["--insecure"]), *options])
+        while not (LISTENS in self.log("superlink")[said:] and self._healthy()):
+            if process.poll() is not None and IN_USE in self.log("superlink")[said:] and len(self.processes) == 1:
+                self.port = free_port()
+                self.superlink(*security)
+                return
+            if process.poll() is not None or time.monotonic() > end:
                 raise OSError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
-            self._log("superlink").unlink()
-            self.port = free_port()
-        c = self.certificates
-        connection = {"insecure": True} if c is None else {"root-certificates": str(c.authority)}
+            time.sleep(0.2)
+        connection = {"root-certificates": str(self.authority)} if self.authority else {"insecure": True}
         known = {"default": NAME, NAME: connection | {"address": f"{HOST}:{self.port}"}}
         (self._home("cli") / "config.toml").write_text(tomli_w.dumps({"superlink": known}))
-
-    def _superlink(self) -> bool:
-        """Whether it answers in the end: this one, and not somebody else's at the same port."""
-        said = len(self.log("superlink"))
-        security = ["--insecure"]
-        if self.certificates is not None:
-            c = self.certificates
-            security = ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.server)]
-            security += ["--ssl-keyfile", str(c.key), "--enable-supernode-auth"]
-        options = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
-        self.start("superlink", [*GUARDED, "flower-superlink", *security, *options])
-        end = time.monotonic() + 120
-        while not (LISTENS in self.log("superlink")[said:] and self._healthy()):
-            if self.processes["superlink"].poll() is not None or time.monotonic() > end:
-                return False
-            time.sleep(0.2)
-        return True
 
     def supernode(self, client: str, state_dir: Path, key: Path | None = None, **more: str) -> None:
         """Start the node of `client`; with its key it proves its name, and over TLS that it is registered.
 
         more: what its app is told besides, such as file='/data/patients.csv'.
         """
-        security = ["--insecure"]
-        if self.certificates is not None:
-            security = ["--root-certificates", str(self.certificates.authority)]
-            security += ["--auth-supernode-private-key", str(key)] if key else []
-        where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
+        security = ["--root-certificates", str(self.authority)] if self.authority else ["--insecure"]
         told = {"client": client, "state-dir": str(state_dir.resolve()), **more}
         if key:
             told["key"] = str(key.resolve())
+            security += ["--auth-supernode-private-key", str(key)] if self.authority else []
+        where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
         about = " ".join(f"{name}='{value}'" for name, value in told.items())
         node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else [*GUARDED, "flower-supernode"]
         self.start(client, [*node, *security, *where, "--node-config", about])
@@ -136,48 +107,27 @@ class Launcher:
         overrides = [part for line in given for part in ("-c", line.replace(" = ", "=", 1))]
         return self.start("run", ["flwr", "run", str(app), NAME, "--stream", *overrides])
 
-    def flwr(self, *arguments: str) -> str:
-        """Flower's own command, such as `flwr supernode register KEY fednmap`; what it printed."""
-        done = subprocess.run(
-            [_command("flwr"), *arguments], env=self._environment("cli"), capture_output=True, text=True, timeout=120
-        )
-        if done.returncode:
-            raise OSError(f"flwr {' '.join(arguments)} failed:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-        return done.stdout
-
     def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         """A process with its own log, group and Flower home; a former one of that name must have ended."""
         if name in self.processes:
             self.kill(name)
-        home = "cli" if name == "run" else name
+        environment = self._environment("cli" if name == "run" else name)
         with self._log(name).open("ab") as file:
-            process = subprocess.Popen(
-                [_command(command[0]), *command[1:]],
-                env=self._environment(home),
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-I", watchdog.__file__, *command],
+                env=environment,
                 cwd=self.folder,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.processes[name] = process
-        self._tell(f"+{process.pid}")
-        return process
-
-    def stop(self, name: str, wait: bool = True) -> None:
-        """Ask a process and all it started to end."""
-        self._signal(name, signal.SIGTERM)
-        if wait:
-            with suppress(subprocess.TimeoutExpired):
-                self.processes[name].wait(5)
-            self.kill(name)
+        return self.processes[name]
 
     def kill(self, name: str) -> None:
         """End a process and all it started, at once."""
         self._signal(name, signal.SIGKILL)
-        process = self.processes.pop(name)
-        process.wait()
-        self._tell(f"-{process.pid}")
+        self.processes.pop(name).communicate()
 
     def ended(self) -> list[str]:
         """Processes that are no more, and were not stopped here."""
@@ -192,14 +142,7 @@ class Launcher:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.processes[name].pid, number)
 
-    def _tell(self, line: str) -> None:
-        if self._watchdog is None or self._watchdog.stdin is None:
-            raise RuntimeError("use the launcher in a with statement: it ends what it started")
-        self._watchdog.stdin.write(f"{line}\n".encode())
-        self._watchdog.stdin.flush()
-
     def _log(self, name: str) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / f"{name}.log"
 
     def _home(self, name: str) -> Path:
@@ -221,11 +164,10 @@ class Launcher:
         }
 
     def _healthy(self) -> bool:
-        c = self.certificates
-        scheme, verify = ("https", ssl.create_default_context(cafile=str(c.authority))) if c else ("http", False)
+        tls = ssl.create_default_context(cafile=str(self.authority)) if self.authority else None
         with suppress(httpx.HTTPError):
-            url = f"{scheme}://{HOST}:{self.port}/health"
-            return httpx.get(url, verify=verify, timeout=5, trust_env=False).status_code == 200
+            url = f"{'https' if tls else 'http'}://{HOST}:{self.port}/health"
+            return httpx.get(url, verify=tls or False, timeout=5, trust_env=False).status_code == 200
         return False
 
 
@@ -234,9 +176,3 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind((HOST, 0))
         return int(s.getsockname()[1])
-
-
-def _command(name: str) -> str:
-    """Flower's command beside this Python, or on the path."""
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else name

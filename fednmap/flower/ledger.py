@@ -1,6 +1,6 @@
-"""A client's state on its own disk, one file for each round it has computed.
+"""A client's state on its own disk, one file for each round it has computed; and what it has answered in secure sums.
 
-The server decides which of them is the client's state: its next message names the round of this client that was
+The server decides which of the files is the client's state: its next message names the round of this client that was
 counted last. What was computed since is only pending, so a reply that got lost leaves no trace.
 """
 
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -45,8 +44,8 @@ class Answers:
         folder.mkdir(parents=True, exist_ok=True)
 
     def once(self, ticket: object, what: str) -> None:
-        """Refuse a second time, also from a process that began before the first one ended."""
-        with _exclusive(self.folder):
+        """Refuse a second time, even from a process that began before the first one ended."""
+        with exclusive(self.folder):
             mark = self.folder / f"{_checked(ticket)}.{what}"
             if mark.exists():
                 raise InputError(f"{what} of {ticket} was answered before; wait for the next round")
@@ -55,52 +54,39 @@ class Answers:
             for old in marks[:-ANSWERED]:
                 old.unlink()
 
-    def unmask(self, run: object, kind: str, t: int, survivors: list[int]) -> None:
-        """Refuse a second sum of round t over other clients: the difference of the two would tell of single ones."""
-        words = "has been unmasked for the clients {}; a sum over others would tell single vectors"
-        self._settle(run, kind, t, survivors, words)
-
-    def vector(self, run: object, t: int, digest: str) -> None:
-        """Refuse a second vector of round t, whose noise is drawn once: the difference of the two has none."""
-        self._settle(run, "vectors", t, [digest], "was answered with another vector under the same noise")
-
-    def _settle(self, run: object, kind: str, t: int, what: list[Any], otherwise: str) -> None:
-        with _exclusive(self.folder):
-            Settled(self.folder / f"{_run(run)}.{kind}.json").settle(t, what, otherwise)
+    def settle(self, run: object, kind: str, t: int, what: list[Any], otherwise: str) -> None:
+        """As the function of that name, in the client's own file of this run and kind."""
+        with exclusive(self.folder):
+            settle(self.folder / f"{_run(run)}.{kind}.json", t, what, otherwise)
 
 
-class Settled:
-    """What is settled for a round by the first attempt at it, and stays so; of the last few rounds, in a file.
+def settled(file: Path, t: int) -> list[Any]:
+    """What is settled for round t; nothing where nothing is."""
+    return list(_rounds(file).get(str(t), []))
 
-    Such as who is in its sum, from the beginning of the unmasking on: the server then asks the same clients again, and
-    a client refuses others.
+
+def settle(file: Path, t: int, what: list[Any], otherwise: str) -> None:
+    """Enter what the first attempt at round t settles, and stays so, such as who is in its sum.
+
+    Refuse something else, or a round too long ago to know: the file holds the last few.
     """
+    known = _rounds(file)
+    before = known.get(str(t))
+    if before is None and len(known) == UNMASKED and t < min(map(int, known)):
+        raise InputError(f"secagg: round {t} was summed long ago; begin a new run")
+    if before is not None and before != what:
+        raise InputError(f"secagg: round {t} {otherwise.format(', '.join(map(str, before)))}")
+    newest = sorted((known | {str(t): what}).items(), key=lambda entry: int(entry[0]))[-UNMASKED:]
+    write_atomically(file, to_json(dict(newest)))
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
 
-    def of(self, t: int) -> list[Any]:
-        """Of round t; nothing where nothing is settled."""
-        return self._read().get(str(t), [])
-
-    def settle(self, t: int, what: list[Any], otherwise: str) -> None:
-        """Enter it, or refuse: something else is settled, or the round is too long ago to know."""
-        known = self._read()
-        before = known.get(str(t))
-        if before is None and len(known) == UNMASKED and t < min(map(int, known)):
-            raise InputError(f"secagg: round {t} was summed long ago; begin a new run")
-        if before is not None and before != what:
-            raise InputError(f"secagg: round {t} {otherwise.format(', '.join(map(str, before)))}")
-        if before is None:
-            newest = sorted([*known, str(t)], key=int)[-UNMASKED:]
-            write_atomically(self.file, to_json({k: (known | {str(t): what})[k] for k in newest}))
-
-    def _read(self) -> dict[str, list[Any]]:
-        return dict(from_json(self.file, dict)) if self.file.exists() else {}
+def _rounds(file: Path) -> dict[str, list[Any]]:
+    return dict(from_json(file, dict)) if file.exists() else {}
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
+    """One process at a time: an old node of the same name may not have noticed that it was replaced."""
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -118,9 +104,9 @@ def _checked(ticket: object) -> str:
     return ticket
 
 
-def _round(name: str) -> int:
-    """Of a ticket, or of the file named after it; -1 of none."""
-    return int(name[:8]) if name else -1
+def round_of(ticket: str) -> int:
+    """The round of a ticket, or of the file named after it; -1 of none."""
+    return int(ticket[:8]) if ticket else -1
 
 
 class Store:
@@ -132,12 +118,6 @@ class Store:
     def __init__(self, root: Path, run: object, client: str) -> None:
         self.folder = root / _run(run) / client_name(client)
         self.folder.mkdir(parents=True, exist_ok=True)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One process at a time: an old node of the same name may not have noticed that it was replaced."""
-        with _exclusive(self.folder):
-            yield
 
     def secret(self) -> int:
         """A number that nobody else knows, for this client's noise: the same in all rounds of the run."""
@@ -151,35 +131,18 @@ class Store:
     def current(self, counted: object, initial: State) -> State:
         """The state after the round that was counted last, "" for none."""
         if counted == "":
-            self._clear("")
+            self._clear(-1)
             return initial
-        path, tensors = self._read(counted)
-        self._clear(path.name)
+        tensors = self._read(counted)
+        self._clear(round_of(str(counted)))
         return type(initial)(**{name: tensors[name].to(v) for name, v in initial._asdict().items()})
 
     def received(self, counted: object, like: State) -> State:
         """What the server had sent in that round, if it was kept."""
-        _, tensors = self._read(counted)
-        names = [SENT + name for name in like._fields]
+        tensors, names = self._read(counted), [SENT + name for name in like._fields]
         if not set(names) <= tensors.keys():
             raise RuntimeError(f"what was received in round {counted} is not in {self.folder}; send it again")
         return type(like)(*(tensors[name].to(v) for name, v in zip(names, like, strict=True)))
-
-    def _read(self, counted: object) -> tuple[Path, dict[str, Tensor]]:
-        path = self._path(counted)
-        try:
-            digest, data = path.read_bytes().split(b"\n", 1)
-        except (FileNotFoundError, ValueError):
-            digest, data = b"", b""
-        if not data or hashlib.sha256(data).hexdigest().encode() != digest:
-            raise RuntimeError(
-                f"the state after round {counted} is not intact in {self.folder}: "
-                "bring that folder back from a backup, or begin a new run"
-            )
-        try:
-            return path, load(data)
-        except SafetensorError as error:
-            raise RuntimeError(f"the state in {path} cannot be read: {error}") from None
 
     def keep(self, ticket: object, state: State, received: State | None = None) -> None:
         """The state that will be current if the reply of this ticket is counted; and what was received for it."""
@@ -187,17 +150,27 @@ class Store:
         data = save({name: v.detach().cpu().clone() for name, v in (state._asdict() | sent).items()})
         write_atomically(self._path(ticket), hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
 
-    def _clear(self, current: str) -> None:
-        """Keep all attempts at the current round, at few before it, and at the nearest and the last after it.
+    def _read(self, counted: object) -> dict[str, Tensor]:
+        path = self._path(counted)
+        digest, _, data = (path.read_bytes() if path.exists() else b"").partition(b"\n")
+        if hashlib.sha256(data).hexdigest().encode() != digest:
+            raise RuntimeError(
+                f"the state after round {counted} is not intact in {self.folder}: "
+                "bring that folder back from a backup, or begin a new run"
+            )
+        return load(data)
+
+    def _clear(self, t: int) -> None:
+        """Keep all attempts at the current round t, at few before it, and at the nearest and the last after it.
 
         The names of attempts at one round have no order. The last may be of a trajectory that the server gave up.
         """
         files = list(self.folder.glob("*.state"))
-        t, rounds = _round(current), sorted({_round(f.name) for f in files})
+        rounds = sorted({round_of(file.name) for file in files})
         before, after = [r for r in rounds if r < t], [r for r in rounds if r > t]
         kept = {t, *before[-KEEP:], *after[:LATE], *after[-LATE:]}
         for old in files:
-            if _round(old.name) not in kept:
+            if round_of(old.name) not in kept:
                 old.unlink()
 
     def _path(self, ticket: object) -> Path:

@@ -1,9 +1,10 @@
-"""The app that `fednmap flower up` runs, and its files: every node loads the same data set and takes its part."""
+"""The app that `fednmap flower up` runs: every node loads the same data set and takes its part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fednmap.data import Dataset
 from fednmap.data.sparse import take
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
+from fednmap.flower.new import write_project
 from fednmap.flower.plan import Plan, plan_from
 from fednmap.flower.server import server_app
 from fednmap.flower.settings import read
@@ -46,41 +48,18 @@ def plan(config: Config, start: Callable[[], Tensor]) -> Plan:
     experiment = prepare(config)
     problem = experiment.problem
     return replace(
-        plan_from(experiment.config, experiment.problem.start, architecture(problem), regularized(problem)),
+        plan_from(experiment.config, problem.start, architecture(problem), regularized(problem)),
+        saved=partial(saved_model, experiment),
         measure_gamma=experiment.measure_gamma,
-        inputs=tuple(experiment.dataset.x_train.shape[1:]),
         metrics=experiment.metrics(),
         weights=None if problem.weights is None else tuple(problem.weights.tolist()),
-        about=saved_model(experiment, problem.start).about(),
     )
 
 
 def write_trial(folder: Path, run_config: Mapping[str, Any]) -> Path:
     """The app of `fednmap flower up`."""
-    package = folder / "fednmap_trial"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text('"""A trial of a federation on one machine."""\n')
-    for half in ("client", "server"):
-        (package / f"{half}_app.py").write_text(
-            f"from fednmap.flower.local_federation import {half} as app\n\n__all__ = ['app']\n"
-        )
-    project = {
-        "project": {"name": "fednmap-trial", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
-        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "fednmap",
-                    "components": {
-                        "serverapp": "fednmap_trial.server_app:app",
-                        "clientapp": "fednmap_trial.client_app:app",
-                    },
-                    "config": dict(run_config),
-                }
-            }
-        },
-    }
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(project))
+    halves = {f"{half}_app.py": f"from {__name__} import {half}\n\napp = {half}\n" for half in ("client", "server")}
+    write_project(folder, "fednmap-trial", halves, tomli_w.dumps(dict(run_config)))
     return folder
 
 

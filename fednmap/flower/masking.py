@@ -51,7 +51,8 @@ class Secrets(NamedTuple):
 
     ticket: names the attempt.
     stage:  the last one that was answered; each is answered once.
-    order:  the clients of the attempt, by number; shares are numbered in this order.
+    keys:   of the clients of the attempt, in the order of their numbers; shares are numbered in this order.
+    shares: whose -> its share of the seed, its share of the private key.
     run, kind: what the vector belongs to.
     """
 
@@ -61,10 +62,8 @@ class Secrets(NamedTuple):
     mask: bytes
     share: bytes
     seed: bytes = b""
-    order: tuple[int, ...] = ()
-    keys: tuple[Keys, ...] = ()
-    shares: tuple[tuple[int, bytes, bytes], ...] = ()
-    """(whose, its share of the seed, its share of the private key)."""
+    keys: Mapping[int, Keys] = {}
+    shares: Mapping[int, tuple[bytes, bytes]] = {}
     run: str = ""
     kind: str = ""
 
@@ -78,64 +77,60 @@ def begin(ticket: str, me: int) -> tuple[Secrets, Keys]:
 
 def deal(secrets: Secrets, everybody: Mapping[int, Keys], threshold: int) -> tuple[Secrets, dict[int, bytes]]:
     """Stage 2: a fresh seed; for every other client an encrypted share of it and of the first private key."""
-    own = everybody.get(secrets.me)
     mine = Keys(*(public_key_to_bytes(_private(v).public_key()) for v in (secrets.mask, secrets.share)))
-    if own != mine:
+    if everybody.get(secrets.me) != mine:
         raise InputError("the server passes on other keys than this client sent")
     if len(everybody) < threshold:
         raise InputError(f"{len(everybody)} clients take part in the sum, expected at least {threshold}")
     if len({key for keys in everybody.values() for key in keys}) < 2 * len(everybody):
         raise InputError("two clients have the same key")
-    order, seed = tuple(sorted(everybody)), os.urandom(SEED)
-    dealt = zip(
-        create_shares(seed, threshold, len(order)), create_shares(secrets.mask, threshold, len(order)), strict=True
-    )
-    sealed: dict[int, bytes] = {}
-    kept: tuple[tuple[int, bytes, bytes], ...] = ()
-    for number, (of_seed, of_key) in zip(order, dealt, strict=True):
-        if number == secrets.me:
-            kept = ((number, of_seed, of_key),)
-        else:
-            plain = share_keys_plaintext_concat(secrets.me, number, of_seed, of_key)
-            sealed[number] = encrypt(_agreed(secrets.share, everybody[number].share), plain)
-    keys = tuple(everybody[number] for number in order)
-    return secrets._replace(stage="shares", seed=seed, order=order, keys=keys, shares=kept), sealed
+    keys, seed = {number: everybody[number] for number in sorted(everybody)}, os.urandom(SEED)
+    pieces = [create_shares(secret, threshold, len(keys)) for secret in (seed, secrets.mask)]
+    dealt = dict(zip(keys, zip(*pieces, strict=True), strict=True))
+    sealed = {
+        number: encrypt(
+            _agreed(secrets.share, keys[number].share), share_keys_plaintext_concat(secrets.me, number, *both)
+        )
+        for number, both in dealt.items()
+        if number != secrets.me
+    }
+    kept = {secrets.me: dealt[secrets.me]}
+    return secrets._replace(stage="shares", seed=seed, keys=keys, shares=kept), sealed
 
 
 def mask(secrets: Secrets, sealed: Mapping[int, bytes], threshold: int, levels: Levels) -> tuple[Secrets, Levels]:
     """Stage 3: the levels under masks for everybody whose shares have arrived."""
     if len(sealed) + 1 < threshold:
         raise InputError(f"{len(sealed) + 1} clients take part in the sum, expected at least {threshold}")
-    keys = dict(zip(secrets.order, secrets.keys, strict=True))
-    shares = list(secrets.shares)
+    shares = dict(secrets.shares)
+    total = levels + stream(secrets.seed, levels)
     for number, data in sealed.items():
-        if number not in keys or number == secrets.me:
+        if number not in secrets.keys or number == secrets.me:
             raise InputError(f"shares of client {number}, which has no keys here")
+        keys = secrets.keys[number]
         try:
-            plain = decrypt(_agreed(secrets.share, keys[number].share), data)
+            plain = decrypt(_agreed(secrets.share, keys.share), data)
         except InvalidToken:
             raise InputError(f"the shares of client {number} cannot be decrypted") from None
-        source, target, of_seed, of_key = share_keys_plaintext_separate(plain)
+        source, target, *both = share_keys_plaintext_separate(plain)
         if (source, target) != (number, secrets.me):
             raise InputError(f"the shares of client {number} are from {source} to {target}")
-        shares.append((number, of_seed, of_key))
-    total = levels + stream(secrets.seed, levels)
-    for number in sealed:
-        total = total + _pairwise(secrets.me, number, secrets.mask, keys[number].mask, levels)
-    return secrets._replace(stage="masked", shares=tuple(shares), seed=b""), total
+        shares[number] = (both[0], both[1])
+        total = total + _pairwise(secrets.me, number, secrets.mask, keys.mask, levels)
+    return secrets._replace(stage="masked", shares=shares, seed=b""), total
 
 
 def reveal(
     secrets: Secrets, survivors: Iterable[int], lost: Iterable[int], threshold: int
 ) -> tuple[Secrets, dict[int, bytes]]:
     """Stage 4: of survivors the share of the seed, of those who are lost that of the private key."""
-    alive, gone, known = set(survivors), set(lost), {whose for whose, _, _ in secrets.shares}
-    if alive & gone or alive | gone != known or secrets.me not in alive:
+    alive, gone = set(survivors), set(lost)
+    if alive & gone or alive | gone != secrets.shares.keys() or secrets.me not in alive:
         raise InputError("the server's list of survivors does not fit those who dealt shares")
     if len(alive) < threshold:
         raise InputError(f"a sum of {len(alive)} clients, expected at least {threshold}")
-    told = {whose: of_seed if whose in alive else of_key for whose, of_seed, of_key in secrets.shares}
-    return secrets._replace(stage="unmask", mask=b"", share=b"", shares=()), told
+    told = {whose: of_seed if whose in alive else of_key for whose, (of_seed, of_key) in secrets.shares.items()}
+    return secrets._replace(stage="unmask", mask=b"", share=b"", shares={}), told
 
 
 def uncover(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from fednmap.runs.configuration import Config
 
 FIRST: dict[str, Any] = {
     "names": "client-0,client-1,client-2",
-    "algorithm": "fednmap",
     "data": "own",
     "model": "logistic",
     "reg": "l1:0.01",
@@ -26,6 +26,7 @@ FIRST: dict[str, Any] = {
     "deadline": 600.0,
     "set": "",
 }
+METHOD = '# Method; see `fednmap list algorithms`.\nalgorithm = "fednmap"\n'
 MEANING = {"measure_gamma": "gamma of |F_nat|^2; default 1, the server has no data to estimate a better one from."}
 ELSEWHERE = (
     *("algorithms", "clients", "partition", "test", "trials", "drop", "chunk", "checkpoint_every", "device"),
@@ -51,30 +52,31 @@ def write(folder: Path, template: str = "plain") -> None:
         raise InputError(f"the folder is called {name!r}; use small letters, digits and '-', beginning with a letter")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty; choose another folder")
-    package = name.replace("-", "_")
-    of_tables = template == "tables"
-    words = {"@NAME@": name, "@PACKAGE@": package, "@SETTINGS@": (_table_settings if of_tables else _settings)(name)}
-    own = "tables/" if of_tables else ""
-    for source, target in {
-        "pyproject.toml.in": "pyproject.toml",
-        f"{own}README.md.in": "README.md",
-        f"{own}client_app.py.in": f"{package}/client_app.py",
-        f"{own}server_app.py.in": f"{package}/server_app.py",
-    }.items():
-        text = _template(source)
-        if of_tables and target == "README.md":  # how real machines are set up is the same, but for the file
-            text += REAL + _template("README.md.in").partition(REAL)[2].replace(NODE, NODE + FILE)
-        if of_tables:
-            text = text.replace("rounds=50", "lam=0.05")
-        for word, value in words.items():
-            text = text.replace(word, value)
-        path = folder / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    (folder / package / "__init__.py").write_text(f'"""{name}: a federation."""\n')
-    (folder / ".gitignore").write_text("runs/\nstates/\n.flwr/\nkeys/\n" + ("data/\n" if of_tables else ""))
-    if of_tables:
+    run = {"run_folder": f"runs/{name}"}
+    package, readme, ignored = name.replace("-", "_"), _template("README.md.in"), "runs/\nstates/\n.flwr/\nkeys/\n"
+    if template == "tables":
+        # how real machines are set up is the same, but for the file
+        real = readme.partition(REAL)[2].replace(NODE, NODE + FILE)
+        readme, ignored = _template("tables/README.md.in") + REAL + real, ignored + "data/\n"
+        from fednmap.estimators.fit_config import FitConfig
+
+        settings, place = _settings((FitConfig, Federation), FIRST_TABLE | run, ALWAYS), "tables/"
         _made_up_tables(folder / "data", FIRST["names"].split(","))
+    else:
+        settings, place = METHOD + _settings((Federation, Config), FIRST | run, ELSEWHERE), ""
+    write_project(folder, name, {f: _template(f"{place}{f}.in") for f in ("client_app.py", "server_app.py")}, settings)
+    (folder / "README.md").write_text(readme.replace("@NAME@", name).replace("@PACKAGE@", package), encoding="utf-8")
+    (folder / ".gitignore").write_text(ignored)
+
+
+def write_project(folder: Path, name: str, modules: Mapping[str, str], settings: str) -> None:
+    """The app `name`: its package with these modules, and a pyproject.toml with these settings, as TOML."""
+    package = name.replace("-", "_")
+    (folder / package).mkdir(parents=True, exist_ok=True)
+    for module, text in {"__init__.py": f'"""{name}: a federation."""\n', **modules}.items():
+        (folder / package / module).write_text(text, encoding="utf-8")
+    text = _template("pyproject.toml.in").replace("@NAME@", name).replace("@PACKAGE@", package)
+    (folder / "pyproject.toml").write_text(text.replace("@SETTINGS@", settings), encoding="utf-8")
 
 
 def _template(source: str) -> str:
@@ -83,7 +85,7 @@ def _template(source: str) -> str:
 
 def _made_up_tables(folder: Path, names: list[str]) -> None:
     """Patients of three sites: age and smoking matter, the rest does not; some pressures were not taken."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for number, name in enumerate(names):
         random, rows = np.random.default_rng(number), 120 - 30 * number
         age, pressure = random.normal(60 + 2 * number, 10, rows), random.normal(130, 15, rows)
@@ -97,30 +99,11 @@ def _made_up_tables(folder: Path, names: list[str]) -> None:
         (folder / f"{name}.csv").write_text("\n".join(["age,sex,smokes,pressure,outcome", *lines]) + "\n")
 
 
-def _settings(name: str) -> str:
+def _settings(kinds: tuple[type[BaseModel], ...], first: dict[str, Any], left_out: tuple[str, ...]) -> str:
     """Every setting with its description, as TOML."""
-    first = FIRST | {"run_folder": f"runs/{name}"}
-    lines = [_line("algorithm", "Method; see `fednmap list algorithms`.", first["algorithm"])]
-    return "\n".join([*lines, *_lines((Federation, Config), first, ELSEWHERE)])
-
-
-def _table_settings(name: str) -> str:
-    from fednmap.estimators.fit_config import FitConfig
-
-    return "\n".join(_lines((FitConfig, Federation), FIRST_TABLE | {"run_folder": f"runs/{name}"}, ALWAYS))
-
-
-def _lines(kinds: tuple[type[BaseModel], ...], first: dict[str, Any], left_out: tuple[str, ...]) -> list[str]:
     lines = []
-    for kind in kinds:
-        for key, field in kind.model_fields.items():
-            if key in left_out:
-                continue
-            default = None if field.is_required() else field.default
-            lines.append(_line(key, MEANING.get(key, field.description or ""), first.get(key, default)))
-    return lines
-
-
-def _line(key: str, description: str, value: Any) -> str:
-    setting = tomli_w.dumps({key.replace("_", "-"): "" if value is None else value}).strip()
-    return f"# {description}\n{setting}"
+    for key, field in {key: field for kind in kinds for key, field in kind.model_fields.items()}.items():
+        value = first.get(key, None if field.is_required() else field.default)
+        setting = tomli_w.dumps({key.replace("_", "-"): "" if value is None else value}).strip()
+        lines += [] if key in left_out else [f"# {MEANING.get(key, field.description or '')}\n{setting}"]
+    return "\n".join(lines)

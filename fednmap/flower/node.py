@@ -3,7 +3,7 @@
 Flower starts a process for each message, and that process imports torch: seconds of work before the first gradient.
 Here one process imports everything once and forks for each message; it speaks Flower's own protocol between node and
 worker (`--isolation process`). An idle node looks for messages every 0.3 s, not every 3 s. A node of Flower's ends
-when its SuperLink was killed and started anew, which does not know it; this one registers again. Its port serves the
+when its SuperLink was killed and started again, which does not know it; this one registers again. Its port serves the
 processes of its own user alone (`fednmap.flower.loopback`).
 
 Use `python -m fednmap.flower.node OPTIONS` in place of `flower-supernode OPTIONS`.
@@ -43,27 +43,20 @@ def main(arguments: list[str]) -> int:
     """Start the node, serve it until it ends; its exit code."""
     if "--isolation" in arguments or "--ssl-certfile" in arguments:
         raise InputError("a warm node talks to its own worker on loopback: leave out --isolation and --ssl-certfile")
-    address = f"127.0.0.1:{_option(arguments, '--port', DEFAULT_PORT)}"
+    port = arguments[arguments.index("--port") + 1] if "--port" in arguments else DEFAULT_PORT
     command = [sys.executable, "-I", loopback.__file__, "flower-supernode", *arguments]
-    asked_to_end = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     while True:
         node = subprocess.Popen([*command, "--isolation", "process", "--host", "127.0.0.1"])
-
-        def end(*_: object, node: subprocess.Popen[bytes] = node) -> None:
-            nonlocal asked_to_end
-            asked_to_end = True
-            node.terminate()
-
-        signal.signal(signal.SIGTERM, end)
         try:
-            serve(address, node)
+            serve(f"127.0.0.1:{port}", node)
+            if code := node.wait():
+                return code
+            print("the SuperLink was started again and does not know this node. Registering again", flush=True)
+            time.sleep(AGAIN)
         except KeyboardInterrupt:
-            end()
-        code = node.wait()
-        if asked_to_end or code != 0:
-            return code
-        print("the SuperLink does not know this node: it was started anew. Registering again", flush=True)
-        time.sleep(AGAIN)
+            node.terminate()
+            return node.wait()
 
 
 def serve(address: str, node: subprocess.Popen[bytes]) -> None:
@@ -106,10 +99,6 @@ def _answer(address: str, token: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _option(arguments: list[str], name: str, default: str) -> str:
-    return arguments[arguments.index(name) + 1] if name in arguments else default
 
 
 if __name__ == "__main__":

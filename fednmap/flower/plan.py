@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -37,54 +37,38 @@ class Measured(NamedTuple):
 class Plan:
     """The method, where it begins, and what is measured on the server's side.
 
-    module:        the network that the model belongs to; None for a plain vector.
+    saved:         turns the vector x into the model that is stored.
     measure_gamma: gamma of |F_nat|^2.
-    inputs:        the shape of one sample; () where it is not known.
     metrics:       more to measure: name -> function of the model x.
     weights:       what each client counts, in the order of their names; None where all count the same.
     privacy:       how clients are hidden, if they are.
-    about:         what else the saved model says of itself, as `runs.folder.Model.about` has it: names of features, ...
     """
 
     algorithm: Algorithm
     phi: Regularizer
     start: Tensor
-    module: nn.Module | None = None
+    saved: Callable[[Tensor], Model]
     measure_gamma: float = 1.0
-    inputs: tuple[int, ...] = ()
     metrics: Mapping[str, Callable[[Tensor], float]] = field(default_factory=dict)
     weights: tuple[float, ...] | None = None
     privacy: Privacy | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self, config: Config) -> None:
-        """Refuse a plan that hides clients otherwise than the settings say, and noise that has no room in secure sums.
+    def pipeline(self, config: Config) -> Pipeline:
+        """What a client does to its uplinks; refused where the method or the stages cannot work with each other.
 
-        A vector that is longer than its bound is refused by the client, whose noise is then the same again.
+        So is a plan that hides clients otherwise than the settings say, and noise that has no room in secure sums: a
+        vector that is longer than its bound is refused by the client, whose noise is then the same again.
         """
         if self.privacy != privacy_of(config):
             raise InputError(
                 f"the plan's privacy is {self.privacy}, and the settings ask for {privacy_of(config)}; make the plan "
                 "by plan_from, or give it Plan(..., privacy=privacy_of(config))"
             )
-        self.pipeline(config)
-
-    def pipeline(self, config: Config) -> Pipeline:
-        """What a client does to its uplinks; refused where the method or the stages cannot work with each other."""
         parts = (self.privacy, grid_of(config, config.clients))
         pipeline, (server, client) = Pipeline([part for part in parts if part]), self.algorithm.init(self.start)
         up, down = dry_run(self.algorithm, server, client), self.algorithm.broadcast(server)
         pipeline.bind(self.algorithm, down, client, up)
         return pipeline
-
-    def saved(self, x: Tensor) -> Model:
-        """The model x as it is saved: by the names of the network's parameters, if there is one."""
-        if self.module is None:
-            return Model.of({"x": x}, {"inputs": self.inputs, **self.about})
-        parameters = trained(self.module)
-        pieces = x.split([p.numel() for p in parameters.values()])
-        named = {name: v.view(p.shape) for (name, p), v in zip(parameters.items(), pieces, strict=True)}
-        return Model.of(named, {"inputs": self.inputs, **self.about})
 
 
 def plan_from(
@@ -96,16 +80,20 @@ def plan_from(
 
     coefficients: of a linear model with an intercept; see `Methods.of`.
     """
-    size = len(start) if module is None else sum(p.numel() for p in trained(module).values())
-    if size != len(start):
-        raise InputError(f"the server's network has {size} parameters, the clients' {len(start)}")
+    parameters = {"x": start} if module is None else trained(module)
+    sizes = [p.numel() for p in parameters.values()]
+    if sum(sizes) != len(start):
+        raise InputError(f"the server's network has {sum(sizes)} parameters, the clients' {len(start)}")
+
+    def saved(x: Tensor) -> Model:
+        pieces = zip(parameters.items(), x.split(sizes), strict=True)
+        return Model.of({name: v.view(p.shape) for (name, p), v in pieces}, {})
+
     methods = Methods.of(config, module, coefficients)
     algorithm = methods.algorithm(config.algorithms[0])
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
     privacy = privacy_of(config)
     algorithm = Pipeline(privacy).wrap(algorithm)
-    first, gamma = methods.start(algorithm, start), config.measure_gamma or 1.0
-    plan = Plan(algorithm, methods.phi, first, module, gamma, privacy=privacy)
-    plan.check(config)
-    return plan
+    first = methods.start(algorithm, start)
+    return Plan(algorithm, methods.phi, first, saved, config.measure_gamma or 1.0, privacy=privacy)

@@ -1,4 +1,4 @@
-"""Which node speaks for which client, and asking several of them at once."""
+"""Which node speaks for which client, whether its data fits, and asking several of them at once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.grid import http_grid
+from pydantic import ValidationError
 from torch import Tensor
 
 from fednmap.flower import wire
-from fednmap.flower.identity import Identities, challenge
+from fednmap.flower.identity import Identities, Keys, challenge
+from fednmap.flower.plan import Point
+from fednmap.flower.preflight import Site, mismatches, usual, versions
 from fednmap.flower.settings import Federation, client_name
 from fednmap.names import InputError
 
@@ -30,32 +35,11 @@ log = logging.getLogger("flwr")
 Content = Callable[[str], RecordDict]
 
 
-def exchange(grid: Grid, nodes: Mapping[str, int], kind: str, content: Content, deadline: float) -> Exchange:
-    """Send content(name) to every client in `nodes`; the replies that arrive within `deadline` seconds."""
-    messages = {name: Message(content(name), node, kind, ttl=deadline + GRACE) for name, node in nodes.items()}
-    result = Exchange(sum(wire.wire_bytes(m) for m in messages.values()))
-    ids = list(grid.push_messages(list(messages.values()))) if messages else []
-    open_ids = {id: name for id, name in zip(ids, messages, strict=False) if id}
-    end = _Pulls.until = time.monotonic() + deadline
-    late = False
-    while open_ids and not late:
-        late = time.monotonic() >= end  # who waited behind a reply that never came whole is heard all the same
-        for reply in grid.pull_messages(list(open_ids)):
-            name = open_ids.pop(reply.metadata.reply_to_message_id, None)
-            if name is not None:  # otherwise a second answer to the same question
-                result.add(name, reply)
-        if open_ids:
-            time.sleep(POLL)
-    for name in open_ids.values():
-        log.warning("%s: no reply within %g s", name, deadline)
-    return result
-
-
 class _Pulls:
     """How long a reply may take to arrive whole, once it was announced."""
 
     until = math.inf
-    LEAST = 1.0  # seconds, also after the deadline
+    LEAST = 1.0  # seconds, even after the deadline
 
 
 def end_pulls_with_the_deadline() -> None:
@@ -72,23 +56,17 @@ def end_pulls_with_the_deadline() -> None:
     http_grid.pull_objects = pull  # type: ignore[attr-defined, assignment]
 
 
+@dataclass
 class Exchange:
-    """What came of asking: replies by client, who answered at all, and the bytes of the messages as they travel."""
+    """What came of asking: replies by client, and the bytes of the messages as they travel."""
 
-    def __init__(self, wire_down: int) -> None:
-        self.replies: dict[str, RecordDict] = {}
-        self.heard: set[str] = set()
-        self.errors: dict[str, str] = {}
-        """Of clients that sent an error, or a reply that `read` left out."""
-        self.wire_down, self.wire_up = wire_down, 0
-
-    def take(self, other: Exchange) -> None:
-        """Count the bytes of another one too."""
-        self.wire_down += other.wire_down
-        self.wire_up += other.wire_up
+    wire_down: int = 0
+    wire_up: int = 0
+    replies: dict[str, RecordDict] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    """Of clients that sent an error, or a reply that `read` left out."""
 
     def add(self, name: str, reply: Message) -> None:
-        self.heard.add(name)
         if reply.has_error():
             self.errors[name] = f"{reply.error.reason or reply.error.code}"[:300]
             log.warning("%s: error %s: %.300s", name, reply.error.code, reply.error.reason)
@@ -96,7 +74,7 @@ class Exchange:
             self.replies[name] = reply.content
             self.wire_up += wire.wire_bytes(reply)
 
-    def read(self, read: Callable[[RecordDict], Any], what: str = "reply") -> dict[str, Any]:
+    def read(self, read: Callable[[RecordDict], Any]) -> dict[str, Any]:
         """read(reply) by client, without the replies for which it fails: whatever a stranger's message provokes."""
         good: dict[str, Any] = {}
         for name, reply in self.replies.items():
@@ -104,81 +82,139 @@ class Exchange:
                 good[name] = read(reply)
             except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
                 self.errors[name] = f"{error}"[:200]
-                log.warning("%s: %s left out: %s", name, what, self.errors[name])
+                log.warning("%s: reply left out: %s", name, self.errors[name])
         return good
 
 
 class Roster:
-    """The connected nodes, each known by the name of its client; strangers and doubles are left out."""
+    """The connected nodes, each known by the name of its client; strangers, doubles and misfits are left out.
 
-    def __init__(
-        self, grid: Grid, names: tuple[str, ...], patience: float, identities: Identities | None = None
-    ) -> None:
-        self.grid, self.names, self.patience, self.identities = grid, names, patience, identities
+    Names are believed where the settings name no file of keys. After `check_sites` a node that joins must have the data
+    that most of the first ones had.
+    """
+
+    def __init__(self, grid: Grid, federation: Federation) -> None:
+        self.grid, self.names, self.deadline = grid, federation.names, federation.deadline
+        file = federation.clients_file
+        self.identities = None if file is None else Identities(file, federation.pin_on_first_use)
+        self._keys = Keys() if self.identities is None else self.identities.read()
+        """Whose key was whose when nodes were asked last."""
         self._proven: dict[str, str] = {}
         """The fingerprints with which clients have proven who they are."""
-        self._known = None if identities is None else identities.read()
-        """Whose key was whose when nodes were asked last."""
         self.nodes: dict[str, int] = {}
         self._asked: set[int] = set()
         self._refused: set[int] = set()
-        """Nodes whose key was not their client's; they are asked again when it is written anew whose key is whose."""
+        """Nodes whose key was not their client's; they are asked again when the file of keys changes."""
+        self.expected: Site | None = None
+        self._checked: dict[str, int] = {}
+        """Sites that were asked what they have, and the node that answered: another one may have other data."""
+        self.unfit: set[str] = set()
 
-    @classmethod
-    def of(cls, grid: Grid, federation: Federation) -> Roster:
-        """Names are believed where the settings name no file of keys."""
-        file, patience = federation.clients_file, min(HELLO, federation.deadline)
-        keys = None if file is None else Identities(file, federation.pin_on_first_use)
-        return cls(grid, federation.names, patience, keys)
+    def ask(self, nodes: Mapping[str, int], kind: str, content: Content, seconds: float = math.inf) -> Exchange:
+        """Send content(name) to every client in `nodes`; the replies that arrive in time, by default the deadline."""
+        seconds = min(seconds, self.deadline)
+        messages = {name: Message(content(name), node, kind, ttl=seconds + GRACE) for name, node in nodes.items()}
+        result = Exchange(sum(wire.wire_bytes(m) for m in messages.values()))
+        ids = list(self.grid.push_messages(list(messages.values()))) if messages else []
+        open_ids = {id: name for id, name in zip(ids, messages, strict=False) if id}
+        end = _Pulls.until = time.monotonic() + seconds
+        late = False
+        while open_ids and not late:
+            late = time.monotonic() >= end  # who waited behind a reply that never came whole is heard all the same
+            for reply in self.grid.pull_messages(list(open_ids)):
+                name = open_ids.pop(reply.metadata.reply_to_message_id, None)
+                if name is not None:  # otherwise a second answer to the same question
+                    result.add(name, reply)
+            if open_ids:
+                time.sleep(POLL)
+        for name in open_ids.values():
+            log.warning("%s: no reply within %g s", name, seconds)
+        return result
 
     def refresh(self) -> dict[str, int]:
         """Ask those who are new for their name; forget those who are gone. The nodes by name, in the fixed order."""
         online = set(self.grid.get_node_ids())
         self._asked &= online
         self.nodes = {name: node for name, node in self.nodes.items() if node in online}
-        known = None if self.identities is None else self.identities.read()
-        for name in list(self.nodes):
-            if known is not None and known[0].get(name) != self._proven[name]:  # it may have been revoked since
-                log.warning("%s: left out: its key counts no more", name)
-                self._refused.add(self.nodes.pop(name))
-        if known != self._known:  # who was refused may be welcome now
-            self._asked -= self._refused
-            self._known, self._refused = known, set()
+        if self.identities is not None:
+            self._check_keys(self.identities.read())
         new = {str(node): node for node in sorted(online - self._asked)}
         if new:
             nonces = {label: challenge() for label in new}
-
-            def ask(label: str) -> RecordDict:
-                return RecordDict({"ask": ConfigRecord({"start": False, "nonce": nonces[label]})})
-
-            found = exchange(self.grid, new, MessageType.QUERY, ask, self.patience)
-            self._asked |= {new[label] for label in found.heard}
+            found = self.ask(new, MessageType.QUERY, lambda label: _hello(start=False, nonce=nonces[label]), HELLO)
+            self._asked |= {new[label] for label in found.replies.keys() | found.errors.keys()}
             for label, content in found.replies.items():
                 self._enter(new[label], content, nonces[label])
         self.nodes = {name: self.nodes[name] for name in self.names if name in self.nodes}
-        return self.nodes
+        return self.nodes if self.expected is None else self._fitting(self.expected)
 
-    def wait(self, least: int, seconds: float) -> dict[str, int]:
-        """Until everybody is connected, or `seconds` have passed and `least` are."""
-        end = time.monotonic() + seconds
-        while len(self.refresh()) < len(self.names) and (time.monotonic() < end or len(self.nodes) < least):
-            if time.monotonic() > end + max(seconds, STUCK):
-                missing = ", ".join(name for name in self.names if name not in self.nodes)
-                raise TimeoutError(
-                    f"{len(self.nodes)} clients connected, at least {least} are needed; missing: {missing}"
-                )
+    def wait(self, least: int) -> dict[str, int]:
+        """Until everybody is connected, or the deadline has passed and `least` are."""
+        end = time.monotonic() + self.deadline
+        while len(nodes := self.refresh()) < len(self.names) and (time.monotonic() < end or len(nodes) < least):
+            if time.monotonic() > end + max(self.deadline, STUCK):
+                missing = ", ".join(name for name in self.names if name not in nodes)
+                raise TimeoutError(f"{len(nodes)} clients connected, at least {least} are needed; missing: {missing}")
             time.sleep(0.5)
-        return self.nodes
+        return nodes
 
     def start(self, dtype: str) -> Tensor:
         """The first model, as the first client that is connected has it."""
-        ask = ConfigRecord({"start": True})
-        name = next(iter(self.nodes))
-        node = {name: self.nodes[name]}
-        found = exchange(self.grid, node, MessageType.QUERY, lambda _: RecordDict({"ask": ask}), self.patience)
+        assert self.expected is not None
+        name, node = next(iter(self.nodes.items()))
+        found = self.ask({name: node}, MessageType.QUERY, lambda _: _hello(start=True), HELLO)
         if name not in found.replies:
             raise TimeoutError(f"{name} did not send the first model")
-        return wire.first_vector(found.replies[name]["start"], dtype)
+        like = torch.zeros((), dtype=getattr(torch, dtype)).expand(self.expected.dimension)  # takes no memory
+        first: Tensor = wire.unpack(found.replies[name].get("start"), Point(like)).x
+        return first
+
+    def check_sites(self, least: int) -> dict[str, Site]:
+        """Before the first round: what every site has. What does not fit together stops the run."""
+        sites, mistakes = self._ask_sites(self.nodes)
+        if sites:
+            self.expected = usual(sites)
+            mistakes |= mismatches(sites, self.expected)
+        if mistakes:
+            words = ". ".join(f"{name}: {what}" for name, what in mistakes.items())
+            raise InputError(f"the sites do not fit together. {words}. Correct this and begin again")
+        if len(sites) < least or not sites:
+            silent = ", ".join(name for name in self.nodes if name not in sites)
+            raise TimeoutError(f"{silent}: no word within {self.deadline:g} s on what data is there")
+        self._checked = {name: self.nodes[name] for name in sites}
+        for name, site in sites.items():
+            log.info("%s: %d samples, torch %s, Python %s", name, site.samples, site.torch, site.python)
+        log.info("server: torch %(torch)s, Python %(python)s", versions())
+        return sites
+
+    def _fitting(self, expected: Site) -> dict[str, int]:
+        """The nodes without those that joined since and do not fit; these are named once."""
+        new = {name: node for name, node in self.nodes.items() if self._checked.get(name) != node}
+        if new:
+            sites, mistakes = self._ask_sites(new)
+            mistakes |= mismatches(sites, expected)
+            for name, what in mistakes.items():
+                log.warning("%s: left out: %s", name, what)
+            self.unfit = (self.unfit - new.keys()) | mistakes.keys()
+            self._checked |= {name: new[name] for name in sites.keys() | mistakes.keys()}
+        fit = self._checked.items() & self.nodes.items()
+        return {name: node for name, node in self.nodes.items() if (name, node) in fit and name not in self.unfit}
+
+    def _ask_sites(self, nodes: Mapping[str, int]) -> tuple[dict[str, Site], dict[str, str]]:
+        """What sites say of themselves, and why some cannot."""
+        found = self.ask(nodes, f"{MessageType.QUERY}.site", lambda _: RecordDict())
+        return found.read(_site), found.errors
+
+    def _check_keys(self, now: Keys) -> None:
+        """Leave out who proved a key that counts no more; ask who was refused again if the keys have changed."""
+        for name, node in list(self.nodes.items()):
+            if now.clients.get(name) != self._proven[name]:
+                log.warning("%s: left out: its key counts no more", name)
+                self._refused.add(node)
+                del self.nodes[name]
+        if now != self._keys:
+            self._asked -= self._refused
+            self._keys, self._refused = now, set()
 
     def _enter(self, node: int, content: RecordDict, nonce: str) -> None:
         """A restarted node takes over its name: the server heard of it last."""
@@ -201,3 +237,17 @@ class Roster:
         if name in self.nodes:
             log.warning("%s: node %d takes over from node %d", name, node, self.nodes[name])
         self.nodes[name] = node
+
+
+def _hello(**ask: Any) -> RecordDict:
+    return RecordDict({"ask": ConfigRecord(ask)})
+
+
+def _site(content: RecordDict) -> Site:
+    record: Any = content["site"]
+    if "failed" in record:
+        raise InputError(f"its data cannot be loaded ({record['failed']!s:.200})")
+    try:
+        return Site.model_validate(dict(record))
+    except ValidationError:
+        raise InputError("its report cannot be read; install the same fednmap as the server's") from None

@@ -16,25 +16,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fednmap.core import State
-from fednmap.flower import masking, wire
-from fednmap.flower.ledger import Answers, Settled
+from fednmap.flower import ledger, masking, wire
+from fednmap.flower.ledger import round_of
 from fednmap.flower.masking import Keys, Secrets
-from fednmap.flower.roster import Content, Exchange, exchange
-from fednmap.flower.settings import Threshold
+from fednmap.flower.roster import Content, Exchange, Roster
+from fednmap.flower.settings import Node, Threshold, grid_for, threshold
 from fednmap.names import InputError
 from fednmap.simulation.quantised import Levels, Quantised
 
 STATE = "secagg"
 BRIEF = 60.0  # seconds that the stages without computation may take at most
 STAGES = ("keys", "shares", "masked", "unmask")
-
-Read = Callable[[RecordDict], Any]
-Ask = Callable[[str, Callable[[int], dict[str, Any]], Read, int], dict[int, Any]]
 
 log = logging.getLogger("flwr")
 
@@ -44,12 +40,6 @@ class Masked(NamedTuple):
 
     levels: Tensor
 
-    @classmethod
-    def like(cls, message: State, quantised: Quantised) -> Masked:
-        """As they are due for such a message."""
-        kind = torch.int32 if quantised.bits == 32 else torch.int64
-        return cls(torch.zeros(quantised.length(message), dtype=kind))
-
 
 class Sum(NamedTuple):
     """Whose vectors are in the sum, their mean, and what travelled."""
@@ -58,7 +48,7 @@ class Sum(NamedTuple):
     mean: State
     """None where there is no sum."""
     found: Exchange
-    """Replies of the stage in which the masked vectors came; bytes of all four."""
+    """Replies of the stage in which the vectors came; bytes of all stages."""
 
 
 class SecureSum:
@@ -69,20 +59,15 @@ class SecureSum:
     folder:    where it is kept who is in the sum of a round whose unmasking has begun.
     """
 
-    def __init__(
-        self, grid: Grid, names: tuple[str, ...], threshold: Threshold, deadline: float, run: str, folder: Path
-    ) -> None:
-        self.grid, self.threshold, self.deadline = grid, threshold, deadline
-        self.run, self.folder = run, folder
-        self.numbers = {name: i for i, name in enumerate(names)}
-        self.names = dict(enumerate(names))
+    def __init__(self, roster: Roster, threshold: Threshold, run: str, folder: Path) -> None:
+        self.roster, self.threshold, self.run, self.folder = roster, threshold, run, folder
 
     def settled(self, kind: str, t: int) -> list[str]:
         """Clients that must all be in the sum of round t: some of them may have unmasked it before; else nobody."""
-        return self._unmasked(kind).of(t)
+        return ledger.settled(self._unmasked(kind), t)
 
-    def _unmasked(self, kind: str) -> Settled:
-        return Settled(self.folder / f"unmasked-{kind}.json")
+    def _unmasked(self, kind: str) -> Path:
+        return self.folder / f"unmasked-{kind}.json"
 
     def __call__(
         self,
@@ -96,62 +81,60 @@ class SecureSum:
     ) -> Sum:
         """Ask `nodes` with messages content(name); the mean of what at least `least` of them computed.
 
-        like: a vector as it is due; its shapes count.
+        like: a vector as it is expected; its shapes count.
         """
-        whole, left = Exchange(0), dict(nodes)
-        due = Masked.like(like, quantised)
+        whole, left = Exchange(), dict(nodes)
+        expected = Masked(torch.zeros(quantised.length(like), dtype=getattr(torch, f"int{quantised.bits}")))
+        numbers = {name: i for i, name in enumerate(self.roster.names)}
 
-        def ask(stage: str, about: Callable[[int], dict[str, Any]], read: Read, least: int) -> dict[int, Any]:
+        def ask(
+            stage: str, about: Callable[[int], dict[str, Any]], read: Callable[[RecordDict], Any], least: int
+        ) -> dict[int, Any]:
             """One stage: what the clients that are left say, by number. Those who say nothing good are left no more."""
             vectors = stage == "masked"
 
             def order(name: str) -> RecordDict:
-                own: dict[str, Any] = {STATE: ConfigRecord({"ticket": ticket, **about(self.numbers[name])})}
+                own: dict[str, Any] = {STATE: ConfigRecord({"ticket": ticket, **about(numbers[name])})}
                 return RecordDict({**content(name), **own} if vectors else own)
 
-            seconds = self.deadline if vectors else min(BRIEF, self.deadline)
-            found = exchange(self.grid, left, kind if vectors else f"train.{stage}", order, seconds)
-            whole.take(found)
+            kind_of_message, seconds = (kind, self.roster.deadline) if vectors else (f"train.{stage}", BRIEF)
+            found = self.roster.ask(left, kind_of_message, order, seconds)
+            whole.wire_down += found.wire_down
+            whole.wire_up += found.wire_up
             if vectors:
-                whole.replies, whole.heard, whole.errors = found.replies, found.heard, found.errors
+                whole.replies, whole.errors = found.replies, found.errors
             good = found.read(read)
             if len(good) < least:
                 raise InputError(f"{len(good)} good replies to stage {stage}, {least} needed")
             for name in left.keys() - good.keys():
                 del left[name]
-            return {self.numbers[name]: good[name] for name in sorted(left, key=self.numbers.__getitem__)}
+            return {numbers[name]: good[name] for name in sorted(left, key=numbers.__getitem__)}
 
         try:
-            names, levels = self._sum(ask, kind, ticket, due, max(least, self.threshold.least))
+            least = max(least, self.threshold.least)
+            keys = ask("keys", lambda i: {"client": i}, _keys, least)
+            enough, least = self.threshold.of(len(keys)), max(least, self.threshold.summed(len(keys)))
+            masks, shares = zip(*keys.values(), strict=True)
+            everybody = {"clients": list(keys), "mask": list(masks), "share": list(shares)}
+            sealed = ask("shares", lambda _: everybody, _boxes, least)
+
+            def letters(i: int) -> dict[str, Any]:
+                from_ = [j for j in sealed if j != i and i in sealed[j]]
+                return {"run": self.run, "clients": from_, "sealed": [sealed[j][i] for j in from_]}
+
+            masked = ask("masked", letters, lambda reply: wire.unpack(reply.get("masked"), expected).levels, least)
+            names = [self.roster.names[i] for i in masked]
+            words = "has been unmasked for {}; ask the same clients again"
+            ledger.settle(self._unmasked(kind), round_of(ticket), names, words)
+            lists = {"survivors": sorted(masked), "lost": sorted(sealed.keys() - masked.keys())}
+            told = ask("unmask", lambda _: lists, _boxes, enough)
+            dealt = {whose: [own[whose] for own in told.values() if whose in own] for whose in sealed}
+            total = sum(v.numpy().view(f"u{v.itemsize}") for v in masked.values())
+            levels = masking.uncover(total, masked, {i: keys[i] for i in sealed}, dealt, enough)
+            return Sum(names, mean_of(masking.proved(levels), quantised, len(names), like), whole)
         except InputError as error:
             log.warning("secure sum of %s: %s", ticket, error)
             return Sum([], None, whole)
-        return Sum(names, mean_of(levels, quantised, len(names), like), whole)
-
-    def _sum(self, ask: Ask, kind: str, ticket: str, due: Masked, least: int) -> tuple[list[str], Levels]:
-        """Whose levels are in the sum, and the sum; raises InputError where there is none."""
-        keys = ask("keys", lambda i: {"client": i}, _keys, least)
-        threshold, least = self.threshold.of(len(keys)), max(least, self.threshold.summed(len(keys)))
-        of_all = [list(part) for part in zip(*keys.values(), strict=True)]
-        everybody = {"clients": list(keys), "mask": of_all[0], "share": of_all[1]}
-        sealed = ask("shares", lambda _: everybody, _boxes, least)
-
-        def letters(i: int) -> dict[str, Any]:
-            from_ = [j for j in sealed if j != i and i in sealed[j]]
-            return {"run": self.run, "clients": from_, "sealed": [sealed[j][i] for j in from_]}
-
-        masked = ask("masked", letters, lambda reply: wire.unpack(reply.get("masked"), due).levels.numpy(), least)
-        names = [self.names[i] for i in masked]
-        self._unmasked(kind).settle(round_of(ticket), names, "has been unmasked for {}; ask the same clients again")
-        lists = {"survivors": sorted(masked), "lost": sorted(sealed.keys() - masked.keys())}
-        told = ask("unmask", lambda _: lists, _boxes, threshold)
-        shares: dict[int, list[bytes]] = {}
-        for own in told.values():
-            for whose, share in own.items():
-                shares.setdefault(whose, []).append(share)
-        total = sum(v.view(f"u{v.dtype.itemsize}") for v in masked.values())
-        dealt = {i: keys[i] for i in sealed}
-        return names, masking.proved(masking.uncover(total, masked, dealt, shares, threshold))
 
 
 def flat(message: State, quantised: Quantised) -> Levels:
@@ -165,24 +148,21 @@ def mean_of(levels: Levels, quantised: Quantised, count: int, like: State) -> St
     return type(like)(*(part.reshape(v.shape).to(v) for part, v in zip(values, like, strict=True)))
 
 
-class SumClient(NamedTuple):
+class SumClient:
     """A client in one attempt at a sum.
 
     order:   what the server says.
-    me:      the client's number.
+    kind:    of the vector: of a round, or measurements.
     answers: what was answered before. Two messages at once would both find a stage due. A key that is dealt to two
              lists of clients could be told by one list and the seed by the other, which together uncover the vector;
              two vectors under the same masks tell their difference.
-    kind, grid: of the vector: of a round, or measurements; by the client's own knowledge.
     """
 
-    context: Context
-    order: Any
-    me: int
-    threshold: Threshold
-    answers: Answers
-    kind: str = ""
-    grid: Quantised | None = None
+    def __init__(self, node: Node, order: Any, kind: str) -> None:
+        self.state, self.order, self.kind, self.grid = node.context.state, order, kind, grid_for(node.config, kind)
+        self.me = node.federation.names.index(node.name)
+        self.threshold = threshold(node.config, node.federation)
+        self.answers = ledger.Answers(node.folder / "secagg" / node.name)
 
     def keys(self) -> RecordDict:
         """Stage 1: fresh public keys."""
@@ -194,13 +174,12 @@ class SumClient(NamedTuple):
         """Stage 2: shares of the masks' secrets, encrypted for the other clients."""
         order, secrets = self.order, self._kept("shares")
         everybody = dict(zip(order["clients"], map(Keys, order["mask"], order["share"]), strict=True))
-        strangers = everybody.keys() - set(range(self.threshold.clients))
-        if strangers:
+        if strangers := everybody.keys() - set(range(self.threshold.clients)):
             raise InputError(f"secagg: keys of client {min(strangers)}, of {self.threshold.clients}")
         secrets, sealed = masking.deal(secrets, everybody, self.threshold.of(len(everybody)))
         self.answers.once(order["ticket"], "shares")  # what was refused above was not answered
         self._keep(secrets)
-        return RecordDict({STATE: ConfigRecord({"clients": list(sealed), "data": list(sealed.values())})})
+        return _boxed(sealed)
 
     def masked(self, message: State, noised: bool = False) -> RecordDict:
         """Stage 3: the vectors of a message, under masks.
@@ -208,52 +187,53 @@ class SumClient(NamedTuple):
         noised: two vectors of a round under the same noise would tell it.
         """
         assert self.grid is not None
-        order, levels = self.order, flat(message, self.grid)
-        secrets = self._kept("masked")
+        order, levels, secrets = self.order, flat(message, self.grid), self._kept("masked")
         self.answers.once(order["ticket"], "masked")
         if noised:
-            digest = hashlib.sha256(levels.tobytes()).hexdigest()
-            self.answers.vector(order["run"], round_of(secrets.ticket), digest)
+            digest, words = hashlib.sha256(levels.tobytes()).hexdigest(), "was answered with another vector under the"
+            self.answers.settle(order["run"], "vectors", round_of(secrets.ticket), [digest], f"{words} same noise")
         letters = dict(zip(order["clients"], order["sealed"], strict=True))
-        secrets, total = masking.mask(secrets, letters, self.threshold.of(len(secrets.order)), levels)
+        secrets, total = masking.mask(secrets, letters, self.threshold.of(len(secrets.keys)), levels)
         self._keep(secrets._replace(run=str(order["run"]), kind=self.kind))
-        signed = total.view(f"i{total.dtype.itemsize}")
-        return RecordDict({"masked": wire.pack(Masked(torch.from_numpy(signed)))})
+        return RecordDict({"masked": wire.pack(Masked(torch.from_numpy(total.view(f"i{total.dtype.itemsize}"))))})
 
     def unmask(self) -> RecordDict:
-        """Stage 4: what the server needs to take the masks off the sum, and off nothing else."""
+        """Stage 4: what the server needs to take the masks off the sum, and off nothing else.
+
+        A second sum of the round over other clients is refused: the difference of the two would tell of single ones.
+        """
         order, secrets = self.order, self._kept("unmask")
         self.answers.once(order["ticket"], "unmask")
-        least = self.threshold.summed(len(secrets.order))
+        least = self.threshold.summed(len(secrets.keys))
         after, told = masking.reveal(secrets, order["survivors"], order["lost"], least)
-        self.answers.unmask(secrets.run, secrets.kind, round_of(secrets.ticket), sorted(order["survivors"]))
+        words = "has been unmasked for the clients {}; a sum over others would tell single vectors"
+        self.answers.settle(secrets.run, secrets.kind, round_of(secrets.ticket), sorted(order["survivors"]), words)
         self._keep(after)
-        return RecordDict({STATE: ConfigRecord({"clients": list(told), "data": list(told.values())})})
+        return _boxed(told)
 
     def _keep(self, secrets: Secrets) -> None:
         """In the node's memory; on no disk."""
-        plain = tuple(secrets._replace(keys=tuple(map(tuple, secrets.keys))))  # type: ignore[arg-type]
-        self.context.state[STATE] = ConfigRecord({"secrets": repr(plain)})
+        plain = tuple(secrets._replace(keys={i: tuple(keys) for i, keys in secrets.keys.items()}))  # type: ignore[misc]
+        self.state[STATE] = ConfigRecord({"secrets": repr(plain)})
 
     def _kept(self, stage: str) -> Secrets:
         """The secrets of this attempt. Its next stage must be `stage`: a second answer could tell what was hidden."""
-        record: Any = self.context.state.get(STATE)
+        record: Any = self.state.get(STATE)
         secrets = Secrets(*ast.literal_eval(record["secrets"])) if record else None
         ticket, before = self.order["ticket"], STAGES[STAGES.index(stage) - 1]
         if secrets is None or (secrets.ticket, secrets.stage) != (ticket, before):
             raise InputError(
                 f"secagg: stage {stage} of {ticket!s:.40} is not expected here; this client waits for the next round"
             )
-        return secrets._replace(keys=tuple(Keys(*keys) for keys in secrets.keys))
+        return secrets._replace(keys={i: Keys(*keys) for i, keys in secrets.keys.items()})
 
 
 GIVE = {"keys": SumClient.keys, "shares": SumClient.shares, "unmask": SumClient.unmask}
 """The stages in which no vector is sent."""
 
 
-def round_of(ticket: str) -> int:
-    """Tickets begin with the number of their round."""
-    return int(ticket[:8])
+def _boxed(data: Mapping[int, bytes]) -> RecordDict:
+    return RecordDict({STATE: ConfigRecord({"clients": list(data), "data": list(data.values())})})
 
 
 def _keys(reply: RecordDict) -> Keys:

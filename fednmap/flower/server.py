@@ -13,35 +13,30 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fednmap.core import Algorithm, State, pack, unpack
 from fednmap.flower import wire
-from fednmap.flower.measuring import NOTHING, Measurement, summed, told
-from fednmap.flower.plan import Plan, plan_from
-from fednmap.flower.preflight import Sites
-from fednmap.flower.roster import Exchange, Roster, end_pulls_with_the_deadline, exchange
+from fednmap.flower.plan import Measured, Plan, Point, plan_from
+from fednmap.flower.roster import Content, Exchange, Roster, end_pulls_with_the_deadline
 from fednmap.flower.secure import SecureSum, Sum
-from fednmap.flower.settings import Federation, read, threshold
+from fednmap.flower.settings import Federation, grid_for, read, threshold
 from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
-from fednmap.privacy import Privacy
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import extendable, scheduled_step, settings, stops_of
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
 from fednmap.runs.recording import DONE, summary
-from fednmap.runs.uplink_config import grid_of
 from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
@@ -66,12 +61,7 @@ log = logging.getLogger("flwr")
 MakePlan = Callable[[Config, Callable[[], Tensor]], Plan]
 
 
-def without_data(config: Config, start: Callable[[], Tensor]) -> Plan:
-    """A server that holds nothing: the first model comes from a client."""
-    return plan_from(config, start())
-
-
-def server_app(plan: MakePlan = without_data) -> ServerApp:
+def server_app(plan: MakePlan = lambda config, start: plan_from(config, start())) -> ServerApp:
     """The app that the server runs.
 
     plan: from the settings, and a function that asks a client for the first model, to the Plan of the run. For a
@@ -107,72 +97,105 @@ def end_with_the_superlink() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class News(NamedTuple):
-    """The last round that was counted, for those who were in it: its mean uplink tells them what is broadcast now."""
-
-    ticket: str
-    up: ArrayRecord
-    facts: dict[str, Any]
-
-
 class Coordinator:
-    """One run between machines."""
+    """One run between machines.
+
+    counted:   client -> the ticket of its reply that was counted last.
+    took_part: client -> in how many rounds it was counted.
+    missed:    client -> rounds in succession, up to the last one, in which it was drawn and not counted.
+    refused:   client -> why its last reply was left out.
+    news:      the last round that was counted, for those who were in it: its ticket, its mean uplink, and how to tell
+               from it what is broadcast now.
+    lost:      clients that could not follow the news once: they are sent everything.
+    exact:     whether the last round has counted everybody, with exact gradients.
+    """
 
     def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
-        self.grid, self.config, self.federation = grid, config, federation
-        self.n, self.job = len(federation.names), Job(config.algorithms[0], 0)
-        self.roster = Roster.of(grid, federation)
-        self.sites = Sites(grid, federation.deadline)
-        self.make_plan = make_plan
+        self.config, self.federation, self.make_plan = config, federation, make_plan
+        self.names, self.n, self.job = federation.names, len(federation.names), Job(config.algorithms[0], 0)
+        self.roster = Roster(grid, federation)
         self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
-        self.counted = dict.fromkeys(federation.names, "")
-        self.refused = dict.fromkeys(federation.names, "")
-        self.took_part = dict.fromkeys(federation.names, 0)
-        self.missed = dict.fromkeys(federation.names, 0)
-        """Rounds in succession, up to the last one, in which a client was drawn and not counted."""
-        self.news: News | None = None
+        self.counted, self.refused = dict.fromkeys(self.names, ""), dict.fromkeys(self.names, "")
+        self.took_part, self.missed = dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0)
+        self.news: tuple[str, Any, dict[str, Any]] | None = None
         self.lost: set[str] = set()
-        """Clients that could not follow the news once: they are sent everything."""
         self.exact = False
-        """Whether the last round has counted everybody, with exact gradients."""
         self.stops = stops_of(config)
-        self.quantised = grid_of(config, self.n)
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder.
 
         A folder that another server is using is refused before anything in it is touched.
         """
-        self.folder = self._found()
+        path = self.federation.run_folder
+        if self.federation.resume or ((path / "run.toml").exists() and not (path / FACTS).exists()):
+            self.folder = RunFolder.open(path)  # to continue in, or made for this run
+        else:
+            self.folder = RunFolder.create(path, self.config, "flower")
         with locked(self.folder.path):
             self._open()
-            with _log_to(self.folder.path / "server.log"):
-                try:
-                    return self._run()
-                except Exception as error:
-                    self._status(error=f"{type(error).__name__}: {error}")
-                    raise
+            file = logging.FileHandler(self.folder.path / "server.log", delay=True)
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            log.addHandler(file)
+            try:
+                return self._run()
+            except Exception as error:
+                self._status(error=f"{type(error).__name__}: {error}")
+                raise
+            finally:
+                log.removeHandler(file)
+                file.close()
+
+    def _open(self) -> None:
+        """Check and repair the folder, which is ours now, and settle the number under which clients keep states.
+
+        Other settings than the run began with are refused: it would begin again at round 0.
+        """
+        path, resume, now = self.folder.path, self.federation.resume, self.config.model_dump(mode="json")
+        known = from_json(path / FACTS, dict) if (path / FACTS).exists() else {}
+        if known and not resume:
+            raise InputError(f"{path} has been used in the meantime; choose another folder")
+        if tuple(known.get("names", self.names)) != self.names:
+            raise InputError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
+        if resume:
+            if words := self.folder.changed(now, extendable(self.config) | UNHEARD):
+                raise InputError(f"{path}: {words}; put it back, or begin a new run")
+            began = (self.folder.environment().get("settings") or now)["algorithms"][0]
+            if began != self.job.method:
+                raise InputError(f"{path} is a run of {began}, not {self.job.method}; begin a new run")
+        self.folder.repair()
+        if resume:  # what may be changed, and was, stands in run.toml from now on
+            before = self.folder.config(trust=True)
+            after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
+            if after != before:
+                write_atomically(path / "run.toml", after.toml().encode())
+        self.run_id = known.get("run") or secrets.token_hex(8)
+        write_atomically(path / FACTS, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
+        self.secure = SecureSum(self.roster, threshold(self.config, self.federation), self.run_id, path)
 
     def _run(self) -> dict[str, Any]:
         self._status(waiting=True)
-        self.roster.wait(self._least(self.n), self.federation.deadline)
-        all_have = self.sites.check(self.roster.nodes, self._least(self.n), self.folder.path / SITES)
+        least = self._least(self.n)
+        self.roster.wait(least)
+        sites = {name: site.model_dump(mode="json") for name, site in self.roster.check_sites(least).items()}
+        write_atomically(self.folder.path / SITES, to_json(sites))
         plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
-        plan.check(self.config)
-        self.counts = dict(zip(self.federation.names, plan.weights or (1.0,) * self.n, strict=True))
-        if len(plan.start) != all_have.dimension:
-            words = f"the sites' model has {all_have.dimension} parameters, the server's {len(plan.start)}"
+        algorithm, pipeline, due = plan.algorithm, plan.pipeline(self.config), next(iter(sites.values()))["dimension"]
+        if len(plan.start) != due:
+            words = f"the sites' model has {due} parameters, the server's {len(plan.start)}"
             raise InputError(f"{words}; give both the same model")
-        if plan.algorithm.traits.full_participation and self._least(self.n) < self.n:
-            name = type(plan.algorithm).__name__
+        if algorithm.traits.full_participation and least < self.n:
+            name = type(algorithm).__name__
             raise InputError(f"{name} needs every client in every round; set min-clients = {self.n}, or use FedNMap")
-        server, client = plan.algorithm.init(plan.start)
-        self.eta_a = scheduled_step(plan.algorithm, self.config)
-        self.up_like = dry_run(plan.algorithm, server, client)
-        self.packed_like = pack(plan.algorithm, self.up_like)
-        self.traffic = Traffic(plan.algorithm, server, self.up_like, plan.pipeline(self.config))
-        if self.quantised is not None and self.plan.weights is not None:
+        if self.config.secagg and plan.weights is not None:
             raise InputError("secagg sums clients that count the same, given weights by samples; leave one out")
+        self.counts = dict(zip(self.names, plan.weights or (1.0,) * self.n, strict=True))
+        weights = None if plan.weights is None else torch.tensor(plan.weights, dtype=torch.float64)
+        self.everybody = Everybody(self.n, weights, Uniform(), 0.0, 0)
+        server, client = algorithm.init(plan.start)
+        self.eta_a = scheduled_step(algorithm, self.config)
+        self.up_like = dry_run(algorithm, server, client)
+        self.traffic = Traffic(algorithm, server, self.up_like, pipeline)
         done, server = self._restore(server)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
@@ -187,49 +210,60 @@ class Coordinator:
             self._status(done=done)
         return self._finish(done, server, reason)
 
+    def _least(self, drawn: int) -> int:
+        """Replies that a round needs in which so many clients are drawn."""
+        return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
+
     def _round(self, t: int, server: State) -> State:
         """Round t, repeated until enough replies are good: the server's new state, on disk."""
         began, algorithm = time.monotonic(), schedules.at(self.plan.algorithm, self.eta_a, t)
         self.exact = False
-        if not (drawn := self._drawn(t)):  # a sampler may name nobody
+        sampler = sampler_of(self.config.sampler, self.config.participation)
+        ids = take_part(self.n, t, sampler=sampler, drop=0.0, seed=self.config.seed).participants.tolist()
+        drawn = [self.names[i] for i in ids]
+        if not drawn:  # a sampler may name nobody
             self._save(t, server)
             return server
         privacy = self.plan.privacy
         least = max(self._least(len(drawn)), 0 if privacy is None else privacy.among or 0)
-        down = wire.pack(algorithm.broadcast(server))
         for attempt in range(self.federation.attempts):
-            nodes = self._participants(drawn, least, t, attempt)
-            ticket = _ticket(t)
+            nodes, ticket = self._participants(drawn, least, t, attempt), _ticket(t)
             following = {name for name in nodes if self._follows(name)}
-            content = self._order(t, ticket, down, algorithm, following)
-            order, up, found = self._collect(nodes, content, ticket, least)
-            self.lost |= following & found.heard - found.replies.keys()  # such as those who could not follow
+            content = self._order(t, ticket, server, algorithm, following)
+            order, up, found = self._collect(
+                MessageType.TRAIN, nodes, content, ticket, self.up_like, partial(self._uplink, ticket), least
+            )
+            if not self.config.secagg:
+                self.refused |= {name: "" if name in order else found.errors[name] for name in found.replies}
+            self.lost |= following & found.errors.keys() - found.replies.keys()  # such as those who could not follow
             whole = self.traffic.down * (len(nodes) - len(following))
             self._spend(bytes_up=self.traffic.up * len(found.replies), wire_up=found.wire_up, wire_down=found.wire_down)
             self._spend(bytes_down=whole + self.traffic.following * len(following))
+            absent = self._absent(drawn, order, found)
             if len(order) >= least:
                 break
             log.warning("round %d: %d good replies, %d needed", t, len(order), least)
         else:
-            why = "; ".join(f"{name}: {reason}" for name, reason in self._absent(drawn, order, found).items())
+            why = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
             times = f"round {t} failed {self.federation.attempts} times ({why})"
             raise TimeoutError(f"{times}; its state is saved, continue with resume = true")
-        share = sum(self.counts[name] for name in order) / sum(self.counts.values())
-        if privacy is not None:
-            up, share = self._noised(privacy, t, order, up)
+        weight = sum(self.counts[name] for name in order)
+        share = weight / sum(self.counts.values())
+        if privacy is not None:  # what such a mean counts, and for how much, does not depend on who came
+            clients = torch.tensor([self.names.index(name) for name in order])
+            noised = privacy.aggregate(self.everybody, Received(t, clients, [v * weight for v in up], weight))
+            up, share = type(up)(*noised.up), noised.share
         server = algorithm.aggregate(server, up, share)
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
         self.counted |= dict.fromkeys(order, ticket)
-        absent = self._absent(drawn, order, found)
-        for name in order:
-            self.took_part[name] += 1
-            self.missed[name] = 0
-        for name in absent:
-            self.missed[name] += 1
-        self.news = self._news(ticket, up, share, algorithm, server)
+        self.took_part |= {name: self.took_part[name] + 1 for name in order}
+        self.missed |= dict.fromkeys(order, 0) | {name: self.missed[name] + 1 for name in absent}
+        if self.traffic.follows:
+            facts = {"share": share, "digest": wire.digest(algorithm.broadcast(server))}
+            self.news = ticket, wire.pack(up), facts | self._step("eta_a_before", algorithm)
         self.exact = privacy is None and len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
-        self.totals["train_seconds"] += time.monotonic() - began
+        self._spend(train_seconds=time.monotonic() - began)
         self._save(t, server)
         seconds = time.monotonic() - began
         without = f", without {', '.join(absent)}" if absent else ""
@@ -239,16 +273,14 @@ class Coordinator:
                 log.warning(self._left_out()[name])
         return server
 
-    def _absent(self, drawn: list[int], order: list[str], found: Exchange) -> dict[str, str]:
+    def _absent(self, drawn: list[str], order: list[str], found: Exchange) -> dict[str, str]:
         """The clients that were drawn and are not counted, each with the reason."""
-        late = f"no good reply within {self.federation.deadline:g} s"
-
-        def reason(name: str) -> str:
-            if name not in self.roster.nodes:
-                return "not connected"
-            return "its data does not fit" if name in self.sites.unfit else found.errors.get(name, late)
-
-        return {name: reason(name) for name in (self.federation.names[i] for i in drawn) if name not in order}
+        absent = {
+            name: found.errors.get(name, f"no good reply within {self.federation.deadline:g} s") for name in drawn
+        }
+        absent |= {name: "not connected" for name in drawn if name not in self.roster.nodes}
+        absent |= {name: "its data does not fit" for name in drawn if name in self.roster.unfit}
+        return {name: reason for name, reason in absent.items() if name not in order}
 
     def _left_out(self) -> dict[str, str]:
         """The clients that have not been counted for some rounds, or never; each with what follows."""
@@ -257,102 +289,80 @@ class Coordinator:
         means = f"the optimum is then another one than that of all {self.n} clients"
         return {name: f"{name} was not counted in its last {k} rounds; {means}; {late}" for name, k in long.items()}
 
-    def _noised(self, privacy: Privacy, t: int, order: list[str], up: State) -> tuple[State, float]:
-        """What a mean of private uplinks counts, and for how much: that does not depend on who came."""
-        weight = sum(self.counts[name] for name in order)
-        numbers = torch.tensor([self.federation.names.index(name) for name in order])
-        found = privacy.aggregate(self._everybody, Received(t, numbers, [v * weight for v in up], weight))
-        return type(up)(*found.up), found.share
+    def _collect(
+        self,
+        kind: str,
+        nodes: Mapping[str, int],
+        content: Content,
+        ticket: str,
+        like: State,
+        read: Callable[[RecordDict], State],
+        least: int,
+    ) -> Sum:
+        """The clients that are counted, and the mean of what they sent; under masks only if they are `least`.
 
-    @property
-    def _everybody(self) -> Everybody:
-        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights, dtype=torch.float64)
-        return Everybody(self.n, weights, Uniform(), 0.0, 0)
+        like: what a client sends, whose shapes count; `read` takes it from a reply in the clear.
+        """
+        if (grid := grid_for(self.config, kind)) is not None:
+            return self.secure(nodes, kind, content, ticket, like, grid, least)
+        found = self.roster.ask(nodes, kind, content)
+        values = found.read(read)
+        order = [name for name in self.names if name in values]
+        weights = [self.counts[name] for name in order]
+        return Sum(order, mean([values[name] for name in order], weights) if order else None, found)
 
-    def _least(self, drawn: int) -> int:
-        """Replies that a round needs in which so many clients are drawn."""
-        return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
-
-    def _collect(self, nodes: dict[str, int], content: Callable[[str], RecordDict], ticket: str, least: int) -> Sum:
-        """The clients that are counted, if they are enough, and the mean of their uplinks."""
-        if self.quantised is not None:
-            return self.secure(nodes, MessageType.TRAIN, content, ticket, self.up_like, self.quantised, least)
-        found = exchange(self.grid, nodes, MessageType.TRAIN, content, self.federation.deadline)
-        ups = found.read(lambda content: self._uplink(content, ticket))
-        self.refused |= {name: "" if name in ups else found.errors[name] for name in found.replies}
-        order = [name for name in self.federation.names if name in ups]
-        up = mean([ups[name] for name in order], [self.counts[name] for name in order]) if order else None
-        return Sum(order, up, found)
-
-    def _participants(self, drawn: list[int], least: int, t: int, attempt: int) -> dict[str, int]:
+    def _participants(self, drawn: list[str], least: int, t: int, attempt: int) -> dict[str, int]:
         """Those of the simulator's draw who are connected; a repeated round draws among whoever is.
 
         Unless it has been unmasked, in part perhaps, for some clients: then it is for these.
         """
-        config = self.config
-        nodes = self.sites.fitting(self.roster.refresh())
-        settled = self.secure.settled(MessageType.TRAIN, t)
+        nodes, settled = self.roster.refresh(), self.secure.settled(MessageType.TRAIN, t)
         if len(nodes) < least or not set(settled) <= nodes.keys():
-            nodes = self.sites.fitting(self.roster.wait(least, self.federation.deadline))
-        wanted = settled or [self.federation.names[i] for i in drawn]
+            nodes = self.roster.wait(least)
+        wanted = settled or drawn
         if attempt and len(drawn) < self.n and not settled:
-            order = np.random.default_rng([config.seed, t, attempt]).permutation(len(nodes))
+            order = np.random.default_rng([self.config.seed, t, attempt]).permutation(len(nodes))
             wanted = [list(nodes)[i] for i in order[: len(drawn)]]
-        return {name: nodes[name] for name in self.federation.names if name in nodes and name in wanted}
-
-    def _drawn(self, t: int) -> list[int]:
-        """The numbers of the clients that the simulator would draw."""
-        sampler = sampler_of(self.config.sampler, self.config.participation)
-        return list(take_part(self.n, t, sampler=sampler, drop=0.0, seed=self.config.seed).participants.tolist())
-
-    def _news(self, ticket: str, up: State, share: float, algorithm: Algorithm, server: State) -> News | None:
-        if not self.traffic.follows:
-            return None
-        facts = {"share": share, "digest": wire.digest(algorithm.broadcast(server))}
-        step = {} if self.eta_a is None else {"eta_a_before": schedules.step_of(algorithm)}
-        return News(ticket, wire.pack(up), facts | step)
+        return {name: node for name, node in nodes.items() if name in wanted}
 
     def _follows(self, name: str) -> bool:
         """Whether the client holds what was broadcast in the round of the news: it was counted then."""
-        return self.news is not None and self.counted[name] == self.news.ticket and name not in self.lost
+        return self.news is not None and self.counted[name] == self.news[0] and name not in self.lost
 
-    def _order(
-        self, t: int, ticket: str, down: Any, algorithm: Algorithm, following: set[str]
-    ) -> Callable[[str], RecordDict]:
-        step = {} if self.eta_a is None else {"eta_a": schedules.step_of(algorithm)}
+    def _step(self, key: str, algorithm: Algorithm) -> dict[str, float]:
+        return {} if self.eta_a is None else {key: schedules.step_of(algorithm)}
+
+    def _order(self, t: int, ticket: str, server: State, algorithm: Algorithm, following: set[str]) -> Content:
+        """The messages of a round: the broadcast, or the news for those who can follow."""
+        down = wire.pack(algorithm.broadcast(server))
+        common = {"run": self.run_id, "t": t, "ticket": ticket, **self._step("eta_a", algorithm)}
 
         def content(name: str) -> RecordDict:
-            order = {
-                "run": self.run_id,
-                "t": t,
-                "ticket": ticket,
-                "client": self.federation.names.index(name),
-                "counted": self.counted[name],
-                "refused": self.refused[name],
-                **step,
-            }
+            own = {"client": self.names.index(name), "counted": self.counted[name], "refused": self.refused[name]}
             if self.news is not None and name in following:
-                return RecordDict({"news": self.news.up, "round": ConfigRecord(order | self.news.facts)})
-            return RecordDict({"down": down, "round": ConfigRecord(order)})
+                _, up, facts = self.news
+                return RecordDict({"news": up, "round": ConfigRecord(common | own | facts)})
+            return RecordDict({"down": down, "round": ConfigRecord(common | own)})
 
         return content
 
-    def _uplink(self, content: RecordDict, ticket: str) -> State:
+    def _uplink(self, ticket: str, content: RecordDict) -> State:
         """The uplink, if it passes the check; a client whose reply did not is told so with its next message."""
         if content["round"]["ticket"] != ticket:
             raise InputError("a reply to another round")
-        packed = wire.unpack(content.get("up"), self.packed_like)
-        for name, v, due in zip(packed._fields, packed, self.packed_like, strict=True):
-            if not v.ndim and not v.is_floating_point() and v != due:  # a size, which unpacking would trust
-                raise InputError(f"{name} is {v.item()}, expected {due.item()}")
+        due = pack(self.plan.algorithm, self.up_like)
+        packed = wire.unpack(content.get("up"), due)
+        for name, v, size in zip(packed._fields, packed, due, strict=True):
+            if not v.ndim and not v.is_floating_point() and v != size:  # which unpacking would trust
+                raise InputError(f"{name} is {v.item()}, expected {size.item()}")
         up = unpack(self.plan.algorithm, packed, self.up_like)
         if [v.shape for v in up] != [v.shape for v in self.up_like]:
             raise InputError("it unpacks to other shapes than expected")
-        bound = self.federation.norm_bound
+        bound = self.federation.norm_bound or math.inf
         for name, v in up._asdict().items():  # codes and units say nothing of the vector that they stand for
             if not bool(torch.isfinite(v).all()):
                 raise InputError(f"{name} unpacks to NaN or infinity")
-            if bound is not None and float(v.norm()) > bound:
+            if float(v.norm()) > bound:
                 raise InputError(f"{name} has norm {float(v.norm()):.3g}, above the bound {bound:g}")
         return up
 
@@ -387,111 +397,82 @@ class Coordinator:
 
     def _measure(self, done: int, server: State) -> Record:
         """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
-        plan, began = self.plan, time.monotonic()
+        plan, began, exactly = self.plan, time.monotonic(), self.federation.measure_stationarity
         x = plan.algorithm.model(server)
-        found = NOTHING if self.config.dp_noise else self._measuring(done, x)  # noise hides what clients have
-        gradient = found.gradient
-        if gradient is None and self.federation.measure_stationarity:
-            gradient = torch.full_like(x, math.nan)
-        record = {"round": done, **numbers(x, found.loss, gradient, plan.phi, plan.measure_gamma)}
-        record |= {} if math.isnan(found.accuracy) else {"test_accuracy": found.accuracy}
-        record |= {"clients_measured": found.clients, **{name: f(x) for name, f in plan.metrics.items()}}
-        record |= {} if plan.privacy is None else plan.privacy.spent(self._everybody, done)
-        self.totals["eval_seconds"] += time.monotonic() - began
+        loss, accuracy, gradient = math.nan, math.nan, torch.full_like(x, math.nan) if exactly else None
+        names, told, found = Sum([], None, Exchange()) if self.config.dp_noise else self._ask_about(done, x)
+        if names:
+            loss, right, tested = told.numbers.tolist()
+            accuracy, gradient = right / tested if tested else math.nan, told.gradient if exactly else None
+        self._spend(eval_wire_up=found.wire_up, eval_wire_down=found.wire_down)
+        record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
+        record |= {} if math.isnan(accuracy) else {"test_accuracy": accuracy}
+        record |= {"clients_measured": len(names), **{name: f(x) for name, f in plan.metrics.items()}}
+        record |= {} if plan.privacy is None else plan.privacy.spent(self.everybody, done)
+        self._spend(eval_seconds=time.monotonic() - began)
+        if self.config.secagg:  # only the sum over clients is known
+            of_all = {"loss": loss} | ({} if math.isnan(accuracy) else {"accuracy": accuracy})
+            each = {"*": of_all} if names else {}
+        else:
+            each = {name: _numbers(found.replies[name]) for name in names}
         with (self.folder.path / CLIENTS).open("a") as file:
-            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in found.told.items())
+            file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in each.items())
         record |= self.totals
         self.folder.append(self.job, record)  # last: what is not there was not measured
         return record
 
-    def _measuring(self, done: int, x: Tensor) -> Measurement:
-        nodes, exactly = self.sites.fitting(self.roster.refresh()), self.federation.measure_stationarity
-        if self.quantised is None:
-            found = told(self.grid, nodes, x, exactly, self.federation.deadline, self.counts)
-        else:
-            settled = self.secure.settled(MessageType.EVALUATE, done)
-            nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
-            found = summed(self.secure, nodes, x, exactly, _ticket(done))
-        self._spend(eval_wire_up=found.wire_up, eval_wire_down=found.wire_down)
-        return found
+    def _ask_about(self, done: int, x: Tensor) -> Sum:
+        """Who has measured the model x, and the mean of what they say."""
+        exactly = self.federation.measure_stationarity
+        message = RecordDict({"model": wire.pack(Point(x))})
+        nodes, settled = self.roster.refresh(), self.secure.settled(MessageType.EVALUATE, done)
+        nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
+
+        def read(content: RecordDict) -> Measured:
+            said = _numbers(content)
+            told = torch.tensor([said["loss"], said.get("accuracy", 0.0), "accuracy" in said], dtype=torch.float64)
+            return Measured(told, wire.unpack(content.get("gradient"), Point(x)).x if exactly else x[:0])
+
+        like = Measured(x.new_zeros(3, dtype=torch.float64), x if exactly else x[:0])
+        return self._collect(MessageType.EVALUATE, nodes, lambda _: message, _ticket(done), like, read, 2)
 
     def _spend(self, **amounts: float) -> None:
         self.totals |= {name: self.totals[name] + amount for name, amount in amounts.items()}
 
-    def _found(self) -> RunFolder:
-        """The run folder: one to go on in, one that was made for this run, or a new one."""
-        path = self.federation.run_folder
-        if self.federation.resume or ((path / "run.toml").exists() and not (path / FACTS).exists()):
-            return RunFolder.open(path)
-        return RunFolder.create(path, self.config, "flower")
-
-    def _open(self) -> None:
-        """Check and repair the folder, which is ours now, and settle the number under which clients keep states."""
-        facts = self.folder.path / FACTS
-        known = from_json(facts, dict) if facts.exists() else {}
-        if known and not self.federation.resume:
-            raise InputError(f"{self.folder.path} has been used in the meantime; choose another folder")
-        if tuple(known.get("names", self.federation.names)) != self.federation.names:
-            raise InputError(f"{self.folder.path} belongs to the clients {', '.join(known['names'])}; keep the names")
-        if self.federation.resume:
-            self._check_settings()
-        self.folder.repair()
-        if self.federation.resume:  # what may be changed, and was, stands in run.toml from now on
-            before = self.folder.config(trust=True)
-            after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
-            if after != before:
-                write_atomically(self.folder.path / "run.toml", after.toml().encode())
-        self.run_id = known.get("run") or secrets.token_hex(8)
-        write_atomically(facts, to_json({"run": self.run_id, **self.federation.model_dump(mode="json")}))
-        least, deadline = threshold(self.config, self.federation), self.federation.deadline
-        self.secure = SecureSum(self.grid, self.federation.names, least, deadline, self.run_id, self.folder.path)
-
-    def _check_settings(self) -> None:
-        """Refuse to go on with other settings than the run began with: it would begin again at round 0."""
-        now, place = self.config.model_dump(mode="json"), self.folder.path
-        words = self.folder.changed(now, extendable(self.config) | UNHEARD)
-        if words:
-            raise InputError(f"{place}: {words}; put it back, or begin a new run")
-        began = self.folder.environment().get("settings") or now
-        if began["algorithms"][0] != self.job.method:
-            raise InputError(f"{place} is a run of {began['algorithms'][0]}, not {self.job.method}; begin a new run")
-
     def _restore(self, server: State) -> tuple[int, State]:
-        """After the newest intact checkpoint, or at the beginning."""
+        """After the newest intact checkpoint, or at the beginning; later measurements are dropped.
+
+        What the last measurement has cost is in no checkpoint yet.
+        """
         if not self.federation.resume:
             return 0, server
         plan, folder = self.plan, self.folder.checkpoints(self.job)
         kept, refused = checkpoints.newest_server(folder, plan.algorithm, plan.start, settings(self.config))
         for line in refused:
             log.warning(line)
-        if kept is None:
-            self._forget_after(-1)
-            return 0, server
-        self.totals, self.counted = {name: kept.totals[name] for name in self.totals}, kept.totals["counted"]
-        self.took_part |= kept.totals.get("took_part", {})
-        self.missed |= kept.totals.get("missed", {})
-        self._forget_after(kept.t + 1)
-        log.info("continuing after round %d", kept.t)
-        return kept.t + 1, kept.server
-
-    def _forget_after(self, done: int) -> None:
-        """Drop measurements of rounds that will be run again; what the last one has cost is in no checkpoint yet."""
-        self.folder.forget_after(self.job, done)
+        done = 0
+        if kept is not None:
+            done, server, self.counted = kept.t + 1, kept.server, kept.totals["counted"]
+            self.totals = {name: kept.totals[name] for name in self.totals}
+            self.took_part |= kept.totals.get("took_part", {})
+            self.missed |= kept.totals.get("missed", {})
+            log.info("continuing after round %d", kept.t)
+        self.folder.forget_after(self.job, done if kept is not None else -1)
         records = self.folder.records(*self.job)
         measured = records[-1]["round"] if records else -1
-        if records and measured == done:
+        if measured == done:
             self.totals = {name: records[-1][name] for name in self.totals}
         path = self.folder.path / CLIENTS
         if path.exists():
             lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
             write_atomically(path, "".join(line for line in lines if json.loads(line)["round"] <= measured).encode())
+        return done, server
 
     def _save(self, t: int, server: State) -> None:
         about = {"counted": self.counted, "took_part": self.took_part, "missed": self.missed}
         self.folder.flush()
-        checkpoints.keep(
-            self.folder.checkpoints(self.job), checkpoints.Kept(t, server, self.totals | about), settings(self.config)
-        )
+        kept = checkpoints.Kept(t, server, self.totals | about)
+        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config))
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""
@@ -520,20 +501,17 @@ def _ticket(t: int) -> str:
     return f"{t:08d}-{secrets.token_hex(4)}"
 
 
-@contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """What is said meanwhile is also written to the file."""
-    file = logging.FileHandler(path, delay=True)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(file)
-    try:
-        yield
-    finally:
-        log.removeHandler(file)
-        file.close()
-
-
 def _is_exact(content: RecordDict) -> bool:
     """Whether a client says that its gradients have no noise; if not so, the measurement that follows tells."""
     about = content.get("about")
     return isinstance(about, MetricRecord) and about.get("exact") == 1
+
+
+def _numbers(content: RecordDict) -> dict[str, float]:
+    """What a client says of a model; accuracy on no samples is NaN, and left out."""
+    about: Any = content["about"]
+    values = {key: float(about[key]) for key in ("loss", "samples", "accuracy") if key in about}
+    found = {key: v for key, v in values.items() if math.isfinite(v)}
+    if "loss" not in found:
+        raise InputError(f"numbers {values}; expected a finite loss")
+    return found

@@ -1,4 +1,4 @@
-"""What a federation agrees on, read from the run configuration of a Flower app."""
+"""What a federation agrees on, read from the run configuration of a Flower app; and who a node is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from flwr.app import Context, MessageType
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config, code_in, parse_set
-from fednmap.runs.uplink_config import check_between_machines
+from fednmap.runs.uplink_config import check_between_machines, grid_of
+from fednmap.simulation.quantised import Quantised
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -71,14 +73,20 @@ class Federation(BaseModel):
             raise InputError("a client is named twice")
         return names
 
+    @model_validator(mode="after")
+    def _keys(self) -> Self:
+        if self.pin_on_first_use and self.clients_file is None:
+            raise InputError("pin-on-first-use writes keys into clients-file; say which file that is")
+        return self
+
     @classmethod
     def make(cls, **values: Any) -> Federation:
         """Validated as a whole: one InputError with a line for each mistake."""
         try:
             return cls(**values)
         except ValidationError as error:
-            found = [(".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
-            raise InputError("\n".join(f"{place}: {said}" for place, said in found)) from None
+            lines = [": ".join([*map(str, e["loc"]), e["msg"].removeprefix("Value error, ")]) for e in error.errors()]
+            raise InputError("\n".join(lines)) from None
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
@@ -123,10 +131,24 @@ def run_settings(config: Config, federation: Federation) -> dict[str, Any]:
     return {key.replace("_", "-"): "" if v is None else v for key, v in values.items()}
 
 
-def check_keys(federation: Federation) -> None:
-    """Refuse settings of keys that do not go together."""
-    if federation.pin_on_first_use and federation.clients_file is None:
-        raise InputError("pin-on-first-use writes keys into clients-file; say which file that is")
+class Node:
+    """The client that a node runs for, as the node was started: its name and its folder; and the settings of a run."""
+
+    config: Config
+    federation: Federation
+
+    def __init__(self, context: Context) -> None:
+        self.context, about = context, context.node_config
+        if "client" not in about:
+            raise InputError("this node has no name; start it with --node-config \"client='hospital-a'\"")
+        self.name = client_name(about["client"])
+        self.folder = Path(str(about.get("state-dir", Path.home() / ".fednmap" / "clients"))).expanduser()
+
+
+def grid_for(config: Config, kind: str) -> Quantised | None:
+    """What vectors are rounded to under masks, by the kind of message: measurements have a grid of their own."""
+    measured = config.secagg and kind == MessageType.EVALUATE
+    return Quantised(config.clients) if measured else grid_of(config, config.clients)
 
 
 class Threshold(NamedTuple):
@@ -171,49 +193,37 @@ def threshold(config: Config, federation: Federation) -> Threshold:
 
 def _agree(config: Config, federation: Federation) -> None:
     """Refuse settings that do not go together, by the first rule that they break."""
+    check_between_machines(config)
     n, least = len(federation.names), threshold(config, federation).least
     drawn = max(1, round(config.participation * n))
-    check_keys(federation)
-    check_between_machines(config)
     of_round = f"{drawn} of {n} clients are drawn in a round"
-    given = {"tol": config.tol, "tol-absolute": config.tol_absolute, "patience": config.patience}
-    given["measure-stationarity"] = federation.measure_stationarity or None
-    measured = next((name for name, value in given.items() if value is not None), None)
-    rules = [
-        ((federation.min_clients or 0) > drawn, f"min-clients is {federation.min_clients}, and {of_round}"),
+    tolerance = config.tol or config.tol_absolute
+    measured = tolerance or config.patience or federation.measure_stationarity
+    rules = {
+        f"min-clients is {federation.min_clients}, and {of_round}": (federation.min_clients or 0) > drawn,
         # sums of losses and gradients carry no noise
-        (
-            config.dp_noise and measured,
-            f"{measured} is given with dp-noise, and clients then tell no losses or gradients; leave it out",
-        ),
-        (not config.secagg and federation.secagg_threshold, "secagg-threshold is given without it; add secagg = true"),
-        (
-            (config.tol or config.tol_absolute) and not federation.measure_stationarity,
-            "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "
-            "measure-stationarity = true, or use patience or time-limit",
-        ),
-        (len(config.algorithms) != 1, f"a federation runs one method, given {', '.join(config.algorithms)}"),
-        (config.topology, f"topology is {config.topology}; a federation has a server: leave it out, and use fednmap"),
-        (config.drop, f"drop is {config.drop}; between machines replies get lost by themselves, leave it out"),
-    ]
+        "tol, patience or measure-stationarity is given with dp-noise, and clients then tell no losses or gradients; "
+        "leave it out": config.dp_noise and measured,
+        "secagg-threshold is given without it; add secagg = true": not config.secagg and federation.secagg_threshold,
+        "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "
+        "measure-stationarity = true, or use patience or time-limit": tolerance and not federation.measure_stationarity,
+        "topology, drop and several algorithms are for simulations (fednmap train); leave it out": config.topology
+        or config.drop
+        or len(config.algorithms) > 1,
+    }
     if config.secagg:
-        rules += [
-            (drawn < 2, f"secagg hides a client among others, and {of_round}; draw at least 2"),
-            (least > drawn, f"secagg-threshold is {least}, and {of_round}; use at most {drawn}"),
-            (
-                2 * least <= drawn,
-                f"secagg-threshold is {least} of {drawn} clients: a server that lies could unmask single vectors with "
-                f"the shares of half of them; use at least {drawn // 2 + 1}",
+        rules |= {
+            f"secagg hides a client among others, and {of_round}; draw at least 2": drawn < 2,
+            f"secagg-threshold is {least}, and {of_round}; use at most {drawn}": least > drawn,
+            f"secagg-threshold is {least} of {drawn} clients: a server that lies could unmask single vectors with the "
+            f"shares of half of them; use at least {drawn // 2 + 1}": 2 * least <= drawn,
+            f"secagg needs equally many clients in every round, which {config.sampler} does not draw": (
+                config.sampler.partition(":")[0] not in ("uniform", "cyclic")
             ),
-            (
-                config.sampler.partition(":")[0] not in ("uniform", "cyclic"),
-                f"secagg needs equally many clients in every round, which {config.sampler} does not draw",
+            "norm-bound and secagg-bound differ; with secagg they are one, give one of them": (
+                federation.norm_bound is not None and config.secagg_bound != federation.norm_bound
             ),
-            (
-                federation.norm_bound is not None and config.secagg_bound != federation.norm_bound,
-                "norm-bound and secagg-bound differ; with secagg they are one, give one of them",
-            ),
-        ]
-    for broken, why in rules:
+        }
+    for why, broken in rules.items():
         if broken:
             raise InputError(why)

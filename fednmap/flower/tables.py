@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,13 @@ from fednmap.flower import client as plain
 from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
-from fednmap.flower.roster import Roster, exchange
+from fednmap.flower.roster import Roster
 from fednmap.flower.server import Coordinator, app_of
-from fednmap.flower.settings import Federation, check_keys, client_name, split
+from fednmap.flower.settings import Federation, Node, split
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import from_json, to_json, write_atomically
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.files import digest, from_json, to_json, write_atomically
+from fednmap.runs.folder import Model, RunFolder
 from fednmap.simulation import lock
 from fednmap.tables import Table, table
 from fednmap.tables.statistics import NARROWINGS, Answers, Question, carry
@@ -52,7 +51,6 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, Federation]:
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
     own, given = split(run_config, FitConfig.model_fields)
     federation = Federation.make(**own | {"measure_stationarity": True})
-    check_keys(federation)
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     return FitConfig.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
@@ -70,42 +68,38 @@ def client_app(load: LoadTable) -> ClientApp:
     load: this site's rows, as a frame or a `fednmap.tables.Table` with named columns; called once per message.
     """
 
-    def rows(context: Context) -> Table:
-        return Table(table(load(context)).columns, client_name(context.node_config["client"]))
+    def rows(node: Node) -> Table:
+        return Table(table(load(node.context)).columns, node.name)
 
     def local(context: Context) -> LocalProblem:
-        site = client_name(context.node_config["client"])
+        node = Node(context)
         try:
-            known = _agreed(context)
-            return LocalProblem(known.local(rows(context)), weight=known.weight(site) * len(known.rows))
+            known = _agreed(node)
+            return LocalProblem(known.local(rows(node)), weight=known.weight(node.name) * len(known.rows))
         except Exception as error:  # Flower sends the words of one that is raised
-            raise InputError(_in_words(_refusal(site, error))) from None
+            raise InputError(_in_words(_refusal(node.name, error))) from None
 
-    app = plain.client_app(
-        local,
-        plan=lambda context, _: plan_of(_agreed(context)),
-        settings=_settings,
-    )
-
-    @app.query("tables")
-    @partial(audited, file=plain._log_file, note=lambda *_: {})
-    def asked(message: Message, context: Context) -> Message:
+    def asked(message: Message, node: Node) -> RecordDict:
         """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
-        site = client_name(context.node_config["client"])
         try:
             question = json.loads(str(message.content["question"]["json"]))
-            if context.node_config.get("require-secagg"):
+            if node.context.node_config.get("require-secagg"):
                 raise Disagreement("this client takes part with secure aggregation alone; a fit of tables has none")
-            _ask_once(context, question)
-            if question["ask"] == "agree":
-                said = _keep(context, question, rows(context))
+            _ask_once(node, question)
+            said, own, task = {}, rows(node), read(node.context.run_config)[0]
+            if question["ask"] == "agree":  # kept if this site is part of it
+                known = Agreement.from_dict(question["agreement"])
+                known.check(task, node.name)
+                known.check_statistics(own)
+                write_atomically(_place(node), to_json(question["agreement"]))
             else:
-                said = answer(question, rows(context), read(context.run_config)[0])
-            content = RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
+                said = answer(question, own, task)
+            return RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
         except Exception as error:
-            content = RecordDict({"refused": ConfigRecord(_refusal(site, error))})
-        return Message(content, reply_to=message)
+            return RecordDict({"refused": ConfigRecord(_refusal(node.name, error))})
 
+    app = plain.client_app(local, plan=lambda context, _: plan_of(_agreed(Node(context))), settings=_settings)
+    app.query("tables")(audited(asked, _settings))
     return app
 
 
@@ -124,8 +118,7 @@ def fit(grid: Grid, task: FitConfig, federation: Federation) -> dict[str, Any]:
     else:
         known = agree(grid, task, federation)
         RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.to_dict())})
-    config = config_of(known)
-    coordinator = Coordinator(grid, config, federation, lambda *_: plan_of(known))
+    coordinator = Coordinator(grid, config_of(known), federation, lambda *_: plan_of(known))
     closing = coordinator.run()
     save(path, known, closing, coordinator)
     return closing
@@ -136,11 +129,11 @@ def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
     path = federation.run_folder
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
-    roster = Roster.of(grid, federation)
-    roster.wait(len(federation.names), federation.deadline)
+    roster = Roster(grid, federation)
+    roster.wait(len(federation.names))
 
     def ask(question: Question) -> Answers:
-        return ask_all(grid, roster, federation, question)
+        return ask_all(roster, federation.attempts, question)
 
     known = carry(negotiate(task), ask)
     ask({"ask": "agree", "agreement": known.to_dict()})
@@ -148,21 +141,21 @@ def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
     return known
 
 
-def ask_all(grid: Grid, roster: Roster, federation: Federation, question: Question) -> Answers:
+def ask_all(roster: Roster, attempts: int, question: Question) -> Answers:
     """The answers of all sites, in the fixed order; a site that refuses ends the run, with its reason."""
     content = RecordDict({"question": ConfigRecord({"json": json.dumps(question)})})
     found: dict[str, dict[str, Any]] = {}
-    for _ in range(federation.attempts):
+    for _ in range(attempts):
         nodes = {name: node for name, node in roster.refresh().items() if name not in found}
-        for name, reply in exchange(grid, nodes, QUESTION, lambda _: content, federation.deadline).replies.items():
+        for name, reply in roster.ask(nodes, QUESTION, lambda _: content).replies.items():
             if "refused" in reply:
                 why = _in_words(reply["refused"])
                 raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
             found[name] = json.loads(str(reply["answer"]["json"]))
-        if len(found) == len(federation.names):
-            return {name: found[name] for name in federation.names}
-        roster.wait(len(federation.names), federation.deadline)
-    missing = ", ".join(name for name in federation.names if name not in found)
+        if len(found) == len(roster.names):
+            return {name: found[name] for name in roster.names}
+        roster.wait(len(roster.names))
+    missing = ", ".join(name for name in roster.names if name not in found)
     raise TimeoutError(f"no answer about {question['ask']!r} from {missing}; begin again when they are connected")
 
 
@@ -170,15 +163,9 @@ def plan_of(known: Agreement) -> Plan:
     """The same on the server and at every site."""
     method, scaling = known.method(), known.scaling
     scale = [1 / v if v else 1.0 for v in scaling.factor.tolist()]
-    about = {"features": known.names, "labels": known.classes, "scaling": (scaling.shift.tolist(), scale)}
-    return Plan(
-        method,
-        method.phi,
-        known.start,
-        measure_gamma=known.gamma,
-        inputs=(len(known.names),),
-        about=about | {"intercept": known.family.level},
-    )
+    about: dict[str, Any] = {"inputs": (len(known.names),), "features": known.names, "labels": known.classes}
+    about |= {"scaling": (scaling.shift.tolist(), scale), "intercept": known.family.level}
+    return Plan(method, method.phi, known.start, lambda x: Model.of({"x": x}, about), known.gamma)
 
 
 def config_of(known: Agreement) -> Config:
@@ -251,9 +238,9 @@ def _in_words(refused: Any) -> str:
     return f"{words}; the site's own log says more"
 
 
-def _ask_once(context: Context, question: Question) -> None:
+def _ask_once(node: Node, question: Question) -> None:
     """Refuse a second question of a kind in a run, and other statistics than the first; the same again is answered."""
-    path = _place(context).with_suffix(f".{context.run_id}.asked.json")
+    path = _place(node).with_suffix(f".{node.context.run_id}.asked.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock.exclusive(path.with_suffix(".lock")):
         known = from_json(path, dict) if path.exists() else {}
@@ -261,36 +248,22 @@ def _ask_once(context: Context, question: Question) -> None:
         if "agreement" in question:
             marks["statistics"] = {name: question["agreement"][name] for name in ("statistics", "rows", "classes")}
         for kind, asked in marks.items():
-            mark = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-            before = known.setdefault(kind, [])
+            mark, before = digest(asked), known.setdefault(kind, [])
             if mark not in before and len(before) >= (NARROWINGS if kind == "counts" else 1):
                 raise Disagreement(f"the server asks about {kind!r:.20} again in this run, in other words; refused")
             known[kind] = list(dict.fromkeys([*before, mark]))
         write_atomically(path, to_json(known))
 
 
-def _keep(context: Context, question: Question, rows: Table) -> dict[str, Any]:
-    """Keep what was agreed, if this site is part of it."""
-    said, site = question["agreement"], client_name(context.node_config["client"])
-    known, (task, _) = Agreement.from_dict(said), read(context.run_config)
-    known.check(task, site)
-    known.check_statistics(rows)
-    path = _place(context)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_json(said))
-    return {}
-
-
-def _agreed(context: Context) -> Agreement:
-    path = _place(context)
+def _agreed(node: Node) -> Agreement:
+    path = _place(node)
     if not path.exists():
         raise Disagreement(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
     return Agreement.from_dict(from_json(path, dict))
 
 
-def _place(context: Context) -> Path:
+def _place(node: Node) -> Path:
     """Where a site keeps what was agreed for the run of these settings."""
-    task, federation = read(context.run_config)
-    which = [task.model_dump(), list(federation.names), str(federation.run_folder)]
-    name = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:16]
-    return plain._state_dir(context) / "agreements" / client_name(context.node_config["client"]) / f"{name}.json"
+    task, federation = read(node.context.run_config)
+    which = json.dumps([task.model_dump(), list(federation.names), str(federation.run_folder)])
+    return node.folder / "agreements" / node.name / f"{hashlib.sha256(which.encode()).hexdigest()[:16]}.json"

@@ -1,26 +1,29 @@
-"""Ends what a launcher started, should the launcher die without doing so itself.
+"""Runs a command for a launcher; should the launcher die, the command and all it started are killed.
 
-Reads `+PID` and `-PID` lines from the launcher; when the pipe closes, the process groups still listed are killed.
-Run as a script, it imports nothing of the package and so starts at once.
+The launcher holds the other end of this process's standard input, which is closed when it dies. Run as a script, it
+imports nothing of the package and so starts at once. It must lead a process group.
 """
 
 import os
 import signal
+import subprocess
 import sys
-from contextlib import suppress
+import threading
 
 
-def main() -> None:
+def main(command: list[str]) -> int:
+    """Run the command; its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # only the end of the launcher counts
-    groups: set[int] = set()
-    for line in sys.stdin:
-        pid = int(line[1:])
-        (groups.add if line[0] == "+" else groups.discard)(pid)
-    for pid in groups:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+        signal.signal(number, lambda *_: None)  # the command decides what they mean
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def watch() -> None:
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return process.wait()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -27,7 +27,8 @@ def unpack(record: Any, like: State) -> State:
     if not isinstance(record, ArrayRecord):
         raise InputError("expected arrays, got something else")
     if sorted(record) != sorted(like._fields):
-        raise InputError(f"arrays named {_few(record)}, expected {', '.join(like._fields)}")
+        given = ", ".join(map(repr, record))[:100] or "nothing"
+        raise InputError(f"arrays named {given}, expected {', '.join(like._fields)}")
     return type(like)(*(_tensor(name, record[name], v) for name, v in like._asdict().items()))
 
 
@@ -50,26 +51,9 @@ def _tensor(name: str, array: Array, like: Tensor) -> Tensor:
 
 def digest(message: State) -> str:
     """SHA-256 of a message's numbers, to tell whether two machines have the same."""
-    found = hashlib.sha256()
-    for v in message:
-        found.update(v.detach().cpu().contiguous().numpy().data)
-    return found.hexdigest()
+    return hashlib.sha256(b"".join(v.detach().cpu().numpy().tobytes() for v in message)).hexdigest()
 
 
 def wire_bytes(message: Message) -> int:
     """Size of the message as Flower sends it: its arrays, records and metadata, serialised."""
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
-
-
-def _few(names: Any) -> str:
-    shown = ", ".join(repr(str(name)[:20]) for name in list(names)[:4])
-    return shown + (", ..." if len(names) > 4 else "") if names else "nothing"
-
-
-def first_vector(record: Any, dtype: str) -> Tensor:
-    """The one finite vector in `record`, of a length that the sender knows."""
-    array = record["x"] if isinstance(record, ArrayRecord) and list(record) == ["x"] else None
-    if array is None or len(array.shape) != 1 or array.shape[0] > len(array.data):
-        raise InputError("expected the first model as a vector x")
-    like = torch.zeros(array.shape, dtype=getattr(torch, dtype))
-    return _tensor("x", array, like)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
-from fednmap.flower import loopback, wire
+from fednmap.flower import loopback
 from fednmap.flower.launch import Launcher
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
@@ -939,10 +939,21 @@ def test_settings_that_cannot_be_are_refused(settings, why):
         read({"names": "a,b", "run-folder": "x"} | settings)
 
 
-def test_a_vector_that_claims_to_be_long_is_refused_before_memory_is_taken():
-    record = ArrayRecord({"x": Array("float64", (10**12,), "numpy.ndarray", b"short")})
-    with pytest.raises(ValueError, match="as a vector x"):
-        wire.first_vector(record, "float64")
+def test_a_first_model_that_claims_to_be_long_is_refused_before_memory_is_taken(tmp_path):
+    """Even if the site has said so before."""
+
+    def long(name, message, answer):
+        reply = answer()
+        if "site" in reply.content:
+            reply.content["site"]["dimension"] = 10**12
+        if "start" in reply.content:
+            reply.content["start"] = ArrayRecord({"x": Array("float64", (10**12,), "numpy.ndarray", b"short")})
+        return [reply]
+
+    federation = Federation(tmp_path)
+    federation.plan = lambda: federation.coordinator.roster.start("float64")
+    with pytest.raises(ValueError, match="x cannot be decoded"):
+        federation.start(fault=long)
 
 
 def test_a_reply_that_never_comes_whole_is_given_up_at_the_deadline(monkeypatch):

@@ -11,8 +11,7 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 from flower_grid import NAMES, Federation
 
-from fednmap.flower.identity import Identities, challenge, fingerprint, prove
-from fednmap.flower.keys import make, node_key
+from fednmap.flower.identity import Identities, challenge, fingerprint, make, node_key, prove
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
 
@@ -84,7 +83,7 @@ def test_the_first_key_is_pinned_and_another_one_refused_later(tmp_path, keys, c
     given = {"clients_file": str(file), "pin_on_first_use": True}
     federation = Federation(tmp_path, rounds=1, **given)
     assert federation.start(about=with_keys(keys))["took_part"] == dict.fromkeys(NAMES, 1)
-    assert Identities(file).read()[0] == {n: fingerprint((keys / f"{n}.pub").read_bytes()) for n in NAMES}
+    assert Identities(file).read().clients == {n: fingerprint((keys / f"{n}.pub").read_bytes()) for n in NAMES}
     about = with_keys(keys) | {102: {"key": str(keys / "mallory")}}
     with warnings(caplog):
         closing = federation.start(about=about, resume=True, rounds=2, deadline=0.5)
@@ -113,7 +112,7 @@ def test_a_node_that_was_refused_is_asked_again_when_its_key_is_entered(tmp_path
 
     def fault(name, message, answer):
         hellos.append(message.metadata.dst_node_id if "ask" in message.content else None)
-        if message.content.get("round", {}).get("t") == 2 and "cleo" not in identities.read()[0]:
+        if message.content.get("round", {}).get("t") == 2 and "cleo" not in identities.read().clients:
             identities.add("cleo", (keys / "mallory.pub").read_bytes())
         return [answer()]
 
@@ -129,9 +128,9 @@ def test_a_key_is_revoked_while_the_run_goes_on_and_another_one_takes_its_place(
 
     def fault(name, message, answer):
         t = message.content["round"]["t"] if "round" in message.content else -1
-        if t == 1 and "bert" in identities.read()[0]:
+        if t == 1 and "bert" in identities.read().clients:
             identities.revoke("bert")
-        if t == 3 and "bert" not in identities.read()[0]:
+        if t == 3 and "bert" not in identities.read().clients:
             identities.add("bert", (keys / "mallory.pub").read_bytes())
             federation.grid.nodes[105] = "bert"
         return [answer()]
@@ -164,9 +163,10 @@ def test_keys_writes_the_list_and_commands_change_it(tmp_path, command, keys):
     folder = tmp_path / "made"
     make(folder, ["a", "b"], "127.0.0.1")
     file = folder / "clients.toml"
-    known, revoked = Identities(file).read()
+    read = Identities(file).read()
+    known = read.clients
     assert known == {name: fingerprint((folder / f"{name}.pub").read_bytes()) for name in ("a", "b")}
-    assert not revoked
+    assert not read.revoked
     anna = keys / "anna.pub"
     code, out, _ = command("flower", "clients", "rotate", file, "a", anna)
     assert (code, out) == (0, f"a  {fingerprint(anna.read_bytes())}\n")

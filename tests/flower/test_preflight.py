@@ -54,18 +54,22 @@ def classifies(local):
 
 
 WRONG = {
-    "narrow": (narrow, "bert: 5 columns without 'ca', expected 6; the model has 5 parameters, expected 6"),
-    "unnamed": (unnamed_and_narrow, "bert: 0 columns without 'age', 'bmi', 'sex' and 3 more, expected 6"),
+    "narrow": (
+        narrow,
+        "bert: 5 columns, expected 6: number 5 is None, expected 'ca'; samples have shape (5,), expected (6,); the "
+        "model has 5 parameters, expected 6",
+    ),
+    "unnamed": (unnamed_and_narrow, "bert: 0 columns, expected 6: number 0 is None, expected 'age'"),
     "load": (without_path, "bert: its data cannot be loaded (FileNotFoundError: no file heart.csv)"),
     "order": (
         lambda local: LocalProblem(local.problem, columns=(*COLUMNS[:3], "thal", "chol", "ca")),
-        "bert: columns in another order: number 3 is 'thal', expected 'chol'",
+        "bert: 6 columns, expected 6: number 3 is 'thal', expected 'chol'",
     ),
     "extra": (
         lambda local: LocalProblem(local.problem, columns=(*COLUMNS, "name")),
-        "bert: 7 columns with unknown 'name', expected 6",
+        "bert: 7 columns, expected 6: number 6 is 'name', expected None",
     ),
-    "labels": (classifies, "bert: 2 labels with unknown 'well', 'ill', expected 0"),
+    "labels": (classifies, "bert: 2 labels, expected 0: number 0 is 'well', expected None"),
     "dtype": (
         lambda local: LocalProblem(LeastSquares([tuple(v.float() for v in local.problem.data[0])]), columns=COLUMNS),
         "bert: computes in float32, expected float64",
@@ -150,7 +154,7 @@ def test_who_joins_later_and_does_not_fit_is_left_out_and_named(tmp_path, caplog
     with caplog.at_level(logging.WARNING, logger="flwr"):
         logging.getLogger("flwr").propagate = True
         closing = federation.start(fault=fault, nodes={101: "anna", 102: "bert", 103: "cleo"})
-    assert caplog.text.count("dora: left out: 5 columns without 'ca'") == 1
+    assert caplog.text.count("dora: left out: 5 columns, expected 6: number 5 is None, expected 'ca'") == 1
     assert closing["took_part"] == {"anna": 6, "bert": 6, "cleo": 6, "dora": 0}
 
 

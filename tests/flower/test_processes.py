@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ pytest.importorskip("flwr")
 from safetensors.torch import load_file
 
 from fednmap import simulate
-from fednmap.flower.keys import make
-from fednmap.flower.launch import GUARDED, Certificates, Launcher, free_port
+from fednmap.flower.identity import make
+from fednmap.flower.launch import GUARDED, Launcher, free_port
 from fednmap.flower.ledger import Store
 from fednmap.flower.local_federation import write_trial
 from fednmap.flower.new import write
@@ -200,6 +201,20 @@ def problem():
 '''
 
 
+def flwr(launcher, *arguments):
+    """What Flower's own command prints."""
+    environment = launcher._environment("cli")
+    done = subprocess.run(["flwr", *arguments], env=environment, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
+def tls(keys):
+    """Options of a SuperLink with the certificates that `make` has written."""
+    files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
+    return [*(word for option, name in files.items() for word in (option, str(keys / name))), "--enable-supernode-auth"]
+
+
 def wait_for(condition, what):
     end = time.monotonic() + PATIENCE
     while not condition():
@@ -276,20 +291,19 @@ def assert_optimal(tmp_path, config, names):
 def test_over_tls_registered_nodes_work_and_an_unregistered_key_is_refused(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "stranger"], "127.0.0.1")
     keys = tmp_path / "keys"
-    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
     config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2, dtype="float64")
     federation = Federation(names=("client-0", "client-1"), run_folder=tmp_path / "run")
-    with Launcher(tmp_path / "flower", certificates) as launcher:
-        launcher.superlink()
+    with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
+        launcher.superlink(*tls(keys))
         for name in ("client-0", "client-1"):
-            launcher.flwr("supernode", "register", str(keys / f"{name}.pub"), "fednmap")
+            flwr(launcher, "supernode", "register", str(keys / f"{name}.pub"), "fednmap")
             launcher.supernode(name, tmp_path / "states", keys / name)
         launcher.supernode("stranger", tmp_path / "states", keys / "stranger")
         process = launcher.run(write_trial(tmp_path / "app", run_settings(config, federation)))
         process.wait(PATIENCE)
         assert status(tmp_path / "run").get("finished"), launcher.log("run")
         assert launcher.processes["stranger"].wait(60) != 0
-        listed = launcher.flwr("supernode", "list", "fednmap", "--format", "json")
+        listed = flwr(launcher, "supernode", "list", "fednmap", "--format", "json")
         assert "No SuperNode found with the given public key" in launcher.log("superlink")
         assert "Failed to initialize the connection" in launcher.log("stranger")
     assert listed.count('"online"') == 2
@@ -311,15 +325,19 @@ with Launcher(Path({str(tmp_path)!r})) as launcher:
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(parent.stdout.readline()) for _ in range(2)]
+        assert living_groups() >= set(pids)
         parent.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() and not zombie(pid) for pid in pids), "the end of all")
+    wait_for(lambda: not living_groups() & set(pids), "the end of all")
 
 
-def zombie(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
-    except OSError:
-        return True
+def living_groups():
+    """Process groups with a process that is no zombie."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group, *_ = path.read_text().rpartition(")")[2].split()
+            found |= {int(group)} if state != "Z" else set()
+    return found
 
 
 @pytest.mark.slow
@@ -352,8 +370,7 @@ def test_the_templates_commands_for_real_machines_work_as_written(tmp_path):
     app = tmp_path / "my-federation"
     write(app)
     keys = app / "keys"
-    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
-    with Launcher(tmp_path / "flower", certificates) as launcher:
+    with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
         here = {"SERVER": "127.0.0.1", "0.0.0.0": "127.0.0.1", "18000": str(launcher.port)}
 
         def start(name, script, place=app, **more):
@@ -437,15 +454,14 @@ def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_p
 def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "mallory"], "127.0.0.1")
     keys, names = tmp_path / "keys", ("client-0", "client-1")
-    certificates = Certificates(keys / "ca.crt", keys / "server.pem", keys / "server.key")
     config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2)
     federation = Federation(
         names=names, run_folder=tmp_path / "run", clients_file=keys / "clients.toml", deadline=60, min_clients=1
     )
-    with Launcher(tmp_path / "flower", certificates) as launcher:
-        launcher.superlink()
+    with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
+        launcher.superlink(*tls(keys))
         for client, key in (("client-0", "client-0"), ("client-1", "mallory")):
-            launcher.flwr("supernode", "register", str(keys / f"{key}.pub"), "fednmap")
+            flwr(launcher, "supernode", "register", str(keys / f"{key}.pub"), "fednmap")
             launcher.supernode(client, tmp_path / "states", keys / key)
         launcher.run(write_trial(tmp_path / "app", run_settings(config, federation))).wait(PATIENCE)
         assert status(tmp_path / "run").get("finished"), launcher.log("run")
@@ -496,7 +512,7 @@ def test_nodes_register_again_with_a_superlink_that_was_killed(tmp_path):
         launcher.supernode("client-0", tmp_path / "states")
 
         def online():
-            return '"online"' in launcher.flwr("supernode", "list", "fednmap", "--format", "json")
+            return '"online"' in flwr(launcher, "supernode", "list", "fednmap", "--format", "json")
 
         wait_for(online, "the node")
         launcher.kill("superlink")

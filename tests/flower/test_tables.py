@@ -24,7 +24,7 @@ from fednmap.estimators.fit_config import FitConfig
 from fednmap.estimators.handshake import Agreement, answer
 from fednmap.flower import roster, server, tables
 from fednmap.flower.audit import logs, rows
-from fednmap.flower.keys import make
+from fednmap.flower.identity import make
 from fednmap.flower.launch import Launcher
 from fednmap.flower.new import write
 from fednmap.tables import FederatedPreprocessor, read, read_sites
