@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fednmap.estimators.families import FAMILIES, expected, family
-from fednmap.estimators.sites import Floats
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
 from fednmap.report.data_table import DataTable
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically

@@ -118,12 +118,12 @@ def fit(grid: Grid, task: FitConfig, federation: Federation) -> dict[str, Any]:
     """One fit between machines; the closing numbers. The run folder holds the model."""
     path = federation.run_folder
     if federation.resume:
-        known = Agreement.from_dict(from_json(path / AGREEMENT, dict))
+        known = Agreement.model_validate(from_json(path / AGREEMENT, dict))
         if known.task != task:
             raise InputError(f"the settings differ from those of {path}; keep them, or begin a new run")
     else:
         known = agree(grid, task, federation)
-        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.to_dict())})
+        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.model_dump())})
     config = config_of(known)
     coordinator = Coordinator(grid, config, federation, lambda *_: plan_of(known))
     closing = coordinator.run()
@@ -143,7 +143,7 @@ def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
         return ask_all(grid, roster, federation, question)
 
     known = carry(negotiate(task), ask)
-    ask({"ask": "agree", "agreement": known.to_dict()})
+    ask({"ask": "agree", "agreement": known.model_dump()})
     log.info("%d sites agree on %d columns of %d rows", len(known.rows), len(known.names), sum(known.rows.values()))
     return known
 
@@ -174,7 +174,7 @@ def plan_of(known: Agreement) -> Plan:
     return Plan(
         method,
         method.phi,
-        known.start,
+        known.layout.start,
         measure_gamma=known.gamma,
         inputs=(len(known.names),),
         about=about | {"intercept": known.family.level},
@@ -198,7 +198,7 @@ def config_of(known: Agreement) -> Config:
         batch_size=0,
         rounds=task.max_rounds,
         eval_every=task.max_rounds,
-        tol_absolute=task.tol * known.unit,
+        tol_absolute=task.tol * known.layout.unit,
         dtype="float64",
         measure_gamma=known.gamma,
     )
@@ -209,7 +209,7 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
     found = coordinator.folder.model(coordinator.job)
     if found is None:
         return
-    task, parameters = known.task, known.parameters(found.parameters["x"])
+    task, parameters = known.task, known.layout.parameters(found.parameters["x"])
     model = kept.FittedModel(
         task.family,
         " and ".join(task.goals),
@@ -271,10 +271,9 @@ def _ask_once(context: Context, question: Question) -> None:
 
 def _keep(context: Context, question: Question, rows: Table) -> dict[str, Any]:
     """Keep what was agreed, if this site is part of it."""
-    said, site = question["agreement"], client_name(context.node_config["client"])
-    known, (task, _) = Agreement.from_dict(said), read(context.run_config)
-    known.check(task, site)
-    known.check_statistics(rows)
+    said, (task, _) = question["agreement"], read(context.run_config)
+    known = Agreement.model_validate(said)
+    known.check(task, rows)
     path = _place(context)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_json(said))
@@ -285,7 +284,7 @@ def _agreed(context: Context) -> Agreement:
     path = _place(context)
     if not path.exists():
         raise Disagreement(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
-    return Agreement.from_dict(from_json(path, dict))
+    return Agreement.model_validate(from_json(path, dict))
 
 
 def _place(context: Context) -> Path:

@@ -24,7 +24,7 @@ from fednmap.tables.statistics import (
     median,
     talk,
 )
-from fednmap.tables.table import SiteError, Table, is_gap, is_words, missing, table
+from fednmap.tables.table import SiteError, Table, divide, is_words, missing, table
 
 
 class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -121,15 +121,8 @@ def by_site(X: Any, sites: Any = None) -> list[Table]:
     if sites is None and isinstance(X, Mapping) and X and not all(np.ndim(v) == 1 for v in X.values()):
         return [Table(table(frame, str(name)).columns, str(name)) for name, frame in X.items()]
     whole = table(X)
-    if sites is None:
-        return [Table(whole.columns, "all")]
-    labels = np.asarray(sites)
-    if labels.shape != (whole.rows,):
-        raise InputError(f"sites has shape {labels.shape}; give one site per row, {whole.rows} in all")
-    nowhere = [row for row, label in enumerate(labels) if is_gap(label)]
-    if nowhere:
-        raise InputError(f"row {nowhere[0]} has no site; every row needs one")
-    return [Table(whole.some(labels == site).columns, str(site)) for site in np.unique(labels)]
+    where = divide(sites, whole.rows)
+    return [Table(whole.some(where.of_row == k).columns, name) for k, name in enumerate(where.names)]
 
 
 def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
