@@ -16,11 +16,10 @@ import typer
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
-from fednmap.estimators.cv_estimators import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes
 from fednmap.estimators.linear_models import FederatedGLM
-from fednmap.estimators.model_selection import SELECT, CrossValidated
+from fednmap.estimators.model_selection import SELECT, CrossValidated, FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv as reader
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,55 +68,31 @@ _Part = tuple[list[str], npt.NDArray[np.float32], npt.NDArray[np.generic], npt.N
 
 def _read(path: Path, label: str | None, client: str | None) -> _Part:
     """Names of the features, features, values of the label column, values of the client column."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            header, *rows = [row for row in reader.reader(lines, strict=True) if row] or [[]]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, reader.Error) as error:
-        raise InputError(f"{path} is not a CSV file in UTF-8 ({error})") from None
-    header = [name.strip() for name in header]
-    if not rows or len(header) < 2:
-        raise InputError(
-            f"{path} needs a header, two columns and a row; it has {len(header)} columns and {len(rows)} rows"
-        )
-    if all(_is_finite(name) for name in header):
-        raise InputError(f"{path} begins with numbers ({header[0]}, ...); its first line must name the columns")
-    twice = [name for k, name in enumerate(header) if name in header[:k]]
-    if twice:
-        raise InputError(f"{path} has two columns called {twice[0]!r}; names must differ")
-    for k, row in enumerate(rows):
-        if len(row) != len(header):
-            raise InputError(f"{path}, row {k + 1}: {len(row)} values for {len(header)} columns; truncated or damaged")
-    owner = _column(path, header, client) if client else header.index("client") if "client" in header else None
-    usual = [header.index(name) for name in LABELS if name in header]
-    last = max(j for j in range(len(header)) if j != owner)
-    target = _column(path, header, label) if label else usual[0] if usual else last
-    features = [j for j in range(len(header)) if j not in (owner, target)]
-    x = np.empty((len(rows), len(features)), np.float32)
-    for i, j in enumerate(features):
-        x[:, i] = _numbers(path, header[j], [row[j] for row in rows])
-    values = [row[target].strip() for row in rows]
+    from fednmap.tables.files import cells  # which loads scikit-learn
+
+    columns, _ = cells(path)
+    if len(columns) < 2:
+        raise InputError(f"{path} needs at least two columns, features and a label; it has {len(columns)}")
+    owner = client or ("client" if "client" in columns else None)
+    usual = [name for name in LABELS if name in columns]
+    target = label or (usual[0] if usual else [name for name in columns if name != owner][-1])
+    for name in (owner, target):
+        if name is not None and name not in columns:
+            raise InputError(f"{path} has no column {name!r}; it has {', '.join(columns)}")
+    features = [name for name in columns if name not in (owner, target)]
+    x = np.empty((len(columns[target]), len(features)), np.float32)
+    for i, name in enumerate(features):
+        x[:, i] = _numbers(path, name, columns[name])
+    values = [cell.strip() for cell in columns[target]]
     if "" in values:
-        raise InputError(f"{path}, row {values.index('') + 1}: no value in column {header[target]!r}; fill or drop it")
+        raise InputError(f"{path}, row {values.index('') + 1}: no value in column {target!r}; fill or drop it")
     y = np.array(values, float) if all(map(_is_finite, values)) else np.array(values)
-    return (
-        [header[j] for j in features],
-        x,
-        y,
-        None if owner is None else _ids([row[owner].strip() for row in rows]),
-    )
+    return features, x, y, None if owner is None else _ids([cell.strip() for cell in columns[owner]])
 
 
 def _ids(names: list[str]) -> npt.NDArray[np.generic]:
     """Client ids in their natural order: 2 before 10 where all are whole numbers."""
     return np.array([int(name) for name in names] if all(name.isdecimal() for name in names) else names)
-
-
-def _column(path: Path, header: list[str], name: str) -> int:
-    if name not in header:
-        raise InputError(f"{path} has no column {name!r}; it has {', '.join(header)}")
-    return header.index(name)
 
 
 def _numbers(path: Path, name: str, cells: list[str]) -> npt.NDArray[np.float64]:

@@ -6,16 +6,7 @@
 import warnings
 from typing import Any
 
-from fednmap.estimators.bootstrap import Bootstrap
-from fednmap.estimators.cv_estimators import (
-    FederatedCoxRegressionCV,
-    FederatedElasticNetCV,
-    FederatedGLMCV,
-    FederatedLassoCV,
-    FederatedLogisticRegressionCV,
-    FederatedPoissonRegressorCV,
-)
-from fednmap.estimators.inference import Inference
+from fednmap.estimators.inference import Bootstrap, Inference
 from fednmap.estimators.linear_models import (
     FederatedElasticNet,
     FederatedGLM,
@@ -24,6 +15,14 @@ from fednmap.estimators.linear_models import (
     FederatedLinearRegression,
     FederatedLogisticRegression,
     FederatedPoissonRegressor,
+)
+from fednmap.estimators.model_selection import (
+    FederatedCoxRegressionCV,
+    FederatedElasticNetCV,
+    FederatedGLMCV,
+    FederatedLassoCV,
+    FederatedLogisticRegressionCV,
+    FederatedPoissonRegressorCV,
 )
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.survival import FederatedCoxRegression

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -15,42 +15,19 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from fednmap.core import Regularizer
-from fednmap.estimators import inputs
-from fednmap.estimators.engine import Fit
+from fednmap.estimators import rows as inputs
+from fednmap.estimators.engine import Fit, infinite, solve
 from fednmap.estimators.families import with_outputs
 from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
-from fednmap.estimators.prepare import Parameters, Prepared, prepare
-from fednmap.estimators.sites import Floats, Sites, divide, no_site_of_one
+from fednmap.estimators.prepare import Parameters, Prepared
+from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
 from fednmap.problems.families import Response
+from fednmap.tables.table import Sites
 
 if TYPE_CHECKING:
-    from fednmap.estimators.bootstrap import Bootstrap
-    from fednmap.estimators.inference import Inference
+    from fednmap.estimators.inference import Bootstrap, Inference
     from fednmap.estimators.path import RegularizationPath
-
-
-def warn_unconverged(converged: Sequence[bool], what: str) -> None:
-    """Warn that some of several fits are used although they did not converge."""
-    if not all(converged):
-        warnings.warn(
-            f"{len(converged) - sum(converged)} of {len(converged)} {what} did not converge and are used as they are; "
-            "raise max_rounds, or standardize",
-            ConvergenceWarning,
-            stacklevel=4,
-        )
-
-
-class Rows(NamedTuple):
-    """Checked rows, with those of weight 0 left out."""
-
-    X: Any
-    y: Floats
-    sites: Sites
-    weight: Floats
-
-    def some(self, keep: Any) -> Rows:
-        return Rows(self.X[keep], self.y[keep], self.sites.some(keep), self.weight[keep])
 
 
 class _Attributes(BaseEstimator, ABC):  # type: ignore[misc]
@@ -90,8 +67,7 @@ class Federated(_Attributes):
         """Fit the model to rows X, y; `sites` says whose row each is, as scikit-learn's `groups` do."""
         rows = self._read(X, y, sites, sample_weight)
         prepared = self._prepare(rows)
-        found = prepared.solve(self._regularizer(prepared), None, self.tol, self.max_rounds)
-        self._keep(prepared, found)
+        self._keep(prepared, self._solve(prepared))
         self._finish(rows)
         return self
 
@@ -128,35 +104,37 @@ class Federated(_Attributes):
         random_state: int = 0,
     ) -> Bootstrap:
         """Standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ."""
-        from fednmap.estimators.bootstrap import bootstrap
+        from fednmap.estimators.inference import bootstrap
 
         _check_level(level)
-        if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 2:
+        if not _is_whole(times, 2):
             raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
         estimator = copy(self)
         return bootstrap(estimator, estimator._read(X, y, sites, sample_weight), times, level, random_state)
 
-    def _finish(self, rows: Rows) -> None:
-        """What an estimator adds when it is fitted."""
-
     def _read(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Rows:
         """What was given, checked; the classes and names of columns are kept."""
-        self._check_numbers()
-        X = inputs.table(self, X, reset=True)
-        where = divide(sites, X.shape[0])
-        inputs.finite(X, self._names(), where)
+        if self.weights not in ("samples", "sites"):
+            raise InputError(
+                f"weights is {self.weights!r}; 'samples' counts every row once, 'sites' every site as much as any other"
+            )
+        if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < np.inf:
+            raise InputError(f"tol is {self.tol!r}; it must be a finite number above 0")
+        if not _is_whole(self.max_rounds, 1):
+            raise InputError(f"max_rounds is {self.max_rounds!r}; it must be a whole number, at least 1")
+        X, where = inputs.table(self, X, sites, reset=True)
         y = self._targets(y, where)
         weight = inputs.sample_weights(sample_weight, X.shape[0], where)
         rows = Rows(X, y, where, weight)
         if not bool((weight > 0).all()):
             rows = rows.some(weight > 0)
-        no_site_of_one(rows.sites)
+        inputs.no_site_of_one(rows.sites)
         self._family().check(rows.y, rows.sites.at)
         return rows
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
         found = inputs.targets(y, len(sites.of_row))
-        inputs.finite_targets(found, sites)
+        inputs.finite_targets(found, sites, "y")
         return found
 
     def _outputs(self) -> int:
@@ -167,24 +145,24 @@ class Federated(_Attributes):
         """One word per output; one output has none."""
         return ()
 
-    def _all_classes(self, y: Floats) -> None:
-        """Refuse some of the rows, such as all but a fold, that lack a class: no model of them knows of it."""
-        classes = self._classes()
-        lacking = set(range(len(classes))) - set(np.unique(y).astype(int).tolist()) if classes else ()
-        if lacking:
-            raise InputError(
-                f"no row of class {classes[min(lacking)]!r} is left to learn it from; leave the class out, or choose "
-                "folds that share it"
-            )
+    def _check(self, y: Floats, sites: Sites) -> None:
+        """Refuse some of the rows, such as all but a fold, that cannot be fitted: a model of them knows no class that
+        they lack."""
+        self._family().check(y, sites.at)
+        for k, name in enumerate(self._classes()):
+            if not bool((y == k).any()):
+                raise InputError(
+                    f"no row of class {name!r} is left to learn it from; leave the class out, or choose folds that "
+                    "share it"
+                )
 
     def _prepare(self, rows: Rows) -> Prepared:
-        return prepare(
+        return Prepared(
             with_outputs(self._family(), self._outputs()),
-            *rows,
+            rows,
             weights=self.weights,
             standardize=self.standardize,
             fit_intercept=self.fit_intercept,
-            outputs=self._outputs(),
         )
 
     def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
@@ -193,6 +171,9 @@ class Federated(_Attributes):
         weight = settled_lam(penalty, self.lam if lam is None else lam)
         groups = group_numbers(self.groups, self._names())
         return regularizer(penalty, weight, self.l1_ratio, groups, prepared.outputs)
+
+    def _solve(self, prepared: Prepared) -> Fit:
+        return solve(prepared, [self._regularizer(prepared)], self.tol, self.max_rounds)[0][0]
 
     def _keep(self, prepared: Prepared, found: Fit) -> None:
         """The attributes of a fitted estimator."""
@@ -203,14 +184,14 @@ class Federated(_Attributes):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        infinite, found = prepared.infinite(found, self._regularizer(prepared), self.tol, self.max_rounds)
-        if infinite:
-            warnings.warn(infinite_words(self._names(), infinite), ConvergenceWarning, stacklevel=3)
+        columns, found = infinite(prepared, found, self._regularizer(prepared), self.tol, self.max_rounds)
+        if columns:
+            warnings.warn(infinite_words(self._names(), columns), ConvergenceWarning, stacklevel=3)
         self.n_iter_ = max(1, found.rounds)
         self.bytes_sent_ = found.bytes + len(prepared.sites) * prepared.scaling.nbytes
         self.objective_ = found.objective
         self.residual_ = found.residual / prepared.unit
-        self.converged_ = found.converged and not infinite
+        self.converged_ = found.converged and not columns
         self.sites_ = np.array(prepared.sites.names)
         self.site_report_ = prepared.report(found.x)
         self._set(prepared.parameters(found.x))
@@ -221,29 +202,17 @@ class Federated(_Attributes):
         if model.scale is not None:
             self.scale_ = model.scale
 
+    def _finish(self, rows: Rows) -> None:
+        """What an estimator adds when it is fitted."""
+
     def _scores(self, X: Any) -> Floats:
         check_is_fitted(self)
-        X = inputs.table(self, X, reset=False)
-        inputs.finite(X, self._names(), divide(None, X.shape[0]))
+        X, _ = inputs.table(self, X, reset=False)
         found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
         return found[:, 0] if found.shape[1] == 1 else found
 
     def _names(self) -> list[str]:
-        return inputs.names_of(self, self.n_features_in_)
-
-    def _check_numbers(self) -> None:
-        if self.weights not in ("samples", "sites"):
-            raise InputError(
-                f"weights is {self.weights!r}; 'samples' counts every row once, 'sites' every site as much as any other"
-            )
-        if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < np.inf:
-            raise InputError(f"tol is {self.tol!r}; it must be a finite number above 0")
-        if (
-            isinstance(self.max_rounds, bool)
-            or not isinstance(self.max_rounds, int | np.integer)
-            or self.max_rounds < 1
-        ):
-            raise InputError(f"max_rounds is {self.max_rounds!r}; it must be a whole number, at least 1")
+        return inputs.column_names(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -263,9 +232,24 @@ class AnyPenalty(Federated):
     groups: Groups = None
 
 
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
         raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
+
+
+def warn_unconverged(converged: Sequence[bool], what: str) -> None:
+    """Warn that some of several fits are used although they did not converge."""
+    if not all(converged):
+        warnings.warn(
+            f"{len(converged) - sum(converged)} of {len(converged)} {what} did not converge and are used as they are; "
+            "raise max_rounds, or standardize",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
 
 
 def infinite_words(names: Sequence[str], columns: Sequence[int]) -> str:

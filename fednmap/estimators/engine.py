@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fednmap.algorithms import FedNMapMemory
 from fednmap.algorithms.quasi_newton import Counts
-from fednmap.core import Problem, Regularizer, info_of, nbytes
-from fednmap.measure import hessian_norms, residual
+from fednmap.core import Regularizer, nbytes
+from fednmap.estimators import path_solver
+from fednmap.estimators.penalties import shrinkage
+from fednmap.estimators.prepare import Prepared, dense
+from fednmap.measure import residual
+from fednmap.problems.families import Gaussian
+from fednmap.regularizers import Box, Separable
 
 MEMORY = 40
 """Rounds that the server remembers."""
 GROWTH = 1e3
 """The steps are halved where |F_nat| has grown by this factor over the best so far."""
-EARLIER = 30.0, 1e3
-"""Bounds of |F_nat| / tol at the earlier point that a fit remembers."""
+PATIENCE = 200
+"""Rounds with a dense model, at most."""
+FLAT = 1e-2
+"""Infinite estimates are suspected where the curvature of f along the last steps is below this, relative to that at the
+model without columns,"""
+HELD = 1e-3
+"""and phi grows less per step as far as a coefficient is then fixed, relative to the decrease of f."""
+SHIFT = 10.0
+"""How much further that is, of a column of deviation 1, besides twice its value,"""
+NEGLIGIBLE = 0.1
+"""and the likelihood ratio statistic below which that is as good a fit."""
+MOVING = 0.05
+"""Least change of a coefficient with an infinite estimate, relative to the largest, of standardised columns."""
 
 
 class Fit(NamedTuple):
@@ -34,27 +52,83 @@ class Fit(NamedTuple):
     loss: float
     """f(x)"""
     known: Known | None
-    """Where FedNMap's memory has found x."""
+    """What FedNMap's memory has learnt of f, whatever phi is; None if the dense model has found x."""
     earlier: tuple[Tensor, Tensor] | None = None
-    """The last point whose |F_nat| was within `EARLIER`, and the gradient of f there; x minus it is the direction in
-    which the coefficients moved last."""
+    """The last point whose |F_nat| was within `path_solver.EARLIER`, and the gradient of f there; x minus it is the
+    direction in which the coefficients moved last."""
 
 
 class Known(NamedTuple):
-    """What a server has learnt of f, whatever phi is."""
+    """L of f, the share of 1 / L that is a step, the server's state, and the gradient of f at the end."""
 
     L: float
     halved: float
-    """The share of 1 / L that is a step."""
     server: Any
     gradient: Tensor
 
 
+def solve(
+    f: Prepared,
+    phis: Sequence[Regularizer],
+    tol: float,
+    max_rounds: int,
+    *,
+    after: Fit | None = None,
+    first: Tensor | None = None,
+    polish: int | None = None,
+) -> tuple[list[Fit], int]:
+    """The minimisers of f + phi for several phi on the coefficients, and the rounds of all of them.
+
+    All in the same rounds, by `path_solver`, if that takes them (l1, ridge, elastic-net: convex, so that the minimum
+    does not depend on where one begins); else one after another, each begun where the one before ended.
+
+    after:  a fit with another phi where the first begins, if they are found one after another.
+    first:  the gradient at the start, where it is known.
+    polish: the number of a phi whose minimiser is found more exactly, if they are found in the same rounds.
+    """
+    kinds = [kind for phi in phis if (kind := shrinkage(phi, f.end)) is not None]
+    if f.constants or len(f.start) > path_solver.SIZE or len(kinds) < len(phis):
+        fits: list[Fit] = []
+        for phi in phis:
+            after = minimise(f, f.with_penalty(phi), f.start, tol=tol, max_rounds=max_rounds, after=after)
+            fits.append(after)
+        return fits, sum(fit.rounds for fit in fits)
+    l1, l2 = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, part))) for part in zip(*kinds, strict=True))
+    shrink = path_solver.Penalties(l1, l2, f.end)
+    found = path_solver.solve(
+        lambda points: f.gradients(torch.from_numpy(points)).numpy(),
+        f.start.numpy(),
+        shrink,
+        f.diagonal,
+        tol=tol * f.unit,
+        max_rounds=min(max_rounds, PATIENCE),
+        constant=isinstance(f.family, Gaussian),
+        first=None if first is None else first.numpy(),
+        polish=polish,
+    )
+    losses = f.losses(torch.from_numpy(found.x))
+    objectives = losses + shrink.value(found.x)
+    each = 2 * f.start.nbytes * len(f.sites)  # a point to every site, a gradient back
+    fits, total = [], found.total
+    for k, phi in enumerate(phis):
+        x, rounds, size = torch.from_numpy(found.x[k]), int(found.rounds[k]), float(found.sizes[k])
+        sent = each * (rounds if k == 0 else rounds - 1)  # the first is common to all
+        point, gradient = torch.from_numpy(found.earlier[k])
+        earlier = None if bool(point.isnan().any()) else (point, gradient)
+        fit = Fit(x, rounds, sent, float(objectives[k]), size, size <= tol * f.unit, float(losses[k]), None, earlier)
+        if not fit.converged and rounds < max_rounds:  # from there by FedNMap with a short memory
+            more = minimise(f, f.with_penalty(phi), x, tol=tol, max_rounds=max_rounds - rounds)
+            fit = more._replace(rounds=rounds + more.rounds, bytes=sent + more.bytes)
+            total += more.rounds
+        fits.append(fit)
+    return fits, total
+
+
 @torch.no_grad()
 def minimise(
-    problem: Problem, phi: Regularizer, start: Tensor, *, tol: float, max_rounds: int, after: Fit | None = None
+    f: Prepared, phi: Regularizer, start: Tensor, *, tol: float, max_rounds: int, after: Fit | None = None
 ) -> Fit:
-    """FedNMap with exact gradients, one local step and memory, until |F_nat| <= tol.
+    """FedNMap with exact gradients, one local step and memory, until |F_nat| <= tol, relative to the unit of f.
 
     With every site present the mean of the uplinks is grad f(x) + (z - x) / gamma, so that a round is one gradient of f
     and the server's half of the method: what `simulate` computes, without states of clients that nobody asks for. The
@@ -62,22 +136,23 @@ def minimise(
 
     after: a fit of the same f with another phi: this one begins at its x and with its memory.
     """
-    known = None if after is None else after.known
-    L, halved = (smoothness(problem, start), 1.0) if known is None else (known.L, known.halved)
+    known, tol = None if after is None else after.known, tol * f.unit
+    L, halved = (f.smoothness(start), 1.0) if known is None else (known.L, known.halved)
     best, rounds, each, earlier = (math.inf, start, start), 0, 0, None
     while rounds < max_rounds:
         gamma = min(1 / L, 0.5 / phi.rho if phi.rho > 0 else math.inf)
         method = FedNMapMemory(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=min(MEMORY, start.numel()))
-        server: Any = method.init(best[1])[0] if after is None or known is None else _carried(method, after, known)
-        after = None
+        server: Any = method.init(best[1])[0]
+        if after is not None and known is not None:
+            server, after = _carried(method, after.x, known), None
         each = nbytes(method.broadcast(server)) + nbytes(method.Up(server.z))
         while rounds < max_rounds:
             x = method.model(server)
-            g = problem.gradient(x)
+            g = f.gradient(x)
             rounds += 1
             size = float(residual(x, g, phi, gamma).norm())
             best = min(best, (size, x, g), key=lambda found: found[0])
-            if EARLIER[0] * tol <= size <= EARLIER[1] * tol:
+            if path_solver.EARLIER[0] * tol <= size <= path_solver.EARLIER[1] * tol:
                 earlier = x, g
             if size <= tol or not size <= GROWTH * best[0]:
                 break
@@ -86,26 +161,49 @@ def minimise(
             break
         halved /= 2
     size, x, g = best
-    loss = float(problem.loss(x))
-    known = Known(L, halved, server, g)
-    sent, value = rounds * problem.n * each, loss + float(phi.value(x))
-    return Fit(x, rounds, sent, value, size, size <= tol, loss, known, earlier)
+    loss = f.loss(x)
+    sent, value = rounds * f.problem.n * each, loss + float(phi.value(x))
+    return Fit(x, rounds, sent, value, size, size <= tol, loss, Known(L, halved, server, g), earlier)
 
 
-def _carried(method: FedNMapMemory, after: Fit, known: Known) -> Any:
+def _carried(method: FedNMapMemory, x: Tensor, known: Known) -> Any:
     """The server at a prox-gradient step from where another phi ended, with the secants of f that it had then."""
     old, g = known.server, known.gradient
-    z = after.x - method.gamma * g
+    z = x - method.gamma * g
     counts = Counts(*old.counts.tolist())
     fresh = Counts(secants=counts.secants, scale=counts.scale, smallest=math.inf, plain=0)
     return method.Server(z, g, z, g, z, old.S, old.Y, torch.tensor(fresh, dtype=torch.float64, device="cpu"))
 
 
-def smoothness(problem: Problem, x: Tensor, iterations: int = 20) -> float:
-    """What the problem says, else the norm of the Hessian of f at x by power iteration, and a little more."""
-    own = info_of(problem).smoothness
-    if own is not None:
-        return own() or 1.0
-    first = torch.randn(1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=x.dtype, device="cpu")
-    found = float(hessian_norms(lambda u: problem.gradient(u[0])[None], x, first, iterations))
-    return 1.05 * found if 0 < found < math.inf else 1.0
+def infinite(f: Prepared, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> tuple[list[int], Fit]:
+    """The columns whose estimates are infinite because f + phi has no minimiser, the largest first; and the fit, with
+    the rounds of this test added.
+
+    They are suspected where f has become flat along the last steps and phi does not grow along them. Then the
+    coefficient that moved most is fixed `SHIFT` further on, and the others are fitted again. If the likelihood ratio
+    against x is negligible, no value of that coefficient is too large. Sites send gradients only.
+    """
+    if fit.earlier is None or f.constants or not fit.converged:
+        return [], fit
+    before, g = fit.earlier
+    s = fit.x - before
+    fall, whole = -float(g @ s), f.with_penalty(phi)
+    if not 0 < fall <= FLAT * float(np.square(s.numpy()) @ f.diagonal):
+        return [], fit
+    k = int((s[: f.end].abs() * dense(np.tile(f.deviation, f.outputs))).argmax())
+    steps = float((fit.x[k].abs() + SHIFT / f.deviation[k % f.columns]) / s[k].abs())
+    start = fit.x + steps * s
+    if not float(whole.value(start) - whole.value(fit.x)) <= HELD * fall * steps:
+        return [], fit
+    fixed = Separable([(slice(k, k + 1), Box(float(start[k]), float(start[k])))])
+    other = minimise(f, fixed, start, tol=0.01 * tol, max_rounds=min(max_rounds, PATIENCE))
+    spent = fit._replace(rounds=fit.rounds + other.rounds, bytes=fit.bytes + other.bytes)
+    ratio = 2 * len(f.sites.of_row) * (other.loss - fit.loss)
+    return (moving(f, s) if ratio <= NEGLIGIBLE else []), spent
+
+
+def moving(f: Prepared, s: Tensor) -> list[int]:
+    """The columns that a step s along which the likelihood is monotone changes; the largest change first."""
+    size = np.abs(f.coefficients(s)).max(0) * f.deviation
+    order = np.argsort(-size, kind="stable")
+    return [int(j) for j in order if size[j] > MOVING * size[order[0]]]

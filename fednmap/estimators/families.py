@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.estimators.sites import Floats
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
 from fednmap.problems import GLM
 from fednmap.problems import Cox as CoxProblem

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fednmap.estimators.families import FAMILIES, Cox, family
 from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
-from fednmap.estimators.sites import Floats
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
 from fednmap.problems.families import Response
 from fednmap.tables import FederatedPreprocessor, Table, as_word
@@ -72,11 +72,11 @@ class FitConfig(BaseModel):
     def y(self, rows: Table) -> Column:
         """The targets of one site: words for labels, numbers, or (time, event)."""
         if self.time is not None and self.event is not None:
-            return times(rows, self.time, self.event)
+            return np.stack([_numbers(rows, self.time, "times"), _numbers(rows, self.event, "events")], 1)
         assert self.target is not None  # checked when the task was made
         if self.family == "logistic":
-            return labels(rows, self.target)
-        return counts(rows, self.target) if self.family == "poisson" else numbers(rows, self.target)
+            return np.array([as_word(v) for v in complete(rows, self.target)], object)
+        return _numbers(rows, self.target, "counts" if self.family == "poisson" else None)
 
 
 def listed(words: str | None) -> list[str]:
@@ -108,42 +108,21 @@ def ordered_classes(target: str | None, found: Iterable[str], positive: str | No
     return tuple(sorted(classes, key=lambda name: name == positive))
 
 
-def labels(rows: Table, name: str) -> Column:
-    """A column of labels as words."""
-    values = complete(rows, name)
-    return np.array([as_word(v) for v in values], object)
-
-
-def numbers(rows: Table, name: str) -> Floats:
-    """A column of numbers without gaps."""
+def _numbers(rows: Table, name: str, what: str | None) -> Floats:
+    """A column of numbers without gaps; the first that is not allowed is refused by its row at the site."""
     values = complete(rows, name)
     if is_words(values):
         message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed"
         raise SiteError(message, "words", name)
-    _every(rows, name, np.isfinite(values), "give finite numbers, or leave the row out")
+    wrong, words = ~np.isfinite(values), "give finite numbers, or leave the row out"
+    if what is not None and not bool(wrong.any()):
+        wrong, words = values < 0, f"{what} must be at least 0"
+    if what == "events":
+        wrong, words = (values != 0) & (values != 1), "1 is an event, 0 censored"
+    if bool(wrong.any()):
+        row = int(wrong.argmax())
+        raise SiteError(f"{rows.where}column {name!r} has {values[row]:g} in row {row}; {words}", "range", name)
     return values
-
-
-def counts(rows: Table, name: str) -> Floats:
-    """A column of numbers, none below 0."""
-    values = numbers(rows, name)
-    _every(rows, name, values >= 0, "counts must be at least 0")
-    return values
-
-
-def times(rows: Table, time: str, event: str) -> Floats:
-    """Columns of times and events, (N, 2)."""
-    found = np.stack([numbers(rows, time), numbers(rows, event)], 1)
-    _every(rows, time, found[:, 0] >= 0, "times must be at least 0")
-    _every(rows, event, (found[:, 1] == 0) | (found[:, 1] == 1), "1 is an event, 0 censored")
-    return found
-
-
-def _every(rows: Table, name: str, right: Any, words: str) -> None:
-    """Refuse the first row that is not right, by its number at the site."""
-    if not bool(right.all()):
-        row = int(right.argmin())
-        raise SiteError(f"{rows.where}column {name!r} has {rows[name][row]:g} in row {row}; {words}", "range", name)
 
 
 def complete(rows: Table, name: str) -> Column:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path as File
 from typing import Any
 
 import numpy as np
 
 from fednmap.estimators.families import FAMILIES, expected, family
-from fednmap.estimators.sites import Floats
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
 from fednmap.report.data_table import DataTable
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
 from fednmap.tables import FederatedPreprocessor, Statistic, Table
-from fednmap.tables.statistics import as_said, statistics_from
 
 MODEL = "model.json"
 VERSION = 1
@@ -98,7 +97,7 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
         "coef": model.coef.tolist(),
         "intercept": model.intercept.tolist(),
         "classes": list(model.classes),
-        "statistics": as_said(model.statistics),
+        "statistics": [asdict(s) for s in model.statistics],
     }
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +118,7 @@ def load(folder: File) -> FittedModel:
             np.array(said["coef"], float).reshape(-1, len(said["columns"])),
             np.array(said["intercept"], float),
             tuple(said["classes"]),
-            FederatedPreprocessor().know(statistics_from(said["statistics"])),
+            FederatedPreprocessor().know([Statistic(**s | {"levels": tuple(s["levels"])}) for s in said["statistics"]]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None

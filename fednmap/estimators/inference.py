@@ -1,4 +1,4 @@
-"""Standard errors and confidence intervals, from the sum of the sites' Hessians."""
+"""Standard errors and confidence intervals: from the sum of the sites' Hessians, or from fits to sites drawn again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from scipy import linalg, stats
 from sklearn.exceptions import ConvergenceWarning
 
-from fednmap.estimators.base import Federated, Rows, infinite_words
-from fednmap.estimators.prepare import MOVING, Prepared, dense
-from fednmap.estimators.sites import Floats, are_cases
+from fednmap.estimators.base import Federated, infinite_words, warn_unconverged
+from fednmap.estimators.engine import MOVING, moving
+from fednmap.estimators.prepare import Prepared
+from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
-from fednmap.problems import Cox
 
 ALIASED = 1e-11
 """A column is aliased where the columns before it leave less than this share of its square, weighted as in the first
@@ -36,6 +36,8 @@ LIKELIHOODS = ("logistic", "poisson", "cox")
 """Families whose estimates may be infinite."""
 CERTAIN = 1e-6
 """The loss over that of the model without columns, below which classes are completely separated."""
+FEWEST_SITES = 3
+"""Of which samples can be drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,23 @@ class Inference:
     p_value: Floats
     covariance: Floats
     """Of the estimates, for tests of several and for differences."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bootstrap:
+    """Coefficients of fits to sites drawn with replacement, on the scale of the given columns."""
+
+    names: tuple[str, ...]
+    estimate: Floats
+    """Of the fit to all sites."""
+    error: Floats
+    low: Floats
+    high: Floats
+    """Percentiles of the draws."""
+    draws: Floats
+    """(times, coefficients)"""
+    failed: int
+    """Draws that could not be fitted, such as those that lack a class; they are left out."""
 
 
 def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float) -> Inference:
@@ -81,17 +100,24 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
     A modern maximum-likelihood theory for high-dimensional logistic regression, PNAS 2019. On selection: Berk et al.,
     Valid post-selection inference, Annals of Statistics 2013.
     """
-    _same(fitted, estimator)
+    if estimator._names() != fitted._names():
+        raise InputError("these rows have other columns than those of the fit; give the rows of the fit")
+    if not np.array_equal(getattr(fitted, "classes_", 0), getattr(estimator, "classes_", 0)):
+        raise InputError("these rows have other classes than those of the fit; give the rows of the fit")
     prepared = estimator._prepare(rows)
-    counted = are_cases(rows.weight) and (estimator.weights == "samples" or len(rows.sites) == 1)
-    if not counted and isinstance(prepared.problem, Cox):
+    counted = rows.counted and (estimator.weights == "samples" or len(rows.sites) == 1)
+    if not counted and prepared.family.name == "cox":
         raise InputError(
             "a Cox model has standard errors for weights='samples' and weights that count equal rows (whole numbers) "
             "only"
         )
     n = float(rows.weight.sum()) if counted else float(len(rows.y))
-    first = prepared.problem.hessian(prepared.start).numpy()
-    kept, x = _identified(prepared, first, _point(fitted, prepared))
+    coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
+    coef, intercept = prepared.scaling.standard(coef, intercept)
+    scale = [fitted.scale_] if prepared.constants else []
+    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale])
+    first = prepared.hessian(prepared.start).numpy()
+    kept, x = _identified(prepared, first, point)
     basis = _basis(prepared, kept)
     if len(rows.y) <= basis.shape[1]:
         raise InputError(
@@ -109,14 +135,14 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
             UserWarning,
             stacklevel=3,
         )
-    x = torch.from_numpy(basis @ (basis.T @ x.numpy()))  # of classes, what is common to all says nothing
-    found = _newton(prepared, basis, x, first, n)
+    x = basis @ (basis.T @ x)  # of classes, what is common to all says nothing
+    found = _newton(prepared, basis, torch.from_numpy(x), first, n)
     if found.step is not None:
         infinite, marks = _infinite(prepared, found.x, torch.from_numpy(found.step))
         warnings.warn(infinite_words(estimator._names(), infinite), ConvergenceWarning, stacklevel=3)
         unknown += marks
         basis = _basis(prepared, np.setdiff1d(kept, infinite))
-    inverse = _inverse(basis.T @ prepared.problem.hessian(found.x).numpy() @ basis)
+    inverse = _inverse(basis.T @ prepared.hessian(found.x).numpy() @ basis)
     if inverse is None:
         raise InputError(
             f"expected a Hessian that can be inverted, got a singular one: {basis.shape[1]} coefficients, "
@@ -124,8 +150,7 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
         )
     distribution: Any = stats.norm
     if not counted or prepared.constants:
-        assert not isinstance(prepared.problem, Cox)  # refused above
-        small = inverse @ (basis.T @ prepared.problem.outer(found.x).numpy() @ basis) @ inverse
+        small = inverse @ (basis.T @ prepared.outer(found.x).numpy() @ basis) @ inverse
     else:
         noise = 1.0
         if prepared.family.name == "gaussian":
@@ -135,22 +160,6 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
         small = noise * inverse / n
     covariance = basis @ small @ basis.T
     return _original(estimator, prepared, found.estimate, covariance, unknown, distribution, level)
-
-
-def _same(fitted: Federated, read: Federated) -> None:
-    """The rows must be those of the fit, as far as can be seen."""
-    if read._names() != fitted._names():
-        raise InputError("these rows have other columns than those of the fit; give the rows of the fit")
-    if not np.array_equal(getattr(fitted, "classes_", 0), getattr(read, "classes_", 0)):
-        raise InputError("these rows have other classes than those of the fit; give the rows of the fit")
-
-
-def _point(fitted: Federated, prepared: Prepared) -> torch.Tensor:
-    """The fitted model as a vector of the problem."""
-    coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
-    coef, intercept = prepared.scaling.standard(coef, intercept)
-    scale = [fitted.scale_] if prepared.constants else []
-    return dense(np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale]))
 
 
 def _basis(prepared: Prepared, kept: Any) -> Floats:
@@ -166,7 +175,7 @@ def _basis(prepared: Prepared, kept: Any) -> Floats:
     return found
 
 
-def _identified(prepared: Prepared, first: Floats, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
+def _identified(prepared: Prepared, first: Floats, x: Floats) -> tuple[Any, Floats]:
     """The columns that do not depend on the intercept and those before them, and the same model in these alone.
 
     By a Cholesky factorisation of `first`, the Hessian of the model without columns: there all rows have the same
@@ -187,13 +196,11 @@ def _identified(prepared: Prepared, first: Floats, x: torch.Tensor) -> tuple[Any
     move[np.ix_(kept, kept)] = np.eye(len(kept))
     move[np.ix_(kept, others)] = np.linalg.solve(whole[np.ix_(kept, kept)], whole[np.ix_(kept, others)])
     move = move * scale / scale[:, None]
-    model = x.numpy().copy()
+    model = x.copy()
     for k in range(outputs):
-        mine = np.array(
-            [outputs * p + k, *range(k * p, (k + 1) * p)] if prepared.intercept else range(k * p, (k + 1) * p)
-        )
+        mine = np.array([*([outputs * p + k] if prepared.intercept else []), *range(k * p, (k + 1) * p)])
         model[mine] = move @ model[mine]
-    return places[kept][places[kept] < p], torch.from_numpy(model)
+    return places[kept][places[kept] < p], model
 
 
 class _Maximum(NamedTuple):
@@ -210,17 +217,17 @@ def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n
 
     Where estimates are infinite, every step adds about 1 to some linear predictors, and the curvature vanishes.
     """
-    problem, likelihood = prepared.problem, prepared.family.name in LIKELIHOODS
+    likelihood = prepared.family.name in LIKELIHOODS
     unit = 1.0 if likelihood else abs(prepared.loss(prepared.start))
     loss, last = prepared.loss(x), _Maximum(x, x.numpy())
     for k in range(STEPS):
-        inverse = _inverse(basis.T @ problem.hessian(x).numpy() @ basis)
+        inverse = _inverse(basis.T @ prepared.hessian(x).numpy() @ basis)
         if inverse is None and k == 0:
             x, loss = prepared.start, prepared.loss(prepared.start)
             inverse = _inverse(basis.T @ first @ basis)
         if inverse is None:
             break
-        g = basis.T @ problem.gradient(x).numpy()
+        g = basis.T @ prepared.gradient(x).numpy()
         step = -basis @ (inverse @ g)
         last = _Maximum(x, x.numpy() + step, step)
         decrement = float(g @ inverse @ g)
@@ -240,7 +247,7 @@ def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n
 def _infinite(prepared: Prepared, x: torch.Tensor, step: torch.Tensor) -> tuple[list[int], Floats]:
     """The columns with infinite estimates, and +-inf in their places among coefficients and intercepts (K, p + 1)."""
     complete = prepared.family.name != "poisson" and prepared.loss(x) < CERTAIN * prepared.loss(prepared.start)
-    columns = list(range(prepared.columns)) if complete else prepared.moving(step)
+    columns = list(range(prepared.columns)) if complete else moving(prepared, step)
     change = prepared.parameters(step)
     level = np.where(np.abs(change.intercept) > MOVING, np.sign(change.intercept), 0.0)
     signs = np.column_stack([np.zeros_like(change.coef), level])
@@ -300,3 +307,45 @@ def coefficient_names(estimator: Federated, intercept: bool) -> tuple[str, ...]:
     columns, classes = estimator._names(), [f" [{name}]" for name in estimator._classes()] or [""]
     names = [f"{column}{name}" for name in classes for column in columns]
     return (*names, *([f"(intercept){name}" for name in classes] if intercept else []))
+
+
+def bootstrap(estimator: Federated, rows: Rows, times: int, level: float, random_state: int) -> Bootstrap:
+    """As many sites as there are, drawn with replacement, and the model fitted to them; so many times.
+
+    A site that is drawn twice counts twice. It says how coefficients would vary with other sites of the same kind,
+    where `inference` asks for other rows of the same sites; with few sites it is rough. An estimator that chooses its
+    lam is fitted before, and keeps the one that it has chosen.
+
+    Reference: Davison and Hinkley, Bootstrap methods and their application, 1997, section 3.8.
+    """
+    if len(rows.sites) < FEWEST_SITES:
+        raise InputError(f"there are {len(rows.sites)} sites; a bootstrap over sites needs at least {FEWEST_SITES}")
+    estimate = _coefficients(estimator, rows)[0]
+    rng, found, failed, converged = np.random.default_rng(random_state), [], 0, []
+    for _ in range(times):
+        count = np.bincount(rng.integers(0, len(rows.sites), len(rows.sites)), minlength=len(rows.sites))
+        weight = rows.weight * count[rows.sites.of_row]
+        drawn = rows._replace(weight=weight).some(weight > 0)
+        try:
+            estimator._check(drawn.y, drawn.sites)
+        except InputError:
+            failed += 1
+            continue
+        draw, reached = _coefficients(estimator, drawn)
+        found.append(draw)
+        converged.append(reached)
+    if len(found) < 2:
+        raise InputError(f"{failed} of {times} draws of sites cannot be fitted (a class lacks, or there is no event)")
+    warn_unconverged(converged, "draws")
+    draws = np.stack(found)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    names = coefficient_names(estimator, estimator.fit_intercept and estimator._family().level)
+    return Bootstrap(names, estimate, draws.std(0, ddof=1), low, high, draws, failed)
+
+
+def _coefficients(estimator: Federated, rows: Rows) -> tuple[Floats, bool]:
+    """And whether the fit converged."""
+    prepared = estimator._prepare(rows)
+    fit = estimator._solve(prepared)
+    model = prepared.parameters(fit.x)
+    return np.concatenate([model.coef.flatten(), model.intercept if prepared.intercept else []]), fit.converged

@@ -12,14 +12,15 @@ from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
 
 from fednmap.core import Regularizer
-from fednmap.estimators import inputs
+from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import AnyPenalty, Federated
 from fednmap.estimators.families import expected, family
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters
-from fednmap.estimators.sites import Floats, Sites
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 from fednmap.problems.families import Bernoulli, Gaussian, Poisson, Response, ScaledHuber
+from fednmap.tables.table import Sites
 
 
 class _Regressor(RegressorMixin, Federated):  # type: ignore[misc]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Regularizer
-from fednmap.estimators.base import Federated, Rows
-from fednmap.estimators.engine import Fit
+from fednmap.estimators.base import Federated
+from fednmap.estimators.engine import Fit, solve
 from fednmap.estimators.penalties import penalty_name, weighted
 from fednmap.estimators.prepare import Prepared
-from fednmap.estimators.sites import Floats
+from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
 from fednmap.regularizers import L1
 
@@ -87,19 +87,19 @@ class Null(NamedTuple):
 
 def null_model(estimator: Federated, prepared: Prepared) -> Null:
     """From sums where the family has it in closed form and every column is penalised, else by rounds of its own."""
-    end = prepared.outputs * prepared.columns
-    free = _unpenalised(estimator, prepared, end)
+    end = prepared.end
+    free = _unpenalised(estimator, prepared)
     if not prepared.constants and not bool(free.any()):
-        start = prepared.problem.gradients(prepared.start[None])[0]
+        start = prepared.gradients(prepared.start[None])[0]
         return Null(start[:end], None, start)
     only_free = L1(torch.where(free, 0.0, LARGEST))
-    fit = prepared.solve(only_free, None, estimator.tol, estimator.max_rounds)
-    return Null(prepared.problem.gradient(fit.x)[:end].masked_fill(free, 0.0), fit, None)
+    fit = solve(prepared, [only_free], estimator.tol, estimator.max_rounds)[0][0]
+    return Null(prepared.gradient(fit.x)[:end].masked_fill(free, 0.0), fit, None)
 
 
-def _unpenalised(estimator: Federated, prepared: Prepared, end: int) -> Tensor:
+def _unpenalised(estimator: Federated, prepared: Prepared) -> Tensor:
     """Which coefficients a prox leaves alone, however small they are; none where it leaves all of them alone."""
-    small = torch.full((end,), 1e-100, dtype=torch.float64, device="cpu")
+    small = torch.full((prepared.end,), 1e-100, dtype=torch.float64, device="cpu")
     if not isinstance(estimator._penalty(), Regularizer):
         return small.isnan()
     phi = estimator._regularizer(prepared, 1.0)
@@ -172,24 +172,10 @@ def lambdas_down(first: float, given: int | Sequence[float], far: float) -> Floa
 def walk(
     estimator: Federated, prepared: Prepared, lambdas: Floats, null: Null | None = None, polish: int | None = None
 ) -> RegularizationPath:
-    """The models at these lam: all in the same rounds, or each begun where the one before ended.
-
-    polish: the number of a lam whose model is found more exactly, where all are found in the same rounds.
-
-    The first is for penalties whose minimum does not depend on where one begins, and problems that `path_solver` takes.
-    """
+    """The models at these lam; `null` is the model that all of them may begin with, for `polish` see `engine.solve`."""
     phis = [estimator._regularizer(prepared, lam) for lam in lambdas]
-    first = None if null is None else null.start
-    found = prepared.solve_path(phis, estimator.tol, estimator.max_rounds, first, polish)
-    if found is None:
-        fits: list[Fit] = []
-        last = None if null is None else null.fit
-        for phi in phis:
-            last = prepared.solve(phi, last, estimator.tol, estimator.max_rounds)
-            fits.append(last)
-        rounds = sum(fit.rounds for fit in fits)
-    else:
-        fits, rounds = found
+    after, first = (None, None) if null is None else (null.fit, null.start)
+    fits, rounds = solve(prepared, phis, estimator.tol, estimator.max_rounds, after=after, first=first, polish=polish)
     models = [prepared.parameters(fit.x) for fit in fits]
     return RegularizationPath(
         lambdas,

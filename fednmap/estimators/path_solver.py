@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import linalg
 
-from fednmap.estimators.engine import EARLIER
-from fednmap.estimators.sites import Floats
+from fednmap.estimators.rows import Floats
 
 SIZE = 1000
 """Most coordinates for which a dense model is kept."""
@@ -63,6 +62,8 @@ POLISH = 1e-7
 """The tolerance of a model that is polished, relative to the others',"""
 MORE = 30
 """and how many rounds of its own that may take, at most: rounding may forbid it."""
+EARLIER = 30.0, 1e3
+"""Bounds of |F_nat| / tol at the earlier point that a fit remembers."""
 TINY = float(np.finfo(np.float64).tiny)
 EPS = float(np.finfo(np.float64).eps)
 
@@ -124,7 +125,7 @@ class Found(NamedTuple):
     total: int
     gamma: float
     earlier: Floats
-    """Of each the last point whose |F_nat| was within `engine.EARLIER`, and the gradient of f there, (k, 2, d); NaN if
+    """Of each the last point whose |F_nat| was within `EARLIER`, and the gradient of f there, (k, 2, d); NaN if
     there was none."""
 
 

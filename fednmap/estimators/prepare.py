@@ -1,10 +1,10 @@
-"""From rows and sites to a problem: what is minimised, and what its vector means."""
+"""From rows and sites to f, the mean loss on scaled columns: what is minimised, and what its vector means."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,69 +15,125 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
-from fednmap.estimators.engine import Fit, minimise
 from fednmap.estimators.families import Linear, problem
-from fednmap.estimators.penalties import shrinkage
-from fednmap.estimators.sites import Floats, Sites, row_weights
-from fednmap.estimators.standardise import Scaling, from_moments, moments
-from fednmap.estimators.wrapped_problems import Centred, Gram
+from fednmap.estimators.rows import Floats, Rows
+from fednmap.measure import hessian_norms
+from fednmap.problems import GLM
+from fednmap.problems.curvature import largest_eigenvalue
 from fednmap.problems.families import Gaussian, Response
 from fednmap.regularizers import Box, Separable, Zero
+from fednmap.tables.statistics import scales
 
-PATIENCE = 200
-"""Rounds with a dense model, at most."""
 LEAST = 1e-3
 """The least scale that a family may estimate, relative to the one it begins with."""
-FLAT = 1e-2
-"""Infinite estimates are suspected where the curvature of f along the last steps is below this, relative to that at the
-model without columns,"""
-HELD = 1e-3
-"""and phi grows less per step as far as a coefficient is then fixed, relative to the decrease of f."""
-SHIFT = 10.0
-"""How much further that is, of a column of deviation 1, besides twice its value,"""
-NEGLIGIBLE = 0.1
-"""and the likelihood ratio statistic below which that is as good a fit."""
-MOVING = 0.05
-"""Least change of a coefficient with an infinite estimate, relative to the largest, of standardised columns."""
+DENSE_ROWS, SPARSE_ROWS = 500, 2_000
+"""Rows whose deviations are computed together: dense ones stay in cache, and what is computed takes memory too."""
 
 
 @dataclass(frozen=True, eq=False)
-class Parameters:
-    """A model on the scale of the given columns."""
+class Scaling:
+    """x -> (x - shift) / scale, column by column; a column that does not vary becomes 0 if an intercept stands in.
 
-    coef: Floats
-    """(K, p)"""
-    intercept: Floats
-    """(K,)"""
-    scale: float | None = None
-    """sigma, where the family has one."""
+    Two messages per site: the weighted sums of the columns, then the sums of squared deviations from the common mean.
+    """
 
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """What the vector of a problem means: coefficients of scaled columns, one output after another, then the
-    intercepts, then what the family estimates once for all rows."""
-
-    scaling: Scaling
-    outputs: int
-    columns: int
-    intercept: bool
-    constants: int
-    start: Tensor
+    shift: Floats
+    factor: Floats
+    """1 / scale; 0 takes a column out."""
+    square: Floats
+    """The mean square of each scaled column."""
 
     @classmethod
-    def of(cls, family: Response, scaling: Scaling, y: Floats, weight: Floats, outputs: int, intercept: bool) -> Layout:
-        """The layout for columns of this scaling; the start is the model without columns, of y with these weights."""
-        columns, constants = len(scaling.shift), family.first_constants(y, weight)
+    def of(cls, mean: Floats, deviation: Floats, *, standardize: bool, free_level: bool) -> Scaling:
+        """The scaling of columns with these means and deviations.
+
+        free_level: the model has an intercept, or does not see the level of a column (Cox): then columns are centred
+                    too, which changes no coefficient and makes the problem easier.
+        """
+        varies, scale = scales(mean, deviation)
+        factor = 1 / scale if standardize else np.ones_like(mean)
+        if free_level:
+            factor = np.where(varies, factor, 0.0)
+        shift = mean if free_level else np.zeros_like(mean)
+        return cls(shift, factor, np.square(factor * deviation) + np.square(factor * (mean - shift)))
+
+    @property
+    def nbytes(self) -> int:
+        """Sent by one site and to it."""
+        return 4 * self.shift.nbytes
+
+    def apply(self, X: Any) -> Any:
+        """The scaled columns; sparse ones are not shifted."""
+        if sparse.issparse(X):
+            if bool((self.factor == 1).all()):
+                return X
+            return sparse.csr_array((X.data * self.factor[X.indices], X.indices, X.indptr), shape=X.shape)
+        found = X - self.shift
+        if not bool((self.factor == 1).all()):
+            found *= self.factor
+        return found
+
+    def original(self, coef: Floats, intercept: Floats) -> tuple[Floats, Floats]:
+        """Coefficients (K, p) and intercepts (K,) for the columns as they were given."""
+        coef = coef * self.factor
+        return coef, intercept - coef @ self.shift
+
+    def standard(self, coef: Floats, intercept: Floats) -> tuple[Floats, Floats]:
+        """The inverse of `original`."""
+        inner = np.divide(coef, self.factor, out=np.zeros_like(coef), where=self.factor != 0)
+        return inner, intercept + coef @ self.shift
+
+
+def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every column, weighted; both are sums over rows, so over sites."""
+    if not sparse.issparse(X):
+        mean, square = weight @ X, np.zeros(X.shape[1])
+        for first in range(0, len(X), DENSE_ROWS):
+            rows = slice(first, first + DENSE_ROWS)
+            square += weight[rows] @ np.square(X[rows] - mean)
+        return mean, np.sqrt(square)
+    p, mean = X.shape[1], X.T @ weight
+    inside, filled, count = np.zeros(p), np.zeros(p), np.zeros(p, int)
+    for first in range(0, X.shape[0], SPARSE_ROWS):
+        bounds = X.indptr[first : first + SPARSE_ROWS + 1]
+        entries = slice(bounds[0], bounds[-1])
+        columns, each = X.indices[entries], np.repeat(weight[first : first + SPARSE_ROWS], np.diff(bounds))
+        inside += np.bincount(columns, each * np.square(X.data[entries] - mean[columns]), p)
+        filled += np.bincount(columns, each, p)
+        count += np.bincount(columns[each > 0], minlength=p)
+    full = count == np.count_nonzero(weight)
+    empty = np.where(full, 0.0, np.clip(1 - filled, 0, None))  # exactly 0 where no entry is missing
+    return mean, np.sqrt(inside + empty * np.square(mean))
+
+
+class Parameters(NamedTuple):
+    """A model on the scale of the given columns: coefficients (K, p), intercepts (K,), sigma if the family has it."""
+
+    coef: Floats
+    intercept: Floats
+    scale: float | None = None
+
+
+class Layout:
+    """What the vector x of f means: coefficients of scaled columns, one output after another, then the intercepts, then
+    what the family estimates once for all rows. It begins at the model without columns, of y with these weights."""
+
+    def __init__(self, family: Response, scaling: Scaling, y: Floats, weight: Floats, intercept: bool) -> None:
+        self.family, self.scaling, self.intercept = family, scaling, intercept
+        self.outputs, self.constants = family.outputs - family.constants, family.constants
+        self.columns = len(scaling.shift)
+        self.end = self.outputs * self.columns
         first = family.first(y, weight) if intercept else np.zeros(0)
-        start = torch.from_numpy(np.concatenate([np.zeros(outputs * columns), first, constants]))
-        return cls(scaling, outputs, columns, intercept, len(constants), start)
+        parts = [np.zeros(self.end), first, family.first_constants(y, weight)]
+        self.start = torch.from_numpy(np.concatenate(parts))
+        self.unit = family.unit(y, weight)
+        """Tolerances are relative to it."""
 
     def with_penalty(self, phi: Regularizer) -> Regularizer:
         """phi on the coefficients, the intercepts left alone, constants kept positive."""
         if isinstance(phi, Zero) and not self.constants:
             return phi
-        parts: list[tuple[slice, Regularizer]] = [(slice(0, self.outputs * self.columns), phi)]
+        parts: list[tuple[slice, Regularizer]] = [(slice(0, self.end), phi)]
         if self.constants:
             size = len(self.start)
             least = LEAST * float(self.start[-self.constants :].min())
@@ -86,192 +142,121 @@ class Layout:
 
     def coefficients(self, x: Tensor) -> Floats:
         """(K, p), of the scaled columns."""
-        found: Floats = x[: self.outputs * self.columns].reshape(self.outputs, -1).numpy()
+        found: Floats = x[: self.end].reshape(self.outputs, -1).numpy()
         return found
 
     def parameters(self, x: Tensor) -> Parameters:
         """The model on the scale of the given columns."""
-        end = self.outputs * self.columns
-        intercept = x[end : end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
+        intercept = x[self.end : self.end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
         if self.outputs > 1:
             intercept = intercept - intercept.mean()  # what is common to all classes changes no probability
         scale = float(x[-1]) if self.constants else None
         return Parameters(*self.scaling.original(self.coefficients(x), intercept), scale)
 
 
-@dataclass(frozen=True, eq=False)
 class Prepared(Layout):
-    """A problem of scaled columns, and what its vector means."""
+    """f, the mean loss of the sites' rows on scaled columns, and its derivatives.
 
-    family: Response
-    problem: Linear | Centred | Gram
-    sites: Sites
-    site_weights: Floats
-    unit: float
-    """Tolerances are relative to it."""
-    diagonal: Floats
-    """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
+    Sparse columns stay as they are if they would be shifted: with v = factor w, the score of a row is
+    <(a - shift) factor, w> + c = <a, v> + (c - <shift, v>). That is a linear map x -> T x, so grad f is T' times the
+    gradient by T x. A linear regression keeps A'A and A'y, from which a gradient costs p^2 products and not p times the
+    rows; sites send the same gradients either way.
+    """
 
-    def solve(self, phi: Regularizer, after: Fit | None, tol: float, max_rounds: int) -> Fit:
-        """The minimiser of f + phi, phi on the coefficients; begun where `after` ended, a fit with another phi."""
-        found = self.solve_path([phi], tol, max_rounds) if after is None else None
-        if found is not None:
-            return found[0][0]
-        whole = self.with_penalty(phi)
-        return minimise(self.problem, whole, self.start, tol=tol * self.unit, max_rounds=max_rounds, after=after)
-
-    def solve_path(
-        self,
-        phis: Sequence[Regularizer],
-        tol: float,
-        max_rounds: int,
-        first: Tensor | None = None,
-        polish: int | None = None,
-    ) -> tuple[list[Fit], int] | None:
-        """The minimisers for several phi in the same rounds, and how many these were; None where `path_solver` does not
-        take them.
-
-        first:  the gradient at the start, where it is known.
-        polish: the number of a phi whose minimiser is found more exactly.
-        """
-        end = self.outputs * self.columns
-        kinds = [kind for phi in phis if (kind := shrinkage(phi, end)) is not None]
-        if self.constants or len(self.start) > path_solver.SIZE or len(kinds) < len(phis):
-            return None
-        l1, l2 = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, part))) for part in zip(*kinds, strict=True))
-        shrink = path_solver.Penalties(l1, l2, end)
-        found = path_solver.solve(
-            lambda points: self.problem.gradients(torch.from_numpy(points)).numpy(),
-            self.start.numpy(),
-            shrink,
-            self.diagonal,
-            tol=tol * self.unit,
-            max_rounds=min(max_rounds, PATIENCE),
-            constant=isinstance(self.family, Gaussian),
-            first=None if first is None else first.numpy(),
-            polish=polish,
-        )
-        losses = self.problem.losses(torch.from_numpy(found.x)).numpy()
-        objectives = losses + shrink.value(found.x)
-        each = 2 * self.start.nbytes * len(self.sites)  # a point to every site, a gradient back
-        fits, total = [], found.total
-        for k, phi in enumerate(phis):
-            x, rounds = torch.from_numpy(found.x[k]), int(found.rounds[k])
-            sent, size = each * (rounds if k == 0 else rounds - 1), float(found.sizes[k])  # the first is common to all
-            point, gradient = torch.from_numpy(found.earlier[k])
-            earlier = None if bool(point.isnan().any()) else (point, gradient)
-            done = size <= tol * self.unit
-            fit = Fit(x, rounds, sent, float(objectives[k]), size, done, float(losses[k]), None, earlier)
-            if not done and rounds < max_rounds:  # from there by FedNMap with a short memory
-                whole, left = self.with_penalty(phi), max_rounds - rounds
-                more = minimise(self.problem, whole, x, tol=tol * self.unit, max_rounds=left)
-                fit = more._replace(rounds=rounds + more.rounds, bytes=sent + more.bytes)
-                total += more.rounds
-            fits.append(fit)
-        return fits, total
-
-    def infinite(self, fit: Fit, phi: Regularizer, tol: float, max_rounds: int) -> tuple[list[int], Fit]:
-        """The columns whose estimates are infinite because f + phi has no minimiser, the largest first; and the fit,
-        with the rounds of this test added.
-
-        They are suspected where f has become flat along the last steps and phi does not grow along them. Then the
-        coefficient that moved most is fixed `SHIFT` further on, and the others are fitted again. If the likelihood
-        ratio against x is negligible, no value of that coefficient is too large. Sites send gradients only.
-        """
-        if fit.earlier is None or self.constants or not fit.converged:
-            return [], fit
-        before, g = fit.earlier
-        s = fit.x - before
-        fall, whole = -float(g @ s), self.with_penalty(phi)
-        if not 0 < fall <= FLAT * float(np.square(s.numpy()) @ self.diagonal):
-            return [], fit
-        k = int((s[: self.outputs * self.columns].abs() * dense(np.tile(self._deviation, self.outputs))).argmax())
-        steps = float((fit.x[k].abs() + SHIFT / self._deviation[k % self.columns]) / s[k].abs())
-        start = fit.x + steps * s
-        if not float(whole.value(start) - whole.value(fit.x)) <= HELD * fall * steps:
-            return [], fit
-        fixed = Separable([(slice(k, k + 1), Box(float(start[k]), float(start[k])))])
-        rounds = min(max_rounds, PATIENCE)
-        other = minimise(self.problem, fixed, start, tol=0.01 * tol * self.unit, max_rounds=rounds)
-        spent = fit._replace(rounds=fit.rounds + other.rounds, bytes=fit.bytes + other.bytes)
-        ratio = 2 * len(self.sites.of_row) * (other.loss - fit.loss)
-        return (self.moving(s) if ratio <= NEGLIGIBLE else []), spent
-
-    def moving(self, s: Tensor) -> list[int]:
-        """The columns that a step s along which the likelihood is monotone changes; the largest change first."""
-        size = np.abs(self.coefficients(s)).max(0) * self._deviation
-        order = np.argsort(-size, kind="stable")
-        return [int(j) for j in order if size[j] > MOVING * size[order[0]]]
-
-    @property
-    def _deviation(self) -> Floats:
+    def __init__(self, family: Response, rows: Rows, *, weights: str, standardize: bool, fit_intercept: bool) -> None:
+        rows = rows.by_site()
+        X, y, each = rows.X, rows.y, rows.shares(weights)
+        intercept = fit_intercept and family.level
+        free = intercept or not family.level
+        scaling = Scaling.of(*moments(X, each), standardize=standardize, free_level=free)
+        super().__init__(family, scaling, y, each, intercept)
+        self.sites, self.site_weights = rows.sites, np.bincount(rows.sites.of_row, each, len(rows.sites))
+        self._mapped = intercept and sparse.issparse(X)
+        self.problem = problem_of(family, rows if self._mapped else rows._replace(X=scaling.apply(X)), each, intercept)
+        self._gram: tuple[Tensor, Tensor] | None = None
+        if isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > len(self.start) <= path_solver.SIZE:
+            self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))
+        self.problem.start = self.start  # where the curvature of families without a bound is asked for
+        steep = np.maximum(family.steepness(y, each), 1e-12)
+        square = np.where(scaling.square > 0, scaling.square, 1.0)
+        self.deviation = np.sqrt(square)
         """Of the scaled columns; 1 for those that do not vary."""
-        return np.sqrt(np.where(self.scaling.square > 0, self.scaling.square, 1.0))
+        self.diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
+        """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """T x."""
+        if not self._mapped:
+            return x
+        w, c, rest = x.tensor_split((self.end, self.end + self.outputs), -1)
+        v = w.unflatten(-1, (self.outputs, -1)) * dense(self.scaling.factor)
+        return torch.cat([v.flatten(-2), c - v @ dense(self.scaling.shift), rest], -1)
+
+    def _back(self, g: Tensor) -> Tensor:
+        """T' g."""
+        if not self._mapped:
+            return g
+        v, c, rest = g.tensor_split((self.end, self.end + self.outputs), -1)
+        shift, factor = dense(self.scaling.shift), dense(self.scaling.factor)
+        w = (v.unflatten(-1, (self.outputs, -1)) - c.unsqueeze(-1) * shift) * factor
+        return torch.cat([w.flatten(-2), c, rest], -1)
 
     def loss(self, x: Tensor) -> float:
-        return float(self.problem.loss(x))
+        return float(self.problem.loss(self._inner(x)))
+
+    def losses(self, points: Tensor) -> Floats:
+        """f at several points (k, d)."""
+        found: Floats = self.problem.losses(self._inner(points)).numpy()
+        return found
+
+    def gradient(self, x: Tensor) -> Tensor:
+        if self._gram is not None:
+            return self._gram[0] @ x - self._gram[1]
+        return self._back(self.problem.gradient(self._inner(x)))
+
+    def gradients(self, points: Tensor) -> Tensor:
+        """At several points (k, d)."""
+        if self._gram is not None:
+            return points @ self._gram[0] - self._gram[1]
+        return self._back(self.problem.gradients(self._inner(points)))
+
+    def hessian(self, x: Tensor) -> Tensor:
+        if self._gram is not None:
+            return self._gram[0]
+        return self._back(self._back(self.problem.hessian(self._inner(x))).mT)
+
+    def outer(self, x: Tensor) -> Tensor:
+        """The sum over rows of squares of their gradients, (d, d)."""
+        assert isinstance(self.problem, GLM)  # a row of a Cox model has no gradient of its own
+        return self._back(self._back(self.problem.outer(self._inner(x))).mT)
+
+    def smoothness(self, x: Tensor) -> float:
+        """A bound of the Hessian's largest eigenvalue, else that at x by power iteration and a little more."""
+        if self._gram is not None:
+            return largest_eigenvalue(lambda v: self.hessian(x) @ v, x) or 1.0
+        if not self._mapped:
+            return self.problem.smoothness() or 1.0
+        first = torch.randn(1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=x.dtype, device="cpu")
+        found = float(hessian_norms(lambda u: self.gradient(u[0])[None], x, first, 20))
+        return 1.05 * found if 0 < found < math.inf else 1.0
 
     def report(self, x: Tensor) -> list[dict[str, Any]]:
         """What each site holds, what it counts, and its own mean loss under the model."""
-        sizes, losses = self.sites.sizes, self.problem.client_losses(x).tolist()
-        return [
-            {"site": name, "rows": int(sizes[k]), "weight": float(self.site_weights[k]), "loss": losses[k]}
-            for k, name in enumerate(self.sites.names)
-        ]
+        losses = self.problem.client_losses(self._inner(x)).tolist()
+        parts = zip(self.sites.names, self.sites.sizes.tolist(), self.site_weights.tolist(), losses, strict=True)
+        return [dict(zip(("site", "rows", "weight", "loss"), part, strict=True)) for part in parts]
 
 
-def prepare(
-    family: Response,
-    X: Any,
-    y: Floats,
-    sites: Sites,
-    sample_weight: Floats,
-    *,
-    weights: str,
-    standardize: bool,
-    fit_intercept: bool,
-    outputs: int,
-) -> Prepared:
-    """The sites' rows as clients of one problem."""
-    order = sites.order
-    if order is not None:
-        X, y, sample_weight, sites = X[order], y[order], sample_weight[order], sites.some(order)
-    each = row_weights(sites, sample_weight, weights)
-    intercept = fit_intercept and family.level
-    scale = from_moments(*moments(X, each), standardize=standardize, free_level=intercept or not family.level)
-    site_weights = np.bincount(sites.of_row, each, len(sites)).astype(float)
-    untouched = intercept and sparse.issparse(X)
-    data = ClientData(tensor(X if untouched else scale.apply(X)), dense(y), dense(sites.sizes))
-    f: Any = problem(
+def problem_of(family: Response, rows: Rows, each: Floats, intercept: bool) -> Linear:
+    """The sites' losses on rows that lie site by site; `each` is what every row counts."""
+    x = from_scipy("X", rows.X) if sparse.issparse(rows.X) else dense(rows.X)
+    return problem(
         family,
-        data,
+        ClientData(x, dense(rows.y), dense(rows.sites.sizes)),
         intercept=intercept,
-        weights=dense(site_weights),
-        sample_weights=None if bool((sample_weight == sample_weight[0]).all()) else dense(sample_weight),
+        weights=dense(np.bincount(rows.sites.of_row, each, len(rows.sites))),
+        sample_weights=None if bool((rows.weight == rows.weight[0]).all()) else dense(rows.weight),
     )
-    if untouched:
-        f = Centred(f, dense(scale.shift), dense(scale.factor), outputs)
-    elif isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > f.dim <= path_solver.SIZE:
-        f = Gram(f)
-    steep = np.maximum(family.steepness(y, each), 1e-12)
-    square = np.where(scale.square > 0, scale.square, 1.0)
-    diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
-    layout = Layout.of(family, scale, y, each, outputs, intercept)
-    f.start = layout.start  # where the curvature of families without a bound is asked for
-    return Prepared(
-        **vars(layout),
-        family=family,
-        problem=f,
-        sites=sites,
-        site_weights=site_weights,
-        unit=family.unit(y, each),
-        diagonal=diagonal,
-    )
-
-
-def tensor(X: Any) -> Tensor:
-    """Rows as a tensor, CSR where they are sparse."""
-    return from_scipy("X", X) if sparse.issparse(X) else dense(X)
 
 
 def dense(values: Any) -> Tensor:

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fednmap.core import Regularizer
-from fednmap.estimators import inputs
-from fednmap.estimators.base import AnyPenalty, Rows
+from fednmap.estimators import rows as inputs
+from fednmap.estimators.base import AnyPenalty
 from fednmap.estimators.families import Cox
 from fednmap.estimators.prepare import Parameters
-from fednmap.estimators.sites import Floats, Sites, divide, row_weights
+from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
 from fednmap.problems.families import Response
+from fednmap.tables.table import Sites, divide
 
 
 @dataclass(eq=False, repr=False)
@@ -77,7 +78,7 @@ class FederatedCoxRegression(AnyPenalty):
             found = np.column_stack([found, np.ones(len(found))])
         if found.shape[1] != 2:
             raise InputError(f"y has {found.shape[1]} columns; give two, time and event (1, or 0 where censored)")
-        inputs.finite_targets(found, sites, ("time", "event"))
+        inputs.finite_targets(found, sites, "time", "event")
         return found
 
     def _set(self, model: Parameters) -> None:
@@ -86,7 +87,7 @@ class FederatedCoxRegression(AnyPenalty):
     def _finish(self, rows: Rows) -> None:
         """baseline_: for every site its event times and the cumulative hazard of the mean row; a site keeps its own."""
         scores = rows.X @ self.coef_
-        self.centre_ = float(row_weights(rows.sites, rows.weight, self.weights) @ scores)
+        self.centre_ = float(rows.shares(self.weights) @ scores)
         scores = scores - self.centre_
         self.baseline_ = {
             name: cumulative_hazard(scores[mine], rows.y[mine], rows.weight[mine])

@@ -88,9 +88,7 @@ def client_app(load: LoadTable) -> ClientApp:
             _ask_once(node, question)
             said, own, task = {}, rows(node), read(node.context.run_config)[0]
             if question["ask"] == "agree":  # kept if this site is part of it
-                known = Agreement.from_dict(question["agreement"])
-                known.check(task, node.name)
-                known.check_statistics(own)
+                Agreement.model_validate(question["agreement"]).check(task, own)
                 write_atomically(_place(node), to_json(question["agreement"]))
             else:
                 said = answer(question, own, task)
@@ -112,12 +110,12 @@ def fit(grid: Grid, task: FitConfig, federation: Federation) -> dict[str, Any]:
     """One fit between machines; the closing numbers. The run folder holds the model."""
     path = federation.run_folder
     if federation.resume:
-        known = Agreement.from_dict(from_json(path / AGREEMENT, dict))
+        known = Agreement.model_validate(from_json(path / AGREEMENT, dict))
         if known.task != task:
             raise InputError(f"the settings differ from those of {path}; keep them, or begin a new run")
     else:
         known = agree(grid, task, federation)
-        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.to_dict())})
+        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.model_dump())})
     coordinator = Coordinator(grid, config_of(known), federation, lambda *_: plan_of(known))
     closing = coordinator.run()
     save(path, known, closing, coordinator)
@@ -136,7 +134,7 @@ def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
         return ask_all(roster, federation.attempts, question)
 
     known = carry(negotiate(task), ask)
-    ask({"ask": "agree", "agreement": known.to_dict()})
+    ask({"ask": "agree", "agreement": known.model_dump()})
     log.info("%d sites agree on %d columns of %d rows", len(known.rows), len(known.names), sum(known.rows.values()))
     return known
 
@@ -165,7 +163,7 @@ def plan_of(known: Agreement) -> Plan:
     scale = [1 / v if v else 1.0 for v in scaling.factor.tolist()]
     about: dict[str, Any] = {"inputs": (len(known.names),), "features": known.names, "labels": known.classes}
     about |= {"scaling": (scaling.shift.tolist(), scale), "intercept": known.family.level}
-    return Plan(method, method.phi, known.start, lambda x: Model.of({"x": x}, about), known.gamma)
+    return Plan(method, method.phi, known.layout.start, lambda x: Model.of({"x": x}, about), known.gamma)
 
 
 def config_of(known: Agreement) -> Config:
@@ -185,7 +183,7 @@ def config_of(known: Agreement) -> Config:
         batch_size=0,
         rounds=task.max_rounds,
         eval_every=task.max_rounds,
-        tol_absolute=task.tol * known.unit,
+        tol_absolute=task.tol * known.layout.unit,
         dtype="float64",
         measure_gamma=known.gamma,
     )
@@ -196,7 +194,7 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
     found = coordinator.folder.model(coordinator.job)
     if found is None:
         return
-    task, parameters = known.task, known.parameters(found.parameters["x"])
+    task, parameters = known.task, known.layout.parameters(found.parameters["x"])
     model = kept.FittedModel(
         task.family,
         " and ".join(task.goals),
@@ -259,7 +257,7 @@ def _agreed(node: Node) -> Agreement:
     path = _place(node)
     if not path.exists():
         raise Disagreement(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
-    return Agreement.from_dict(from_json(path, dict))
+    return Agreement.model_validate(from_json(path, dict))
 
 
 def _place(node: Node) -> Path:

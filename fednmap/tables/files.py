@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from fednmap.names import InputError, is_number
 from fednmap.tables.table import Column, Table, table
 
 KINDS = (".csv", ".parquet")
-GAPS = ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?"]
+GAPS = {"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?"}
 """Cells that stand for a missing value, as R, pandas, spreadsheets and databases write them."""
+TRUTHS = {"true": 1.0, "false": 0.0}
 SEPARATORS = (",", ";", "\t")
 DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 
@@ -30,36 +31,20 @@ def read_sites(spec: str, drop: Sequence[str] = ()) -> dict[str, Table]:
     kind, colon, rest = spec.partition(":")
     if kind != "csv" or not colon or not rest:
         raise InputError(f"data is {spec!r}; give csv:FOLDER or csv:a.csv,b.csv, one file per site")
-    paths = _files(rest)
     found: dict[str, Table] = {}
-    for path in paths:
+    have: set[str] = set()
+    for path in _files(rest):
         if path.stem in found:
             raise InputError(
                 f"two files are called {path.stem!r}; a site has the name of its file, so they must differ"
             )
-        found[path.stem] = read(path, drop)
-    if drop:
-        have = {name for path in paths for name in header(path)}
-        for name in drop:
-            if name not in have:
-                raise InputError(f"{name!r} is to be dropped, and no site has such a column")
+        columns, separator = _columns(path)
+        have |= set(columns)
+        found[path.stem] = _table(path, {name: columns[name] for name in columns if name not in drop}, separator)
+    for name in drop:
+        if name not in have:
+            raise InputError(f"{name!r} is to be dropped, and no site has such a column")
     return found
-
-
-def header(path: Path) -> list[str]:
-    """The names of a file's columns, which must differ."""
-    if path.suffix.lower() == ".parquet":
-        with _readable(path):
-            names = list(_polars().scan_parquet(path, glob=False).collect_schema())
-    else:
-        names = _first_line(path)[0]
-    names = [name.strip() for name in names]
-    for k, name in enumerate(names):
-        if not name:
-            raise InputError(f"{path}: column {k + 1} has no name; name it, or write the file without an index")
-        if name in names[:k]:
-            raise InputError(f"{path} has two columns called {name!r}; names must differ")
-    return names
 
 
 def read(path: Path, drop: Container[str] = (), only: Container[str] | None = None) -> Table:
@@ -67,102 +52,107 @@ def read(path: Path, drop: Container[str] = (), only: Container[str] | None = No
 
     drop, only: columns to leave out, columns to take; the others are not looked at.
     """
-    frame, separator = _frame(path)
-    taken = [name for name in frame.columns if name not in drop and (only is None or name in only)]
-    values = {name: frame[name].to_numpy() for name in taken}
-    if path.suffix.lower() == ".csv":
-        values = {name: _trimmed(column) for name, column in values.items()}
-    if separator == ";":
-        values = {name: _with_points(column) for name, column in values.items()}
-    return table(values, path.stem)
+    columns, separator = _columns(path)
+    taken = {name: columns[name] for name in columns if name not in drop and (only is None or name in only)}
+    return _table(path, taken, separator)
 
 
 def read_as_text(path: Path, name: str) -> list[str]:
     """Return one column of a file, every cell as it is written there: 007 is no number, NA no gap."""
-    frame, _ = _frame(path, as_text=True)
-    if name not in frame.columns:
-        raise InputError(f"{path}: there is no column {name!r}; there are {', '.join(frame.columns)}")
-    return ["" if value is None else str(value) for value in frame[name].to_list()]
+    columns, _ = _columns(path)
+    if name not in columns:
+        raise InputError(f"{path}: there is no column {name!r}; there are {', '.join(columns)}")
+    return ["" if value is None else str(value) for value in columns[name]]
 
 
-def _frame(path: Path, as_text: bool = False) -> tuple[Any, str]:
-    """The rows of a file as polars reads them, and what separates its cells; as_text: those of a CSV file as words."""
-    polars = _polars()
+def cells(path: Path) -> tuple[dict[str, list[str]], str]:
+    """The cells of a CSV file as they are written, by the name of their column, and what separates them."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            first = lines.readline()
+            lines.seek(0)
+            found = {mark: len(next(csv.reader([first], delimiter=mark), ())) for mark in SEPARATORS}
+            separator = max(SEPARATORS, key=lambda mark: found[mark])
+            names, *rows = list(csv.reader(lines, delimiter=separator, strict=True)) or [[]]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a CSV file in UTF-8 ({error}); save it as CSV UTF-8") from None
+    names = [name.strip() for name in names]
+    if not any(names):
+        raise InputError(f"{path} is empty, or its first line is; it must name the columns")
+    if all(is_number(name) for name in names):
+        raise InputError(f"{path} begins with numbers ({names[0]}, ...); its first line must name the columns")
+    _check_distinct(path, names)
+    rows = [row or [""] for row in rows] if len(names) == 1 else [row for row in rows if row]
+    if not rows:
+        raise InputError(f"{path} has no rows; it needs a header and at least one row")
+    for k, row in enumerate(rows):
+        if len(row) != len(names):
+            raise InputError(f"{path}, row {k + 1}: {len(row)} values for {len(names)} columns; truncated or damaged")
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), separator
+
+
+def _columns(path: Path) -> tuple[dict[str, Any], str]:
+    """The columns of a file by name, those of CSV as text; and what separates the cells, "" in parquet."""
     if path.suffix.lower() not in KINDS:
         raise InputError(f"{path} is neither CSV nor parquet; a site's file ends in .csv or .parquet")
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of an existing file")
-    names, separator = header(path), ","
-    with _readable(path):
-        if path.suffix.lower() == ".parquet":
-            frame = polars.read_parquet(path, glob=False)
-        else:
-            separator = _first_line(path)[1]
-            kinds = {"infer_schema": False} if as_text else {"infer_schema_length": None, "null_values": GAPS}
-            frame = polars.read_csv(path, separator=separator, try_parse_dates=False, glob=False, **kinds)
-    if path.suffix.lower() == ".csv" and len(names) > 1 and frame[frame.columns[-1]].null_count():
-        there = _rows_there(path, separator, len(names))
-        frame = frame.filter(polars.Series(there)) if len(there) == frame.height else frame
-    if frame.height == 0:
-        raise InputError(f"{path} has no rows; a site needs a header and at least two rows")
-    return frame.rename(dict(zip(frame.columns, names, strict=True))), separator
+    columns, separator = cells(path) if path.suffix.lower() == ".csv" else (_parquet(path), "")
+    for k, name in enumerate(columns):
+        if not name:
+            raise InputError(f"{path}: column {k + 1} has no name; name it, or write the file without an index")
+    return columns, separator
 
 
-def _first_line(path: Path) -> tuple[list[str], str]:
-    """The names in a CSV file's first line, and what separates them."""
+def _table(path: Path, columns: Mapping[str, Any], separator: str) -> Table:
+    if separator:
+        columns = {name: _parsed(values, separator == ";") for name, values in columns.items()}
+    return table(columns, path.stem)
+
+
+def _parsed(values: list[str], decimal_comma: bool) -> Column:
+    """Numbers if all cells are, else words; NaN or None for a gap, and without the spaces around a cell."""
+    with suppress(ValueError):
+        return _floats(values)
+    words = [None if (word := cell.strip()) in GAPS else word for cell in values]
+    given = [word for word in words if word is not None]
+    if given and all(word.lower() in TRUTHS for word in given):
+        return np.array([np.nan if word is None else TRUTHS[word.lower()] for word in words])
+    if decimal_comma and all(DECIMAL_COMMA.fullmatch(word) for word in given):
+        words = [None if word is None else word.replace(",", ".") for word in words]
+    with suppress(ValueError):
+        return _floats(["nan" if word is None else word for word in words])
+    return np.array(words, object)
+
+
+def _floats(words: list[str]) -> Column:
+    if "_" in "".join(words):
+        raise ValueError("float() takes 1_000 for a number")
+    return np.array(words, float)
+
+
+def _parquet(path: Path) -> dict[str, Any]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            first = lines.readline()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not in UTF-8; save it as CSV UTF-8") from None
-    if not first.strip():
-        raise InputError(f"{path} is empty, or its first line is; it must name the columns")
-    found = {mark: next(csv.reader([first], delimiter=mark)) for mark in SEPARATORS}
-    names, mark = max(((names, mark) for mark, names in found.items()), key=lambda each: len(each[0]))
-    if all(is_number(name) for name in names):
-        raise InputError(f"{path} begins with numbers ({names[0].strip()}, ...); its first line must name the columns")
-    return names, mark
+        import polars
 
-
-def _rows_there(path: Path, separator: str, columns: int) -> list[bool]:
-    """Which lines of a CSV file are rows: those that are not empty; one with fewer cells than columns is refused."""
-    with _readable(path), path.open(newline="", encoding="utf-8-sig") as lines:
-        cells = [len(row) for row in csv.reader(lines, delimiter=separator)][1:]
-    for k, count in enumerate(cells):
-        if 0 < count < columns:
-            raise InputError(f"{path}, row {k + 1}: {count} values for {columns} columns; truncated or damaged")
-    return [count > 0 for count in cells]
-
-
-def _trimmed(values: Column) -> Column:
-    """Words without the spaces around them: as a gap where they stand for one, as numbers where all are numbers."""
-    if values.dtype.kind != "O" or not all(v is None or isinstance(v, str) for v in values):
-        return values
-    words = [None if v is None or v.strip() in GAPS else v.strip() for v in values]
-    if not all(word is None or (is_number(word) and "_" not in word) for word in words):
-        return np.array(words, object)
-    return np.array([np.nan if word is None else float(word) for word in words])
-
-
-def _with_points(values: Column) -> Column:
-    """Words that are all numbers with a decimal comma as numbers."""
-    words = [v for v in values if v is not None] if values.dtype.kind == "O" else []
-    if not words or not all(isinstance(word, str) and DECIMAL_COMMA.fullmatch(word.strip()) for word in words):
-        return values
-    return np.array([np.nan if v is None else float(v.replace(",", ".")) for v in values])
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        frame = polars.read_parquet(path, glob=False)
+    except ModuleNotFoundError:
+        raise InputError("parquet files need polars: pip install 'fednmap[tables]'") from None
     except Exception as error:  # polars has many kinds, all about the contents of the file
         why = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} cannot be read as a table: {why[:200]}") from None
+    _check_distinct(path, [name.strip() for name in frame.columns])
+    if frame.height == 0:
+        raise InputError(f"{path} has no rows; it needs at least one")
+    return {name.strip(): frame[name].to_numpy() for name in frame.columns}
+
+
+def _check_distinct(path: Path, names: Sequence[str]) -> None:
+    for k, name in enumerate(names):
+        if name in names[:k]:
+            raise InputError(f"{path} has two columns called {name!r}; names must differ")
 
 
 def places(words: str) -> list[Path]:
@@ -187,11 +177,3 @@ def _files(rest: str) -> list[Path]:
         if not place.exists():
             raise InputError(f"there is no file or folder {place}; give csv:FOLDER or csv:a.csv,b.csv")
     return named
-
-
-def _polars() -> Any:
-    try:
-        import polars
-    except ModuleNotFoundError:
-        raise InputError("tables need polars: pip install 'fednmap[tables]'") from None
-    return polars

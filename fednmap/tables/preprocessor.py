@@ -12,6 +12,8 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from fednmap.names import InputError, choose
 from fednmap.tables.statistics import (
+    CUTS,
+    NARROWINGS,
     Answers,
     Floats,
     Question,
@@ -19,12 +21,13 @@ from fednmap.tables.statistics import (
     answer,
     as_code,
     carry,
+    check_levels,
     given,
     levels_of,
-    median,
-    talk,
+    medians,
+    scales,
 )
-from fednmap.tables.table import SiteError, Table, is_gap, is_words, missing, table
+from fednmap.tables.table import SiteError, Table, divide, is_words, missing, table
 
 
 class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -74,9 +77,42 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
     def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
         """The questions that `fit` puts to the sites, for those who ask them by messages; its end is for `know`."""
         choose("way to impute", self.impute, dict.fromkeys(("mean", "median")))
-        return talk(
-            self.impute, indicators=self.indicators, max_levels=self.max_levels, categorical=tuple(self.categorical)
-        )
+        categorical = list(self.categorical)
+        about = yield {"ask": "columns", "max_levels": self.max_levels, "categorical": categorical}
+        columns = _by_name({site: {c["name"]: c for c in said["columns"]} for site, said in about.items()})
+        for name in categorical:
+            if name not in columns:
+                raise InputError(f"{name!r} is to be categorical, and no site has such a column")
+        numbers = [name for name, parts in columns.items() if _is_number(name, parts)]
+        count = {name: sum(part["count"] for part in columns[name].values()) for name in numbers}
+        mean = {name: sum(part["sum"] for part in columns[name].values()) / count[name] for name in numbers}
+        fill, sent = mean, "count, sum, sum of squared deviations"
+        squares: dict[str, float] = {}
+        if numbers:
+            said = yield {"ask": "deviations", "means": mean}
+            squares = {name: sum(part[name] for part in said.values()) for name in numbers}
+            if self.impute == "median":
+                fill = yield from medians(count)
+                sent += f", least and greatest value, {CUTS * NARROWINGS} counts"
+        found, origin = [], dict[str, str]()
+        for name, parts in columns.items():
+            gaps = sum(part["gaps"] for part in parts.values())
+            if name in mean:
+                scale = float(scales(np.array(mean[name]), np.sqrt(squares[name] / count[name]))[1])
+                flagged = self.indicators and gaps > 0
+                s = Statistic(name, "number", sent, gaps, fill[name], mean[name], scale, (), flagged)
+            else:
+                levels = sorted({level for part in parts.values() for level in part["levels"]})
+                check_levels(name, len(levels), self.max_levels)
+                words = "its levels, count of gaps"
+                s = Statistic(name, "category", words, gaps, 0.0, 0.0, 1.0, tuple(levels), gaps > 0)
+            for made in s.names:
+                if origin.setdefault(made, name) != name:
+                    raise InputError(
+                        f"columns {origin[made]!r} and {name!r} would both become {made!r}; rename one of them"
+                    )
+            found.append(s)
+        return tuple(found)
 
     def know(self, statistics: Sequence[Statistic]) -> Self:
         """Fitted, from statistics that are known."""
@@ -89,12 +125,12 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         """The same columns, with the gaps in numbers filled by what these rows, some of every site's, say."""
         found = []
         for s in self.statistics_:
-            parts = [given(t[s.column]) for t in tables] if s.kind == "number" and s.missing else []
-            count = sum(len(part) for part in parts)
-            if count and self.impute == "median":
-                s = replace(s, fill=median([part for part in parts if len(part)]))
-            elif count:
-                s = replace(s, fill=float(sum(part.sum() for part in parts) / count))
+            parts = [given(t[s.column]) for t in tables] if s.kind == "number" and s.missing else [np.zeros(0)]
+            values = np.concatenate(parts)
+            if len(values):
+                median = self.impute == "median"
+                fill = np.quantile(values, 0.5, method="inverted_cdf") if median else values.mean()
+                s = replace(s, fill=float(fill))
             found.append(s)
         return type(self)(**self.get_params()).know(found)
 
@@ -121,52 +157,62 @@ def by_site(X: Any, sites: Any = None) -> list[Table]:
     if sites is None and isinstance(X, Mapping) and X and not all(np.ndim(v) == 1 for v in X.values()):
         return [Table(table(frame, str(name)).columns, str(name)) for name, frame in X.items()]
     whole = table(X)
-    if sites is None:
-        return [Table(whole.columns, "all")]
-    labels = np.asarray(sites)
-    if labels.shape != (whole.rows,):
-        raise InputError(f"sites has shape {labels.shape}; give one site per row, {whole.rows} in all")
-    nowhere = [row for row, label in enumerate(labels) if is_gap(label)]
-    if nowhere:
-        raise InputError(f"row {nowhere[0]} has no site; every row needs one")
-    return [Table(whole.some(labels == site).columns, str(site)) for site in np.unique(labels)]
+    where = divide(sites, whole.rows)
+    return [Table(whole.some(where.of_row == k).columns, name) for k, name in enumerate(where.names)]
+
+
+def _by_name(said: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Column -> site -> what that says of it, in the order of the first site; every site must have all columns."""
+    first = next(iter(said))
+    for other in said:
+        for a, b in ((first, other), (other, first)):
+            lacking = [name for name in said[a] if name not in said[b]]
+            if lacking:
+                raise InputError(
+                    f"column {lacking[0]!r} is missing at site {b!r}, and site {a!r} has it; add it, or drop "
+                    "the column everywhere"
+                )
+    return {name: {site: columns[name] for site, columns in said.items()} for name in said[first]}
+
+
+def _is_number(name: str, parts: Mapping[str, Any]) -> bool:
+    """Whether a column holds numbers; words at one site and numbers at another are refused."""
+    words = [site for site, part in parts.items() if part["kind"] != "number"]
+    numbers = [site for site in parts if site not in words]
+    if words and numbers:
+        shown = ", ".join(repr(level) for level in parts[words[0]]["levels"][:3])
+        raise InputError(
+            f"column {name!r} holds words at site {words[0]!r} ({shown}) and numbers at site {numbers[0]!r}; use one "
+            "kind, or name it among the categorical columns"
+        )
+    return not words
 
 
 def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
     """The columns that one column becomes."""
-    values = rows[s.column]
+    values, column = rows[s.column], f"{rows.where}column {s.column!r}"
     gaps = missing(values)
     if s.kind == "number":
-        if is_words(values):
-            if not bool(gaps.all()):
-                row = int((~gaps).argmax())
-                raise SiteError(
-                    f"{rows.where}column {s.column!r} has {values[row]!r} in row {row}; the model knows numbers there",
-                    "words",
-                    s.column,
-                )
-            values = np.full(len(values), np.nan)
-        filled = np.where(gaps, s.fill, values)
+        if is_words(values) and not bool(gaps.all()):
+            row = int((~gaps).argmax())
+            message = f"{column} has {values[row]!r} in row {row}; the model knows numbers there"
+            raise SiteError(message, "words", s.column)
+        filled = np.where(gaps, s.fill, np.nan if is_words(values) else values)
         filled = (filled - s.mean) / s.scale if standardize else filled
         return [filled, gaps.astype(float)] if s.flagged else [filled]
     known = {as_code(level): level for level in s.levels} | {level: level for level in s.levels}
     found = [word if word is None or word in known else as_code(word) for word in levels_of(values)]
-    words = np.array([known.get(word, word) if word is not None else None for word in found], object)
-    gaps = np.array([word is None for word in words], bool)
-    for row, word in enumerate(words):
+    for row, word in enumerate(found):
         if word is not None and word not in known:
             raise SiteError(
-                f"{rows.where}column {s.column!r} has the level {word!r} in row {row}, which no site had; known are "
+                f"{column} has the level {word!r} in row {row}, which no site had; known are "
                 f"{', '.join(s.levels[:12])}",
                 "unknown-level",
                 s.column,
             )
-    if bool(gaps.any()) and not s.flagged:
-        raise SiteError(
-            f"{rows.where}column {s.column!r} has no value in row {int(gaps.argmax())}, and no site had gaps there; "
-            "fill it",
-            "gaps",
-            s.column,
-        )
+        if word is None and not s.flagged:
+            message = f"{column} has no value in row {row}, and no site had gaps there; fill it"
+            raise SiteError(message, "gaps", s.column)
+    words = np.array([None if word is None else known[word] for word in found], object)
     columns = [(words == level).astype(float) for level in s.levels[1:]]
-    return [*columns, gaps.astype(float)] if s.flagged else columns
+    return [*columns, np.array([word is None for word in words], float)] if s.flagged else columns

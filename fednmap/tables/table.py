@@ -89,6 +89,47 @@ class Table:
         return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
 
 
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The sites' names, and the number of the site of every row."""
+
+    names: tuple[str, ...]
+    of_row: npt.NDArray[np.intp]
+
+    @property
+    def sizes(self) -> npt.NDArray[np.intp]:
+        return np.bincount(self.of_row, minlength=len(self.names))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def at(self, row: int) -> str:
+        """Where a row is, for a message; empty if there is one site only."""
+        return f" at site {self.names[self.of_row[row]]!r}" if len(self) > 1 else ""
+
+    def some(self, keep: Any) -> Sites:
+        """The sites of these rows only; a site that keeps none is left out."""
+        found, numbers = np.unique(self.of_row[keep], return_inverse=True)
+        return Sites(tuple(self.names[k] for k in found), numbers)
+
+
+def divide(sites: Any, rows: int) -> Sites:
+    """The sites from one label per row; without labels one site holds everything."""
+    if sites is None:
+        return Sites(("all",), np.zeros(rows, np.intp))
+    labels = np.asarray(sites)
+    if labels.shape != (rows,):
+        raise InputError(f"sites has shape {labels.shape}; give one site per row, {rows} in all")
+    for row, label in enumerate(labels) if labels.dtype.kind in "fOU" else ():
+        if is_gap(label):
+            raise InputError(f"row {row} has no site; every row needs one")
+    try:
+        found, numbers = np.unique(labels, return_inverse=True)
+    except TypeError:
+        raise InputError("sites mixes kinds of labels, such as words and numbers; use one kind") from None
+    return Sites(tuple(str(name) for name in found), numbers)
+
+
 def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Table:
     """Return a pandas or polars frame, or a mapping of names to values, as a Table.
 

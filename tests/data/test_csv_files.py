@@ -137,7 +137,7 @@ def test_a_label_that_only_test_rows_have_is_one_of_the_labels(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "needs a header"),
+        ("", "must name the columns"),
         ("y,a,y\n1,2,1\n0,3,0\n", "two columns called 'y'"),
         ("a,y\n", "needs a header"),
         ("1,2\n3,4\n", "must name the columns"),

@@ -27,7 +27,7 @@ from fednmap.estimators import (
     FederatedLogisticRegression,
     FederatedPoissonRegressor,
 )
-from fednmap.estimators.engine import minimise, smoothness
+from fednmap.estimators.engine import minimise
 from fednmap.regularizers import L1
 
 TIGHT = {"tol": 1e-10, "max_rounds": 3000}
@@ -223,8 +223,8 @@ def test_a_fit_is_the_simulation_of_its_rounds():
     rows = FederatedLasso(1.0)._read(X, y, by_target(y, 4), None)
     prepared = FederatedLasso(1.0)._prepare(rows)
     phi = prepared.with_penalty(L1(1.0))
-    found = minimise(prepared.problem, phi, prepared.start, tol=1e-9 * prepared.unit, max_rounds=12)
-    L = smoothness(prepared.problem, prepared.start)
+    found = minimise(prepared, phi, prepared.start, tol=1e-9, max_rounds=12)
+    L = prepared.smoothness(prepared.start)
     method = FedNMapMemory(phi, eta_a=1 / L, Q=1, gamma=1 / L, memory=len(prepared.start))
     *_, last = simulate(method, prepared.problem, rounds=11, start=prepared.start)
     spent = sum(r.bytes_up + r.bytes_down for r in simulate(method, prepared.problem, rounds=12, start=prepared.start))

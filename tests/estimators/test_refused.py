@@ -15,7 +15,7 @@ from fednmap.estimators import (
     FederatedLogisticRegressionCV,
     FederatedPoissonRegressor,
 )
-from fednmap.estimators.standardise import moments
+from fednmap.estimators.prepare import moments
 from fednmap.names import InputError
 from fednmap.tables import as_word, read_sites
 

@@ -253,7 +253,7 @@ def test_every_question_is_about_what_the_site_fits(hospitals, ask):
     """A target that becomes a feature would be told column by column."""
     _, run = fit(hospitals, target="outcome", drop_columns="time,event", max_rounds=1)
     said = json.loads((run / "agreement.json").read_text())
-    own, rows = Agreement.from_dict(said).task, replace(read(hospitals / "bern.csv"), name="bern")
+    own, rows = Agreement.model_validate(said).task, replace(read(hospitals / "bern.csv"), name="bern")
     question = {"ask": ask, "agreement": said, "mean": said["mean"], "y": [0.0]}
     assert answer(question, rows, own)
     for task in ({"target": "ecg"}, {"drop_columns": "time"}):
@@ -357,7 +357,7 @@ def test_a_site_answers_about_statistics_that_it_took_part_in(hospitals):
     """A column of numbers as a category would be counted value by value; levels and gaps may not be left out."""
     _, run = fit(hospitals, max_rounds=1, **SICK)
     said = json.loads((run / "agreement.json").read_text())
-    own, rows = Agreement.from_dict(said).task, replace(read(hospitals / "bern.csv"), name="bern")
+    own, rows = Agreement.model_validate(said).task, replace(read(hospitals / "bern.csv"), name="bern")
     place = {s["column"]: k for k, s in enumerate(said["statistics"])}
     changes = [
         ("age", {"kind": "category", "levels": [str(v) for v in rows["age"]]}),
