@@ -24,7 +24,7 @@ from fednmap.runs.experiment import Experiment, prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.presets import preset as preset_file
-from fednmap.runs.process_pool import check_jobs, how_many, process_pool
+from fednmap.runs.process_pool import how_many, process_pool
 from fednmap.runs.sweep import is_sweep
 from fednmap.runs.tracking import check_trackers, trackers
 from fednmap.runs.workers import check_workers, group, under_torchrun
@@ -118,12 +118,12 @@ def _prepared(values: dict[str, Any], launch: Launch) -> Experiment:
 
 def _at_once(config: Config, launch: Launch) -> int:
     """Return how many methods and trials run at the same time: one with several workers, a tracker or a GPU."""
-    check_jobs(launch.jobs)
+    count = how_many(launch.jobs, config.trials * len(config.algorithms))
     if launch.workers > 1 or under_torchrun() or launch.track or config.device != "cpu":
         if launch.jobs is not None and launch.jobs > 1:
             raise InputError("--jobs does not go with --workers, torchrun, --track or a GPU; leave it out")
         return 1
-    return how_many(launch.jobs, config.trials * len(config.algorithms))
+    return count
 
 
 def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, Any] | None) -> None:

@@ -20,16 +20,14 @@ from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, Trus
 from fednmap.data import Dataset
 from fednmap.names import InputError
 from fednmap.runs.configuration import STOPPING, Config
-from fednmap.runs.execution import task_of
+from fednmap.runs.execution import simulated, task_of
 from fednmap.runs.experiment import Experiment, load, prepare
 from fednmap.runs.files import json_text
 from fednmap.runs.folder import Job
 from fednmap.runs.process_pool import how_many, parallel_map
-from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation import Diverged
-from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.trajectory import run_and_measure
-from fednmap.theory.at_once import at_once
+from fednmap.theory.steps_from_smoothness import steps_from_smoothness
 from fednmap.theory.tune import FEWEST, PILOTS, SHORTEST, Tuned
 from fednmap.theory.tune import tune as run_pilots
 
@@ -133,7 +131,7 @@ def _from_smoothness(
     experiment = prepare(config, loaded)
     method: Any = experiment.algorithm("fednmap")  # as `set` has it
     everybody = config.participation == 1 and config.drop == 0 and config.sampler == "uniform"
-    found = at_once(
+    found = steps_from_smoothness(
         experiment.problem,
         experiment.phi,
         everybody=everybody,
@@ -162,11 +160,7 @@ def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any)
         eta_s=method.eta_s,
         rounds=max(1, config.rounds),
         measure_gamma=experiment.measure_gamma,
-        participation=config.participation,
-        drop=config.drop,
-        seed=config.seed,
-        sampler=None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
-        uplink=uplink_of(config, method, experiment.problem) or None,
+        **simulated(config, method, experiment.problem),
         **kept,
         **options,
     )

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fednmap.runs.execution import DONE
 from fednmap.runs.folder import About
-from fednmap.runs.recording import DONE
 
 
 def about_line(said: About) -> str:

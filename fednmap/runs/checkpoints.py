@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, Problem, State
 from fednmap.names import InputError
-from fednmap.runs.files import add_checksum, digest, from_json, to_json, verified, write_atomically
+from fednmap.runs.files import add_checksum, clear_errors, digest, from_json, to_json, verified, write_atomically
 from fednmap.simulation import Record, Round
 from fednmap.simulation.states import Clients
 
@@ -59,7 +59,8 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
         "settings": digest(settings),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     # the JSON comes last: a checkpoint without one does not exist
     path = folder / f"round-{kept.t:08d}.json"
     write_atomically(path.with_suffix(".safetensors"), data)
