@@ -16,9 +16,8 @@ from rich.table import Table
 from fednmap.measure import quantity
 from fednmap.names import InputError, is_number
 from fednmap.report import coefficients
-from fednmap.report.closing import closing_table
+from fednmap.report.closing import about_line, closing_table, made_by
 from fednmap.report.data_table import DataTable
-from fednmap.report.lines import about_line, made_by
 from fednmap.report.series import Series, collect, drawn, expected, models, positive
 from fednmap.report.terminal import Grid, console
 from fednmap.runs.folder import RunFolder

@@ -114,7 +114,7 @@ def settle(config: Config, auto: tuple[str, ...], message: Callable[[str], None]
     for line in pilots.lines():
         message(line)
     steps = {name: getattr(pilots, name) for name in (*auto, "measure_gamma")}
-    return config.model_copy(update=steps), experiment.with_steps(**steps)
+    return config.model_copy(update=steps), experiment.with_settings(**steps)
 
 
 def _from_smoothness(
@@ -145,7 +145,7 @@ def _from_smoothness(
         return None
     message(f"{found.line()}; {method.Q} local {'step' if method.Q == 1 else 'steps'}, {config.dtype}")
     steps = {"eta_a": found.eta_a, "gamma": found.gamma}
-    return config.model_copy(update=steps), experiment.with_steps(**steps)
+    return config.model_copy(update=steps), experiment.with_settings(**steps)
 
 
 def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:

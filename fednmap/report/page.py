@@ -12,8 +12,7 @@ from typing import Any
 
 from fednmap.names import InputError
 from fednmap.report import coefficients, figures
-from fednmap.report.closing import Trials, columns, rows
-from fednmap.report.lines import about_line, ended_lines, gamma_line, made_by
+from fednmap.report.closing import Trials, about_line, columns, ended_lines, gamma_line, made_by, rows
 from fednmap.report.series import collect, expected, models
 from fednmap.runs.files import from_toml, write_atomically
 from fednmap.runs.folder import RunFolder

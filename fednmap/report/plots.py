@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fednmap.measure import Quantity, quantity
-from fednmap.report.lines import about_line, gamma_line
+from fednmap.report.closing import about_line, gamma_line
 from fednmap.report.series import Series, collect, drawn, positive
 from fednmap.runs.folder import RunFolder
 

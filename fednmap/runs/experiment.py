@@ -192,14 +192,9 @@ class Experiment:
             found["support_recall"] = lambda x: support(x[mine], truth)[1]
         return found
 
-    def with_setting(self, **settings: Any) -> Experiment:
-        """Return the same with other settings, on which data, problem and methods do not depend."""
+    def with_settings(self, **settings: Any) -> Experiment:
+        """Return the same with other settings, on which data and problem do not depend."""
         config = self.config.model_copy(update=settings)
-        return replace(self, methods=replace(self.methods, config=config))
-
-    def with_steps(self, **steps: float) -> Experiment:
-        """Return the same with other step sizes, on which data and problem do not depend."""
-        config = self.config.model_copy(update=steps)
         return replace(self, methods=Methods.of(config, architecture(self.problem), regularized(self.problem)))
 
 
@@ -258,7 +253,7 @@ def load(config: Config) -> Dataset:
 
 def settled(experiment: Experiment) -> Experiment:
     """The same with the measuring gamma in its configuration, so that all trials, workers and resumed runs share it."""
-    return experiment.with_setting(measure_gamma=experiment.measure_gamma)
+    return experiment.with_settings(measure_gamma=experiment.measure_gamma)
 
 
 def architecture(problem: FiniteSum) -> nn.Module | None:
@@ -333,8 +328,8 @@ def _check(dataset: Dataset, config: Config) -> None:
             "add --standardize, or no step size suits them all"
         )
         return
-    bound = {"logistic": 0.25, "least-squares": 1.0}.get(config.model)
-    if bound is None or is_sparse(dataset.x_train):
+    bound = {"logistic": 0.25, "least-squares": 1.0}.get(config.model, 0.0)
+    if is_sparse(dataset.x_train):
         return
     steep = bound * dataset.x_train.square().mean(0)  # the smoothness of f is at least the largest of them
     j = int(steep.argmax())
