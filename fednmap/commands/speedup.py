@@ -14,6 +14,7 @@ from fednmap.commands.tune import settle, take_auto
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
+from fednmap.report.plots import speedup as plot
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import Worker
 from fednmap.runs.experiment import Experiment, prepare
@@ -21,7 +22,7 @@ from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.process_pool import how_many, process_pool
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
-from fednmap.theory.scaling import Speedup, checked, fit_speedup, plot
+from fednmap.theory.scaling import Speedup, checked, fit_speedup
 
 # one closing round is noisy: the residual is averaged over the last `eval_last`
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
@@ -78,11 +79,8 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
     given, auto = take_auto(DEFAULTS | base | given)
     if early := [name for name in STOPPING if given.get(name) is not None]:
         raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
-    if given.get("eval_samples") is not None:
-        raise InputError(
-            f"eval_samples is {given['eval_samples']}, and a sweep compares |F_nat|^2 of all samples, which fewer "
-            "would drown in noise; leave it out"
-        )
+    if few := given.get("eval_samples"):
+        raise InputError(f"eval_samples is {few}, and a sweep compares |F_nat|^2 of all samples; leave it out")
     try:
         parts = [int(part) for part in values.split(",")]
     except ValueError:
@@ -91,10 +89,8 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
     config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
         first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
-    if kind == "n" and last.config.clients != numbers[-1]:
-        raise InputError(
-            f"{config.data} brings its own {last.config.clients} clients; use --partition iid, or --over q"
-        )
+    if kind == "n" and (own := last.config.clients) != numbers[-1]:
+        raise InputError(f"{config.data} brings its own {own} clients; use --partition iid, or --over q")
     # one gamma for all that is compared
     known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": first.measure_gamma}
     if kind == "q":

@@ -169,10 +169,7 @@ def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any)
 def check_auto(config: Config, auto: tuple[str, ...]) -> None:
     """Refuse what would be found for another run than the one that is meant."""
     if config.dp_clip is not None:
-        raise InputError(
-            f"dp_clip is {config.dp_clip:g}, and step sizes are found from the data as they are, without clipping or "
-            "noise, which no epsilon counts; give eta_a and gamma as numbers"
-        )
+        raise InputError("auto looks at data without clipping or noise, which no epsilon counts; give eta_a and gamma")
     if given := [f"fednmap.{name}" for name in auto if f"fednmap.{name}" in config.set]:
         raise InputError(f"{given[0]} is set, and {given[0].partition('.')[2]} is to be found; leave one of them out")
 
@@ -205,9 +202,8 @@ def _seconds(experiment: Experiment, name: str) -> tuple[float, float]:
         records = run_and_measure(task.algorithm, task.problem, **options).records
     except Diverged as error:  # which the run will report
         records = error.result.records
-    if len(records) < 3:
-        return 0.0, 1.0
     pairs = list(pairwise(records[1:]))  # the first time other things are made too
-    spent = ([after[key] - before[key] for before, after in pairs] for key in ("eval_seconds", "train_seconds"))
-    measurement, round = map(median, spent)
+    if not pairs:
+        return 0.0, 1.0
+    measurement, round = (median(b[key] - a[key] for a, b in pairs) for key in ("eval_seconds", "train_seconds"))
     return measurement, round

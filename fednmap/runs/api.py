@@ -113,20 +113,10 @@ def run(
     >>> result.final["stationarity"] < 1e-12
     True
     """
-    options: dict[str, Any] = {
-        "participation": participation,
-        "drop": drop,
-        "seed": seed,
-        "sampler": sampler,
-        "eta_a": eta_a,
-        "uplink": uplink,
-        "secagg": secagg,
-        "chunk": chunk,
-        "threads": threads,
-    }
-    simulating = tuple(options)
-    options |= {"every": every, "closing": closing, "phi": phi, "measure_gamma": measure_gamma, "metrics": metrics}
-    options |= {"sample": sample, "stop": listeners(stop)}
+    simulated: dict[str, Any] = {"participation": participation, "drop": drop, "seed": seed, "sampler": sampler}
+    simulated |= {"eta_a": eta_a, "uplink": uplink, "secagg": secagg, "chunk": chunk, "threads": threads}
+    options: dict[str, Any] = {"every": every, "closing": closing, "phi": phi, "measure_gamma": measure_gamma}
+    options |= {"metrics": metrics, "sample": sample, "stop": listeners(stop), **simulated}
     earlier_run: dict[str, Any] = {"after": after, "before": before, "earlier": list(earlier), "store": store}
     if folder is None:
         options |= earlier_run | {"callbacks": callbacks, "history": history}
@@ -145,7 +135,7 @@ def run(
             options["measure_gamma"] = problem_gamma(whole, options["phi"], origin(problem, start))
     # what can be refused is refused before there is a folder
     check_measuring(every, closing, options["measure_gamma"], metrics or {})
-    simulate(algorithm, problem, rounds=rounds, start=start, **{name: options[name] for name in simulating})
+    simulate(algorithm, problem, rounds=rounds, start=start, **simulated)
     settings = _settings(algorithm, problem, start, options, tag)
     job = Job(algorithm.name.lower(), 0)
 

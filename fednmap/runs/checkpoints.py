@@ -59,17 +59,17 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
         "settings": digest(settings),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
+    path = folder / f"round-{kept.t:08d}.json"
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    # the JSON comes last: a checkpoint without one does not exist
-    path = folder / f"round-{kept.t:08d}.json"
-    write_atomically(path.with_suffix(".safetensors"), data)
-    write_atomically(path, to_json(add_checksum(facts)))
-    found = _newest_first(folder)
-    later = [other for other in found if other.name > path.name]
-    for old in (*later, *found[len(later) + KEPT :]):
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+        # the JSON comes last: a checkpoint without one does not exist
+        write_atomically(path.with_suffix(".safetensors"), data)
+        write_atomically(path, to_json(add_checksum(facts)))
+        found = _newest_first(folder)
+        later = [other for other in found if other.name > path.name]
+        for old in (*later, *found[len(later) + KEPT :]):
+            old.unlink()
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def newest(

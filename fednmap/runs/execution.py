@@ -154,12 +154,12 @@ def run_and_record(
     folder: RunFolder,
     callbacks: Sequence[Callback],
     asked: StopFlag,
-    announce: Callable[[int], None] = lambda done: None,
+    order: Order | None = None,
 ) -> dict[str, Any]:
     """Run the rounds of the task that are not done yet; return its closing numbers, which are then in the folder.
 
-    asked:    set when the user wants to stop.
-    announce: receives the number of rounds done, before the others begin.
+    asked: set when the user wants to stop.
+    order: what the other processes of a group are to compute too.
     """
     job, reporters = task.job, [callback for callback in callbacks if isinstance(callback, Reporter)]
     after, before, messages = task.found(folder)
@@ -172,7 +172,8 @@ def run_and_record(
             reporter.message(line)
         reporter.begin(RunInfo(job, done, task.rounds, task.trials, task.facts))
     closing: dict[str, Any] | None = None
-    announce(done)
+    if order is not None:
+        distributed.broadcast(lambda: order._replace(done=done))
     try:
         earlier, recorder = folder.records(*job), Recorder(task, folder, asked)
         result, error = task.go(after=after, before=before, callbacks=(recorder, *callbacks), earlier=earlier)
@@ -288,13 +289,9 @@ def execute(
         for order in orders:
             if asked.is_set():
                 raise Interrupted
-            announce = partial(_announce, order._replace(threads=threads.asked()))
-            finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, announce)
+            order = order._replace(threads=threads.asked())
+            finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, order)
     return [finished[job] for job in jobs]
-
-
-def _announce(order: Order, done: int) -> None:
-    distributed.broadcast(lambda: order._replace(done=done))
 
 
 class Worker:

@@ -57,8 +57,10 @@ VERSIONS = ("fednmap", "torch", "numpy")
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
 
-SECRET = re.compile(r"token|password|passphrase|secret", re.IGNORECASE)
-ASSIGNMENT = re.compile(rf"""([\w.-]*(?:{SECRET.pattern})[\w.-]*\s*=\s*)("[^"]*"|'[^']*'|\S+)""", re.IGNORECASE)
+SECRET = "(?:token|password|passphrase|secret)"
+OPTION = re.compile(rf"((?:^|(?<=\0))-[^\0=]*{SECRET}[^\0=]*[\0=])[^\0]*", re.IGNORECASE)
+"""Of a command whose words are separated by NUL: --some-token=VALUE, or --some-token and the next word."""
+ASSIGNMENT = re.compile(rf"""([\w.-]*{SECRET}[\w.-]*\s*=\s*)("[^"]*"|'[^']*'|\S+)""", re.IGNORECASE)
 
 Curves = dict[str, "array[float]"]
 """Column name -> its values along a run; all of the same length, `round` among them."""
@@ -182,14 +184,12 @@ class RunFolder:
         if self.made_in_python():
             raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
         if self.about().made_in == "fit":
-            raise InputError(
-                f"expected a run of train or compare, got a fit, {self.path}; repeat it with `fednmap fit`"
-            )
+            raise InputError(f"expected a run of train or compare, got a fit, {self.path}; repeat it with fednmap fit")
         return Config.read(self.path / "run.toml", trust=trust)
 
     def made_in_python(self) -> bool:
         """Whether no configuration describes the run: it was made by `fednmap.run(..., folder=)`."""
-        return from_toml(self.path / "run.toml").get("made_in") == "Python"
+        return self.about().made_in == "Python"
 
     def about(self) -> About:
         """Describe the run, even if names in it have changed since or belong to others."""
@@ -223,10 +223,8 @@ class RunFolder:
         if words := self.changed(now):
             if self.made_in_python():
                 raise InputError(f"{self.path} holds another run: {words}; choose another folder for a new run")
-            raise InputError(
-                f"{self.path / 'run.toml'} was edited after the run began: {words}; "
-                "put it back, or use it for a new run with --config"
-            )
+            file = self.path / "run.toml"
+            raise InputError(f"{file} was edited: {words}; put it back, or use it for a new run with --config")
         began = self.environment()
         return [
             f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
@@ -432,16 +430,8 @@ def redacted(words: Sequence[str]) -> list[str]:
     >>> redacted(["run", "--token", "abc", "--rounds", "3", "-c", "db-password='x y' rounds=3"])
     ['run', '--token', '***', '--rounds', '3', '-c', 'db-password=*** rounds=3']
     """
-    shown, secret = [], False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        named = word.startswith("-") and bool(SECRET.search(name))
-        if secret:
-            shown.append("***")
-        else:
-            shown.append(f"{name}=***" if named and equals else ASSIGNMENT.sub(r"\1***", word))
-        secret = named and not equals and not secret
-    return shown
+    text = OPTION.sub(r"\1***", "\0".join(words))
+    return [ASSIGNMENT.sub(r"\1***", word) for word in text.split("\0")] if words else []
 
 
 def _fresh(path: Path) -> Path:

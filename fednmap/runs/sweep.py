@@ -126,7 +126,5 @@ def varied(config: Config, over: Over, value: int) -> Config:
     if fixed := sorted({"fednmap.Q", "fednmap.eta_a"} & config.set.keys()):
         raise InputError(f"a sweep over q varies Q and eta_a, and set keeps {' and '.join(fixed)}; leave that out")
     if config.schedule.strip().startswith("cosine:"):
-        raise InputError(
-            f"a sweep over q keeps eta_a Q, and the last step of {config.schedule} is the same for all Q; use cosine"
-        )
+        raise InputError(f"the last step of {config.schedule} is the same for all Q; use cosine for a sweep over q")
     return Config.make(**values | {"local_steps": value, "eta_a": config.eta_a * config.local_steps / value})

@@ -11,13 +11,14 @@ import torch
 from small import Heard, outcome, small
 
 from fednmap.names import InputError
+from fednmap.report.plots import speedup as plot
 from fednmap.report.progress import Lines
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, varied
-from fednmap.theory.scaling import fit_speedup, plot
+from fednmap.theory.scaling import fit_speedup
 
 WORDS = [
     *("speedup", "--values", "2,4", "--trials", 2, "--rounds", 12, "--model", "logistic", "--local-steps", 2),
