@@ -162,14 +162,19 @@ def run_and_record(
     order: what the other processes of a group are to compute too.
     """
     job, reporters = task.job, [callback for callback in callbacks if isinstance(callback, Reporter)]
-    after, before, messages = task.found(folder)
+
+    def message(line: str) -> None:
+        for reporter in reporters:
+            reporter.message(line)
+
+    after, before, refused = task.found(folder)
+    for line in refused:
+        message(line)
     done = 0 if after is None else after.t + 1
     if done >= task.rounds > 0:
         raise InputError(f"{task.rounds} rounds are asked for and {job.method} has run {done}; ask for more")
     folder.forget_after(job, -1 if after is None else done)
     for reporter in reporters:
-        for line in messages:
-            reporter.message(line)
         reporter.begin(RunInfo(job, done, task.rounds, task.trials, task.facts))
     closing: dict[str, Any] | None = None
     if order is not None:
@@ -177,10 +182,10 @@ def run_and_record(
     try:
         earlier, recorder = folder.records(*job), Recorder(task, folder, asked)
         result, error = task.go(after=after, before=before, callbacks=(recorder, *callbacks), earlier=earlier)
-        lines = [error and f"{job.method}: {error}", result.warning and f"warning: {job.method}: {result.warning}"]
-        for reporter in reporters:
-            for line in filter(None, lines):
-                reporter.message(line)
+        if error:
+            message(f"{job.method}: {error}")
+        if result.warning:
+            message(f"warning: {job.method}: {result.warning}")
         if result.ended and result.last is not None:  # a later call may continue
             recorder.save(result.last, result.totals)
         # a method that diverged soon after it was continued has measured nothing since, and has no model to keep

@@ -192,6 +192,8 @@ class Experiment:
     def with_settings(self, **settings: Any) -> Experiment:
         """Return the same with other settings, on which data and problem do not depend."""
         config = self.config.model_copy(update=settings)
+        if settings.keys() <= {"measure_gamma", "eval_every"}:  # no method depends on them
+            return replace(self, methods=replace(self.methods, config=config))
         return replace(self, methods=Methods.of(config, architecture(self.problem), regularized(self.problem)))
 
 
