@@ -184,7 +184,7 @@ class RunFolder:
         if self.made_in_python():
             raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
         if self.about().made_in == "fit":
-            raise InputError(f"expected a run of train or compare, got a fit, {self.path}; repeat it with fednmap fit")
+            raise InputError(f"expected a run of train, got a fit, {self.path}; repeat it with `fednmap fit`")
         return Config.read(self.path / "run.toml", trust=trust)
 
     def made_in_python(self) -> bool:
