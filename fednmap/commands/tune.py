@@ -169,7 +169,9 @@ def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any)
 def check_auto(config: Config, auto: tuple[str, ...]) -> None:
     """Refuse what would be found for another run than the one that is meant."""
     if config.dp_clip is not None:
-        raise InputError("auto runs without clipping or noise, which no epsilon counts; give eta_a and gamma as numbers")
+        raise InputError(
+            "auto looks at the data without clipping or noise, which no epsilon counts; give eta_a and gamma as numbers"
+        )
     if given := [f"fednmap.{name}" for name in auto if f"fednmap.{name}" in config.set]:
         raise InputError(f"{given[0]} is set, and {given[0].partition('.')[2]} is to be found; leave one of them out")
 
