@@ -11,8 +11,7 @@ from importlib.metadata import version
 from fednmap.names import InputError
 from fednmap.runs.files import clear_errors
 from fednmap.runs.folder import VERSIONS, RunFolder
-from fednmap.runs.process_pool import ProcessPool, Send
-from fednmap.runs.recording import interrupts
+from fednmap.runs.process_pool import ProcessPool, Send, interrupts
 from fednmap.simulation.distributed import WorkerLost
 from reproduction.store import Provenance, Row, Store
 from reproduction.trials import Curve, Trial

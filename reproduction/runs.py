@@ -54,7 +54,7 @@ def _is_begun(folder: RunFolder, experiment: Experiment) -> bool:
     if not (folder.path / "run.toml").exists():
         return False
     try:
-        folder.check_settings(experiment.config)
+        folder.check_settings(experiment.config.model_dump(mode="json"))
         folder.check_data_digest(experiment.dataset.digest)
     except InputError:
         return False

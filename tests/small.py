@@ -7,9 +7,8 @@ import torch
 
 from fednmap import Callback
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import execute
+from fednmap.runs.execution import Reporter, execute
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.recording import Reporter
 
 SMALL = {
     "data": "digits",

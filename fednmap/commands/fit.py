@@ -24,9 +24,9 @@ from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, 
 from fednmap.estimators.plots import plot_cv, plot_path
 from fednmap.estimators.survival import FederatedCoxRegression
 from fednmap.names import InputError, choose
+from fednmap.report.closing import made_by
 from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
-from fednmap.report.lines import made_by
 from fednmap.report.page import picture, write_page
 from fednmap.report.terminal import console
 from fednmap.runs.files import clear_errors, json_text, locked, write_atomically

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.markup import escape
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 
 from fednmap.algorithms import ALGORITHMS
@@ -19,6 +18,8 @@ from fednmap.decentralized.topologies import TOPOLOGIES
 from fednmap.models.build import MODELS
 from fednmap.names import choose
 from fednmap.regularizers.parse import REGULARIZERS, signature
+from fednmap.report.data_table import DataTable
+from fednmap.report.terminal import console
 from fednmap.runs.presets import presets
 
 
@@ -26,7 +27,6 @@ def _algorithms() -> Group:
     needs = Table(
         Column("name", no_wrap=True), "solves", "up", "down", "prox", "everybody", "ends with exact gradients at"
     )
-    rates = Table(Column("name", no_wrap=True), "convergence rate as published, s2 = gradient variance")
     for name, kind in ALGORITHMS.items():
         t = kind.traits
         solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
@@ -34,13 +34,19 @@ def _algorithms() -> Group:
         everybody = "required" if t.full_participation else "-"
         up = f"{t.up} + H" if t.hessians else str(t.up)
         needs.add_row(name, solves, up, down, t.prox, everybody, t.fixed_point.value)
-        if t.rate != "-":
-            rates.add_row(name, t.rate)
     key = (
         "up, down: vectors a client sends and receives in a round, less down if it was counted in the round before; "
         "prox: evaluations on a client + on the server; H: p (p + 1) / 2 numbers more"
     )
-    return Group(needs, key, rates, *_decentralized())
+    return Group(needs, key, _rates(ALGORITHMS, "s2 = gradient variance"), *_decentralized())
+
+
+def _rates(methods: Mapping[str, Any], symbol: str) -> Table:
+    table = Table(Column("name", no_wrap=True), f"convergence rate as published, {symbol}")
+    for name, kind in methods.items():
+        if kind.traits.rate != "-":
+            table.add_row(name, kind.traits.rate)
+    return table
 
 
 def _decentralized() -> tuple[RenderableType, ...]:
@@ -48,16 +54,13 @@ def _decentralized() -> tuple[RenderableType, ...]:
     needs = Table(
         "without a server", "vectors", "prox", "one-way links", "changing links", "ends with exact gradients at"
     )
-    rates = Table("name", "convergence rate as published, 1 - lambda = spectral gap")
     for name, kind in DECENTRALIZED.items():
         t, fixed_point = kind.traits, kind.traits.fixed_point.value
         changing = ("exact" if fixed_point == "exact" else "runs") if t.changing else "may diverge"
         directed = "yes" if t.directed else "refused"
         needs.add_row(name, str(t.vectors), t.prox, directed, changing, fixed_point)
-        if t.rate != "-":
-            rates.add_row(name, t.rate)
     key = "they run on a graph, --topology; vectors: along a link, each way, in a round; prox: evaluations on a node"
-    return needs, key, rates
+    return needs, key, _rates(DECENTRALIZED, "1 - lambda = spectral gap")
 
 
 def _topology(name: str) -> str:
@@ -70,15 +73,9 @@ def _topology(name: str) -> str:
 
 def _table(known: Mapping[str, Any], show: Callable[[str], str] = str, more: Mapping[str, str] | None = None) -> Table:
     """Return a table of names, as `show` prints them, and the first lines of docstrings; and `more` rows."""
-    table = Table("name", "what it is")
-    rows = {show(name): kind if isinstance(kind, str) else _first_line(kind) for name, kind in known.items()}
-    for name, text in (rows | dict(more or {})).items():
-        table.add_row(escape(name), escape(text))
-    return table
-
-
-def _first_line(kind: Any) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]
+    texts = {show(name): kind if isinstance(kind, str) else kind.__doc__.strip() for name, kind in known.items()}
+    rows = [(name, text.splitlines()[0]) for name, text in (texts | dict(more or {})).items()]
+    return DataTable(["name", "what it is"], rows).rich()
 
 
 NATURAL = {"natural": "The clients that the data itself names."}
@@ -106,7 +103,7 @@ OWN = {
 
 def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None:
     """List algorithms, topologies, regularizers, datasets, partitions, models or presets."""
-    console = Console()
-    console.print(choose("list", what, LISTS)())
+    screen = console()
+    screen.print(choose("list", what, LISTS)())
     if what in OWN:
-        console.print(f"or one of your own: {OWN[what]}, in a module that Python finds from here", highlight=False)
+        screen.print(f"or one of your own: {OWN[what]}, in a module that Python finds from here", highlight=False)

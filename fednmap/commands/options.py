@@ -17,6 +17,7 @@ from fednmap.simulation import threads
 
 Command = Callable[..., None]
 
+PLAIN = (bool, int, float, str)
 AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.tune`
 
 
@@ -37,11 +38,8 @@ def with_config(
     def decorate(command: Command) -> Command:
         declared = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "values"]
         own = [_option(p.name, p.annotation, p.default) for p in declared if p.annotation is not Launch]
-        launching = [
-            _option(name, kind, getattr(Launch, name))
-            for name, kind in get_type_hints(Launch, include_extras=True).items()
-            if any(p.annotation is Launch for p in declared) and name not in hidden
-        ]
+        hints = get_type_hints(Launch, include_extras=True) if len(own) < len(declared) else {}
+        launching = [_option(name, kind, getattr(Launch, name)) for name, kind in hints.items() if name not in hidden]
         fields = []
         for name, field in settings.model_fields.items():
             if name in hidden or name in ("algorithms", "set"):
@@ -50,11 +48,11 @@ def with_config(
             shown = f"(default {default})" if default not in (None, "") else None
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
-            flag = "--" + name.replace("_", "-")
-            truth = field.annotation in (bool, bool | None)
-            if field.annotation == bool | None or field.default is True:  # which may be given as no
-                flag = f"{flag}/--no-{flag.removeprefix('--')}"
-            kind = str if word else bool if truth else _plain(field.annotation)
+            flag = name.replace("_", "-")
+            may_be_no = field.annotation == bool | None or field.default is True
+            flag = f"--{flag}/--no-{flag}" if may_be_no else f"--{flag}"
+            kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind in PLAIN]
+            kind = str if word or len(kinds) != 1 else kinds[0]  # everything but numbers and flags as text
             fields.append(_option(name, Annotated[kind | None, typer.Option(flag, help=help, show_default=False)]))
 
         def wrapped(**given: Any) -> None:
@@ -82,49 +80,27 @@ def take_threads(given: int | None, processes: int = 1) -> None:
         threads.limit(threads.share(processes))
 
 
-def _plain(annotation: Any) -> Any:
-    """The type a command-line option has: numbers as numbers, everything else as text."""
-    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind in (int, float, str)]
-    return kinds[0] if len(kinds) == 1 else str
-
-
 def trusting(config: Config) -> str:
     """What the command that goes on with such a run needs besides its folder."""
     return " --trust-code" if code_in(config.model_dump()) else ""
 
 
 Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/TIME-COMMAND.")]
-Resume = Annotated[Path | None, typer.Option(help="Continue the run in this folder.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings from a TOML file, such as a run's run.toml.")
-]
-PresetName = Annotated[
-    str | None, typer.Option("--preset", help="Settings under a name; see `fednmap list presets`.", show_default=False)
 ]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Load code that a TOML file names, as package.module:Name.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the closing numbers as JSON and nothing else on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
-Track = Annotated[list[str] | None, typer.Option("--track", help="Also send the metrics to tensorboard or mlflow.")]
-Workers = Annotated[
-    int, typer.Option("--workers", help="Processes that share the clients, on this machine; for several use torchrun.")
-]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads",
-        help="Threads of each process; any number gives the same bits. (default one per core)",
-        show_default=False,
-    ),
+    typer.Option(help="Threads of each process; any number gives the same bits. (default one per core)"),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        "--jobs",
-        help="Runs at the same time, each in a process of its own; the same bits. (default one per core)",
-        show_default=False,
-    ),
+    typer.Option(help="Runs at the same time, each in a process of its own; the same bits. (default one per core)"),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]
 
@@ -137,12 +113,14 @@ class Launch:
     """
 
     set: Set = None
-    preset: PresetName = None
+    preset: Annotated[str | None, typer.Option(help="Settings under a name; see `fednmap list presets`.")] = None
     config: ConfigFile = None
     out: Out = None
-    resume: Resume = None
-    track: Track = None
-    workers: Workers = 1
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None
+    track: Annotated[list[str] | None, typer.Option(help="Also send the metrics to tensorboard or mlflow.")] = None
+    workers: Annotated[
+        int, typer.Option(help="Processes that share the clients, on this machine; for several use torchrun.")
+    ] = 1
     jobs: Jobs = None
     threads: Threads = None
     trust_code: TrustCode = False

@@ -9,7 +9,7 @@ import typer
 
 from fednmap.names import InputError
 from fednmap.report import report as write
-from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.runs.files import write_atomically
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
@@ -31,8 +31,7 @@ def report(
     if fits and len(runs) > 1:
         raise InputError(f"expected the folder of one fit, or of runs, got {fits[0]} among {len(runs)}; give it alone")
     if fits:
-        with clear_errors(out.parent):
-            write_atomically(out, (fits[0] / "report.html").read_bytes())  # `fednmap fit` has written the page
+        write_atomically(out, (fits[0] / "report.html").read_bytes())  # `fednmap fit` has written the page
     else:
         write(folders, out)
     print(out)

@@ -16,9 +16,8 @@ from rich.table import Table
 from fednmap.measure import quantity
 from fednmap.names import InputError, is_number
 from fednmap.report import coefficients
-from fednmap.report.closing import closing_table
+from fednmap.report.closing import about_line, closing_table, made_by
 from fednmap.report.data_table import DataTable
-from fednmap.report.lines import about_line, made_by
 from fednmap.report.series import Series, collect, drawn, expected, models, positive
 from fednmap.report.terminal import Grid, console
 from fednmap.runs.folder import RunFolder
@@ -37,28 +36,7 @@ def show(
     if list:
         _list(run or Path("runs"))
         return
-    _show(RunFolder.open(run or _runs(Path("runs"))[-1]))
-
-
-def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
-    """A curve in one line of text, from the least to the largest of its own values, or of those of `scale`.
-
-    >>> sparkline([0, 1, 2, 3, 2, 1, 0])
-    '▁▃▆█▆▃▁'
-    """
-    y, common = (np.asarray(v, dtype=float) for v in (values, values if scale is None else scale))
-    if log:
-        y, common = (np.log10(np.where(v > 0, v, np.nan)) for v in (y, common))
-    if len(y) > width:
-        y = y[np.linspace(0, len(y) - 1, width).round().astype(int)]
-    finite = common[np.isfinite(common)]
-    if not len(finite):
-        return ""
-    low, span = finite.min(), np.ptp(finite) or 1.0
-    return "".join(BLOCKS[min(7, round(7 * (v - low) / span))] if np.isfinite(v) else " " for v in y)
-
-
-def _show(folder: RunFolder) -> None:
+    folder = RunFolder.open(run or _runs(Path("runs"))[-1])
     screen, said, began = console(), folder.about(), folder.environment()
     lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
@@ -79,6 +57,24 @@ def _show(folder: RunFolder) -> None:
         screen.print(line, highlight=False, soft_wrap=True)
     if sweep and (found := sweep.outcome()):
         screen.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
+
+
+def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
+    """A curve in one line of text, from the least to the largest of its own values, or of those of `scale`.
+
+    >>> sparkline([0, 1, 2, 3, 2, 1, 0])
+    '▁▃▆█▆▃▁'
+    """
+    y, common = (np.asarray(v, dtype=float) for v in (values, values if scale is None else scale))
+    if log:
+        y, common = (np.log10(np.where(v > 0, v, np.nan)) for v in (y, common))
+    if len(y) > width:
+        y = y[np.linspace(0, len(y) - 1, width).round().astype(int)]
+    finite = common[np.isfinite(common)]
+    if not len(finite):
+        return ""
+    low, span = finite.min(), np.ptp(finite) or 1.0
+    return "".join(BLOCKS[min(7, round(7 * (v - low) / span))] if np.isfinite(v) else " " for v in y)
 
 
 def _coefficients(folder: RunFolder) -> list[Table]:
@@ -123,17 +119,17 @@ def state(folder: RunFolder) -> str:
 
 
 def _list(path: Path) -> None:
-    table = Table("run", "data", "methods", "state", "psi", box=box.SIMPLE_HEAD, header_style="bold")
+    rows = []
     for folder in map(RunFolder, _runs(path)):
         try:
             said, results = folder.about(), folder.results()
             psi = _few([quantity("objective").text(r.get("objective")) for r in results])
             sweep = is_sweep(folder.path)
             methods = f"speedup over {Sweep.open(folder.path).over}" if sweep else _few(said.algorithms)
-            table.add_row(folder.path.name, said.data or "-", methods, state(folder), psi)
+            rows.append([folder.path.name, said.data or "-", methods, state(folder), psi])
         except InputError as error:
-            table.add_row(folder.path.name, "", "", f"damaged: {str(error).splitlines()[0]}", "")
-    console().print(table)
+            rows.append([folder.path.name, "", "", f"damaged: {str(error).splitlines()[0]}", ""])
+    console().print(DataTable(["run", "data", "methods", "state", "psi"], rows).rich(box=box.SIMPLE_HEAD))
 
 
 def _few(words: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,14 +14,15 @@ from fednmap.commands.tune import settle, take_auto
 from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
+from fednmap.report.plots import speedup as plot
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import Worker
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.files import clear_errors, json_text
-from fednmap.runs.process_pool import check_jobs, how_many, process_pool
+from fednmap.runs.process_pool import how_many, process_pool
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
-from fednmap.theory.scaling import Over, Speedup, checked, fit_speedup, plot
+from fednmap.theory.scaling import Speedup, checked, fit_speedup
 
 # one closing round is noisy: the residual is averaged over the last `eval_last`
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
@@ -45,7 +45,7 @@ def speedup(
     The slope is that of log |F_nat|^2, averaged over the last --eval-last rounds, against log n or log Q.
     """
     take_threads(launch.threads)
-    check_jobs(launch.jobs)
+    how_many(launch.jobs, 1)  # refused before anything runs
     if launch.resume is not None:
         if over or sweep_values or launch.config or launch.out or values:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
@@ -54,31 +54,22 @@ def speedup(
         sweep = _begin(values, launch, over or "n", sweep_values or "5,10,20,40")
     config = sweep.folder.config(trust=launch.trust_code or launch.resume is None)
     again = f"fednmap speedup --resume {shlex.quote(str(sweep.folder.path))}{trusting(config)}"
-    stored = sweep.outcome()
-    at_once = 1 if stored or config.device != "cpu" else how_many(launch.jobs, config.trials)
+    at_once = how_many(launch.jobs, config.trials) if config.device == "cpu" else 1
     with process_pool(Worker(None), at_once) as pool, watched(again, launch.quiet) as reporter:
-        if stored is None:
-            found = _fitted(sweep.over, sweep.values, sweep.run(config, reporter, pool))
-            outcome = sweep.finish(_outcome(found, sweep, config))
-        else:
-            outcome = stored
-    found = _fitted(sweep.over, outcome["values"], outcome["stationarity"])
+        reached = dict(zip(sweep.values, sweep.run(config, reporter, pool), strict=True))
+    found = fit_speedup(lambda value, trial: reached[value][trial], sweep.over, sweep.values, config.trials)
+    outcome = _outcome(found, sweep, config)
+    sweep.finish(outcome)
     if launch.json:
         print(json_text(outcome))
     else:
-        _print(found, outcome, sweep)
-    picture = sweep.folder.path / PICTURE
-    if stored is None or not picture.exists():
-        with clear_errors(sweep.folder.path):
-            plot(found, picture)
-
-
-def _print(found: Speedup, outcome: dict[str, Any], sweep: Sweep) -> None:
-    for value, row in zip(found.values, found.reached, strict=True):
-        spread = f"({row.min():.2e} to {row.max():.2e})"
-        print(f"{found.name} = {value:<5d} |F_nat|^2 = {row.mean():.3e}  {spread}")
-    print("\n".join(found.lines(outcome["predicted_linear_until"])))
-    print(f"run folder: {sweep.folder.path}")
+        for value, row in zip(found.values, found.reached, strict=True):
+            spread = f"({row.min():.2e} to {row.max():.2e})"
+            print(f"{found.name} = {value:<5d} |F_nat|^2 = {row.mean():.3e}  {spread}")
+        print("\n".join(found.lines(outcome["predicted_linear_until"])))
+        print(f"run folder: {sweep.folder.path}")
+    with clear_errors(sweep.folder.path):
+        plot(found, sweep.folder.path / PICTURE)
 
 
 def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Sweep:
@@ -88,11 +79,8 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
     given, auto = take_auto(DEFAULTS | base | given)
     if early := [name for name in STOPPING if given.get(name) is not None]:
         raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
-    if given.get("eval_samples") is not None:
-        raise InputError(
-            f"eval_samples is {given['eval_samples']}, and a sweep compares |F_nat|^2 of all samples, which fewer "
-            "would drown in noise; leave it out"
-        )
+    if few := given.get("eval_samples"):
+        raise InputError(f"eval_samples is {few}, and a sweep compares |F_nat|^2 of all samples; leave it out")
     try:
         parts = [int(part) for part in values.split(",")]
     except ValueError:
@@ -101,20 +89,13 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
     config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
         first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
-    if kind == "n" and last.config.clients != numbers[-1]:
-        raise InputError(
-            f"{config.data} brings its own {last.config.clients} clients; use --partition iid, or --over q"
-        )
+    if kind == "n" and (own := last.config.clients) != numbers[-1]:
+        raise InputError(f"{config.data} brings its own {own} clients; use --partition iid, or --over q")
     # one gamma for all that is compared
     known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": first.measure_gamma}
     if kind == "q":
         known["clients"] = first.config.clients
     return Sweep.create(launch.out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
-
-
-def _fitted(over: Over, values: Sequence[int], reached: list[list[float]]) -> Speedup:
-    by_value = dict(zip(values, reached, strict=True))
-    return fit_speedup(lambda value, trial: by_value[value][trial], over, values, len(reached[0]))
 
 
 def _outcome(found: Speedup, sweep: Sweep, config: Config) -> dict[str, Any]:

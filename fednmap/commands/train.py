@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-import threading
 from dataclasses import replace
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +22,7 @@ from fednmap.runs.experiment import Experiment, prepare, settled
 from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.presets import preset as preset_file
-from fednmap.runs.process_pool import check_jobs, how_many, process_pool
+from fednmap.runs.process_pool import how_many, process_pool
 from fednmap.runs.sweep import is_sweep
 from fednmap.runs.tracking import check_trackers, trackers
 from fednmap.runs.workers import check_workers, group, under_torchrun
@@ -71,22 +69,26 @@ def compare(
 def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolder, list[dict[str, Any]]]:
     """Make a new run, or continue one; return its folder and its closing numbers."""
     check_trackers(launch.track)
-    check_workers(launch.workers)
     take_threads(launch.threads, launch.workers)
     if launch.preset and (launch.config or launch.resume):
         other = "--config" if launch.config else "--resume"
         raise InputError(f"--preset {launch.preset} and {other} both give settings; use one")
+    experiment: Experiment | None = None
     if launch.resume is None:
-        experiment: Experiment | None = _prepared(values, launch)
-        config = experiment.config  # type: ignore[union-attr]
+        experiment = _prepared(values, launch)
+        config = experiment.config
     else:
         if values or launch.set or launch.config or launch.out:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
         if is_sweep(launch.resume):
             raise InputError(f"{launch.resume} is a sweep; continue it with fednmap speedup --resume {launch.resume}")
-        experiment, config = None, RunFolder.open(launch.resume).config(trust=launch.trust_code)
+        config = RunFolder.open(launch.resume).config(trust=launch.trust_code)
     check_workers(launch.workers, config.clients)
-    at_once = _at_once(config, launch)
+    at_once = how_many(launch.jobs, config.trials * len(config.algorithms))
+    if launch.workers > 1 or under_torchrun() or launch.track or config.device != "cpu":
+        if launch.jobs is not None and launch.jobs > 1:
+            raise InputError("--jobs does not go with --workers, torchrun, --track or a GPU; leave it out")
+        at_once = 1
     folder = RunFolder.create(launch.out, config, command) if launch.resume is None else RunFolder(launch.resume)
     again = f"fednmap {command} --resume {shlex.quote(str(folder.path))}{trusting(config)}"
     try:
@@ -95,8 +97,6 @@ def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolde
             process_pool(Worker(experiment), at_once) as pool,
             watched(again, launch.quiet) as reporter,
         ):
-            if pool is not None:  # this process only waits for them
-                threading.Thread(target=import_module, args=("matplotlib.pyplot",), daemon=True).start()
             return folder, execute(config, folder, reporter, trackers(launch.track, folder), experiment, pool)
     except WorkerLost as error:
         again += f" --workers {launch.workers}" if launch.workers > 1 else ""
@@ -113,26 +113,16 @@ def _prepared(values: dict[str, Any], launch: Launch) -> Experiment:
         del values["eval_every"]
     config, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
     experiment = settled(experiment or prepare(config))
-    return experiment.with_setting(eval_every=measured_every(experiment)) if paced else experiment
-
-
-def _at_once(config: Config, launch: Launch) -> int:
-    """Return how many methods and trials run at the same time: one with several workers, a tracker or a GPU."""
-    check_jobs(launch.jobs)
-    if launch.workers > 1 or under_torchrun() or launch.track or config.device != "cpu":
-        if launch.jobs is not None and launch.jobs > 1:
-            raise InputError("--jobs does not go with --workers, torchrun, --track or a GPU; leave it out")
-        return 1
-    return how_many(launch.jobs, config.trials * len(config.algorithms))
+    return experiment.with_settings(eval_every=measured_every(experiment)) if paced else experiment
 
 
 def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, Any] | None) -> None:
     """What the user sees at the end: a table or JSON, the plot, and which methods diverged."""
-    if as_json is not None:
-        print(json_text(as_json))
-    else:
-        screen = console()
+    screen = console()
+    if as_json is None:
         screen.print(closing_table(results, folder.about().measure_gamma))
+    else:
+        print(json_text(as_json))
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")
     if as_json is None:

@@ -20,16 +20,14 @@ from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, Trus
 from fednmap.data import Dataset
 from fednmap.names import InputError
 from fednmap.runs.configuration import STOPPING, Config
-from fednmap.runs.execution import task_of
+from fednmap.runs.execution import simulated, task_of
 from fednmap.runs.experiment import Experiment, load, prepare
 from fednmap.runs.files import json_text
 from fednmap.runs.folder import Job
 from fednmap.runs.process_pool import how_many, parallel_map
-from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation import Diverged
-from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.trajectory import run_and_measure
-from fednmap.theory.at_once import at_once
+from fednmap.theory.steps_from_smoothness import steps_from_smoothness
 from fednmap.theory.tune import FEWEST, PILOTS, SHORTEST, Tuned
 from fednmap.theory.tune import tune as run_pilots
 
@@ -116,7 +114,7 @@ def settle(config: Config, auto: tuple[str, ...], message: Callable[[str], None]
     for line in pilots.lines():
         message(line)
     steps = {name: getattr(pilots, name) for name in (*auto, "measure_gamma")}
-    return config.model_copy(update=steps), experiment.with_steps(**steps)
+    return config.model_copy(update=steps), experiment.with_settings(**steps)
 
 
 def _from_smoothness(
@@ -133,7 +131,7 @@ def _from_smoothness(
     experiment = prepare(config, loaded)
     method: Any = experiment.algorithm("fednmap")  # as `set` has it
     everybody = config.participation == 1 and config.drop == 0 and config.sampler == "uniform"
-    found = at_once(
+    found = steps_from_smoothness(
         experiment.problem,
         experiment.phi,
         everybody=everybody,
@@ -147,7 +145,7 @@ def _from_smoothness(
         return None
     message(f"{found.line()}; {method.Q} local {'step' if method.Q == 1 else 'steps'}, {config.dtype}")
     steps = {"eta_a": found.eta_a, "gamma": found.gamma}
-    return config.model_copy(update=steps), experiment.with_steps(**steps)
+    return config.model_copy(update=steps), experiment.with_settings(**steps)
 
 
 def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:
@@ -162,11 +160,7 @@ def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any)
         eta_s=method.eta_s,
         rounds=max(1, config.rounds),
         measure_gamma=experiment.measure_gamma,
-        participation=config.participation,
-        drop=config.drop,
-        seed=config.seed,
-        sampler=None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
-        uplink=uplink_of(config, method, experiment.problem) or None,
+        **simulated(config, method, experiment.problem),
         **kept,
         **options,
     )
@@ -176,8 +170,7 @@ def check_auto(config: Config, auto: tuple[str, ...]) -> None:
     """Refuse what would be found for another run than the one that is meant."""
     if config.dp_clip is not None:
         raise InputError(
-            f"dp_clip is {config.dp_clip:g}, and step sizes are found from the data as they are, without clipping or "
-            "noise, which no epsilon counts; give eta_a and gamma as numbers"
+            "auto looks at the data without clipping or noise, which no epsilon counts; give eta_a and gamma as numbers"
         )
     if given := [f"fednmap.{name}" for name in auto if f"fednmap.{name}" in config.set]:
         raise InputError(f"{given[0]} is set, and {given[0].partition('.')[2]} is to be found; leave one of them out")
@@ -211,9 +204,8 @@ def _seconds(experiment: Experiment, name: str) -> tuple[float, float]:
         records = run_and_measure(task.algorithm, task.problem, **options).records
     except Diverged as error:  # which the run will report
         records = error.result.records
-    if len(records) < 3:
-        return 0.0, 1.0
     pairs = list(pairwise(records[1:]))  # the first time other things are made too
-    spent = ([after[key] - before[key] for before, after in pairs] for key in ("eval_seconds", "train_seconds"))
-    measurement, round = map(median, spent)
+    if not pairs:
+        return 0.0, 1.0
+    measurement, round = (median(b[key] - a[key] for a, b in pairs) for key in ("eval_seconds", "train_seconds"))
     return measurement, round

@@ -9,7 +9,8 @@ import typer
 
 from fednmap.report.progress import Bar, Lines, Warnings
 from fednmap.report.terminal import console
-from fednmap.runs.recording import Interrupted, Reporter
+from fednmap.runs.execution import Reporter
+from fednmap.runs.process_pool import Interrupted
 
 
 @contextmanager

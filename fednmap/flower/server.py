@@ -33,10 +33,9 @@ from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import extendable, scheduled_step, settings, stops_of
+from fednmap.runs.execution import DONE, extendable, scheduled_step, settings, stops_of, summary
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
-from fednmap.runs.recording import DONE, summary
 from fednmap.simulation import Diverged, Record, schedules
 from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean

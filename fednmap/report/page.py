@@ -12,10 +12,9 @@ from typing import Any
 
 from fednmap.names import InputError
 from fednmap.report import coefficients, figures
-from fednmap.report.closing import Trials, columns, rows
-from fednmap.report.lines import about_line, ended_lines, gamma_line, made_by
+from fednmap.report.closing import Trials, about_line, columns, ended_lines, gamma_line, made_by, rows
 from fednmap.report.series import collect, expected, models
-from fednmap.runs.files import clear_errors, from_toml, write_atomically
+from fednmap.runs.files import from_toml, write_atomically
 from fednmap.runs.folder import RunFolder
 
 
@@ -65,8 +64,7 @@ def write_page(path: Path, title: str, subtitle: Sequence[str], body: Sequence[s
     """Write a page with everything it needs inside; `title` and the lines of `subtitle` are text, the rest is HTML."""
     lines = "<br>".join(map(escape, subtitle))
     page = Template(_file("page.html")).substitute(title=escape(title), subtitle=lines, head=head, body="\n".join(body))
-    with clear_errors(path.parent):
-        write_atomically(path, page.encode())
+    write_atomically(path, page.encode())
 
 
 def _file(name: str) -> str:

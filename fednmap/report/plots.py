@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fednmap.measure import Quantity, quantity
-from fednmap.report.lines import about_line, gamma_line
+from fednmap.report.closing import about_line, gamma_line
 from fednmap.report.series import Series, collect, drawn, positive
 from fednmap.runs.folder import RunFolder
+from fednmap.theory.scaling import LINEAR, Speedup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +42,24 @@ def comparison(folder: RunFolder, path: Path) -> None:
         legend(figure, list(lines.items()), loc="outside lower center", ncols=min(len(lines), 8))
         words = about_line(said), gamma_line(folder.results(), said.measure_gamma)
         figure.suptitle("; ".join(filter(None, words)), fontsize="medium", parse_math=False)
+
+
+def speedup(found: Speedup, path: Path) -> None:
+    """A sweep in log-log axes, with the fitted slope and the linear one."""
+    x, y = np.array(found.values, dtype=float), np.exp(np.log(found.reached).mean(1))
+    middle_x, middle_y = np.exp(np.log(x).mean()), np.exp(np.log(y).mean())
+    with picture(path, size=(4.5, 3.6)) as (_, ((axis,),)):
+        # trials that agree have bars of length 0, which rounding must not make negative
+        bars = np.maximum(0, (y - found.reached.min(1), found.reached.max(1) - y))
+        axis.errorbar(x, y, bars, fmt="o", capsize=3, label="runs")
+        for slope, style, name in ((found.slope, "-", "fit"), (LINEAR, ":", "linear speedup")):
+            axis.plot(x, middle_y * (x / middle_x) ** slope, style, label=f"{name}, slope {slope:.2f}")
+        axis.set(xscale="log", yscale="log", ylabel=r"$\|F_{nat}(x_T)\|^2$")
+        axis.set_xlabel("clients n" if found.over == "n" else "local steps Q")
+        axis.set_xticks(x, [str(v) for v in found.values])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
 
 
 @contextmanager

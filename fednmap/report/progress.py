@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fednmap.measure import quantities
-from fednmap.runs.recording import DONE, Reporter, RunInfo
+from fednmap.runs.execution import DONE, Reporter, RunInfo
 from fednmap.simulation import Record, Round
 
 PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar

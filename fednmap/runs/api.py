@@ -15,10 +15,11 @@ from fednmap.core import Algorithm, Problem, Regularizer, info_of
 from fednmap.measure import problem_gamma
 from fednmap.names import InputError
 from fednmap.problems import Network
-from fednmap.runs.files import clear_errors, from_toml, locked, write_atomically
+from fednmap.runs.execution import DONE, Task, run_and_record, stored_result
+from fednmap.runs.files import from_toml, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.identity import described, identity
-from fednmap.runs.recording import DONE, Interrupted, Task, interrupts, run_and_record, stored_result
+from fednmap.runs.process_pool import Interrupted, interrupts
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, simulate
 from fednmap.simulation.callbacks import Listener, heard, listeners, name_of
 from fednmap.simulation.loop import check_kinds, first_point, origin
@@ -112,20 +113,10 @@ def run(
     >>> result.final["stationarity"] < 1e-12
     True
     """
-    options: dict[str, Any] = {
-        "participation": participation,
-        "drop": drop,
-        "seed": seed,
-        "sampler": sampler,
-        "eta_a": eta_a,
-        "uplink": uplink,
-        "secagg": secagg,
-        "chunk": chunk,
-        "threads": threads,
-    }
-    simulating = tuple(options)
-    options |= {"every": every, "closing": closing, "phi": phi, "measure_gamma": measure_gamma, "metrics": metrics}
-    options |= {"sample": sample, "stop": listeners(stop)}
+    simulated: dict[str, Any] = {"participation": participation, "drop": drop, "seed": seed, "sampler": sampler}
+    simulated |= {"eta_a": eta_a, "uplink": uplink, "secagg": secagg, "chunk": chunk, "threads": threads}
+    options: dict[str, Any] = {"every": every, "closing": closing, "phi": phi, "measure_gamma": measure_gamma}
+    options |= {"metrics": metrics, "sample": sample, "stop": listeners(stop), **simulated}
     earlier_run: dict[str, Any] = {"after": after, "before": before, "earlier": list(earlier), "store": store}
     if folder is None:
         options |= earlier_run | {"callbacks": callbacks, "history": history}
@@ -144,7 +135,7 @@ def run(
             options["measure_gamma"] = problem_gamma(whole, options["phi"], origin(problem, start))
     # what can be refused is refused before there is a folder
     check_measuring(every, closing, options["measure_gamma"], metrics or {})
-    simulate(algorithm, problem, rounds=rounds, start=start, **{name: options[name] for name in simulating})
+    simulate(algorithm, problem, rounds=rounds, start=start, **simulated)
     settings = _settings(algorithm, problem, start, options, tag)
     job = Job(algorithm.name.lower(), 0)
 
@@ -202,8 +193,7 @@ def _run_in_folder(path: Path, task: Task, callbacks: list[Callback]) -> Result:
         if closing is None:
             folder.repair()
             if not same:
-                with clear_errors(path):
-                    write_atomically(path / "run.toml", tomli_w.dumps(known | {"rounds": task.rounds}).encode())
+                write_atomically(path / "run.toml", tomli_w.dumps(known | {"rounds": task.rounds}).encode())
             try:
                 closing = run_and_record(task, folder, callbacks, asked)
             except Interrupted:
@@ -230,7 +220,7 @@ def _opened(path: Path, task: Task) -> RunFolder:
     folder = RunFolder.open(path)
     if not folder.made_in_python():
         raise InputError(f"{path} was made by the command line; go on with it there, by --resume {path}")
-    folder.check_plain(task.settings)
+    folder.check_settings(task.settings)
     digest = info_of(task.problem).digest
     if digest is not None:
         folder.check_data_digest(digest())
@@ -239,7 +229,7 @@ def _opened(path: Path, task: Task) -> RunFolder:
 
 def _ended_by_round(folder: RunFolder, task: Task) -> dict[str, Any] | None:
     """Return the closing numbers if a reason to stop that judges rounds ends the run after its last one."""
-    closing = next((r for r in folder.results() if (r["method"], r["trial"]) == task.job), None)
+    closing = folder.result(task.job)
     last, totals, _ = task.found(folder) if closing else (None, None, [])
     if closing is None or last is None or totals is None:
         return None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, Problem, State
 from fednmap.names import InputError
-from fednmap.runs.files import add_checksum, digest, from_json, to_json, verified, write_atomically
+from fednmap.runs.files import add_checksum, clear_errors, digest, from_json, to_json, verified, write_atomically
 from fednmap.simulation import Record, Round
 from fednmap.simulation.states import Clients
 
@@ -59,16 +59,17 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
         "settings": digest(settings),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    # the JSON comes last: a checkpoint without one does not exist
     path = folder / f"round-{kept.t:08d}.json"
-    write_atomically(path.with_suffix(".safetensors"), data)
-    write_atomically(path, to_json(add_checksum(facts)))
-    found = _newest_first(folder)
-    later = [other for other in found if other.name > path.name]
-    for old in (*later, *found[len(later) + KEPT :]):
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # the JSON comes last: a checkpoint without one does not exist
+        write_atomically(path.with_suffix(".safetensors"), data)
+        write_atomically(path, to_json(add_checksum(facts)))
+        found = _newest_first(folder)
+        later = [other for other in found if other.name > path.name]
+        for old in (*later, *found[len(later) + KEPT :]):
+            old.unlink()
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def newest(

@@ -1,38 +1,248 @@
-"""Running what a configuration asks for: every method, every trial, into one run folder."""
+"""Running what a configuration asks for: every method, every trial, into one run folder.
+
+Measurements and checkpoints are written as a method runs, model and closing numbers at its end. A run that was stopped
+or killed continues from its last checkpoint, to the same bits.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fednmap.core import Algorithm
+from fednmap.core import Algorithm, Problem
 from fednmap.decentralized.topologies import fingerprint
+from fednmap.measure import quantity
 from fednmap.names import InputError
 from fednmap.problems import Network
+from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
-from fednmap.runs.process_pool import ProcessPool, Send
-from fednmap.runs.recording import (
-    Interrupted,
-    Recorder,
-    Reporter,
-    RunInfo,
-    StopFlag,
-    Task,
-    interrupts,
-    run_and_record,
-    stored_result,
-)
+from fednmap.runs.process_pool import Interrupted, ProcessPool, Send, StopFlag, interrupts
 from fednmap.runs.uplink_config import uplink_of
-from fednmap.simulation import Callback, Patience, Record, TimeLimit, Tolerance, distributed, schedules, threads
+from fednmap.simulation import (
+    Callback,
+    Diverged,
+    Patience,
+    Record,
+    Result,
+    Round,
+    TimeLimit,
+    Tolerance,
+    distributed,
+    schedules,
+    threads,
+)
+from fednmap.simulation.callbacks import heard, stays_ended
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
+from fednmap.simulation.trajectory import run_and_measure
+
+DONE = "all rounds done"
+"""How a run ends that nothing ends earlier."""
+
+
+class RunInfo(NamedTuple):
+    """What a reporter receives when a method begins."""
+
+    job: Job
+    done: int
+    """Rounds of an earlier call."""
+    rounds: int
+    trials: int
+    facts: dict[str, Any]
+    """Its settings."""
+
+
+class Reporter(Callback):
+    """A callback that also receives the begin and end of each method, and messages for the user."""
+
+    label = ""
+    """Stands before a method's name, where one command makes several runs."""
+
+    def begin(self, what: RunInfo) -> None:
+        """A method begins."""
+
+    def end(self, result: dict[str, Any] | None) -> None:
+        """The method has ended, with these closing numbers; with None if it was stopped."""
+
+    def message(self, line: str) -> None:
+        """Show a line to the user."""
+
+    def clone(self) -> Reporter:
+        """Return a reporter for a method that runs at the same time."""
+        return copy(self)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One method on one problem, and how it is run."""
+
+    job: Job
+    algorithm: Algorithm
+    problem: Problem
+    start: Tensor
+    rounds: int
+    checkpoint_every: int
+    settings: dict[str, Any]
+    """What the states depend on; a checkpoint is read with the same settings only."""
+    options: dict[str, Any]
+    """Those of `run_and_measure`."""
+    saved: Callable[[Tensor], Model]
+    """Turns the vector x into the model that is stored."""
+    facts: dict[str, Any]
+    """All that is known of the run, for reporters."""
+    trials: int = 1
+    parallel: int = 1
+    """How many runs share the machine: their seconds are not comparable with those of one alone."""
+
+    def found(self, folder: RunFolder) -> tuple[Round | None, Record | None, list[str]]:
+        """Return the state to continue from, its totals, and a line about each checkpoint that was refused."""
+        where = folder.checkpoints(self.job)
+        return checkpoints.newest(where, self.algorithm, self.problem, self.start, self.settings)
+
+    def go(self, **given: Any) -> tuple[Result, str]:
+        """Run the rounds that are not done yet; return the result, and the error if the iterates diverged."""
+        given |= self.options | {"rounds": self.rounds, "start": self.start, "history": False}
+        try:
+            return run_and_measure(self.algorithm, self.problem, **given), ""
+        except Diverged as diverged:
+            return diverged.result, str(diverged)
+
+
+class Recorder(Callback):
+    """Writes measurements and checkpoints; stops after the round in which the user asked to.
+
+    folder: None in the other processes of a group, which only send their clients' states to process 0.
+    """
+
+    def __init__(self, task: Task, folder: RunFolder | None = None, asked: StopFlag | None = None) -> None:
+        self.task, self.folder, self.asked = task, folder, asked
+
+    def on_record(self, record: Record) -> None:
+        if self.folder is not None:
+            self.folder.append(self.task.job, record)
+
+    def on_round(self, round: Round, totals: Record) -> None:
+        done = round.t + 1
+        if done == self.task.rounds:  # what comes next is the result itself
+            return
+        stop = distributed.any_process(self.asked is not None and self.asked.is_set())  # the same in all of them
+        if stop or done % self.task.checkpoint_every == 0:
+            self.save(round, totals)
+        if stop:
+            raise Interrupted
+
+    def save(self, round: Round, totals: Record) -> None:
+        """Write a checkpoint; its measurements are on disk before it."""
+        if self.folder is None:
+            round.clients.tensors()
+            return
+        self.folder.flush()
+        checkpoints.write(self.folder.checkpoints(self.task.job), round, totals, self.task.settings)
+
+
+def run_and_record(
+    task: Task,
+    folder: RunFolder,
+    callbacks: Sequence[Callback],
+    asked: StopFlag,
+    order: Order | None = None,
+) -> dict[str, Any]:
+    """Run the rounds of the task that are not done yet; return its closing numbers, which are then in the folder.
+
+    asked: set when the user wants to stop.
+    order: what the other processes of a group are to compute too.
+    """
+    job, reporters = task.job, [callback for callback in callbacks if isinstance(callback, Reporter)]
+
+    def message(line: str) -> None:
+        for reporter in reporters:
+            reporter.message(line)
+
+    after, before, refused = task.found(folder)
+    for line in refused:
+        message(line)
+    done = 0 if after is None else after.t + 1
+    if done >= task.rounds > 0:
+        raise InputError(f"{task.rounds} rounds are asked for and {job.method} has run {done}; ask for more")
+    folder.forget_after(job, -1 if after is None else done)
+    for reporter in reporters:
+        reporter.begin(RunInfo(job, done, task.rounds, task.trials, task.facts))
+    closing: dict[str, Any] | None = None
+    if order is not None:
+        distributed.broadcast(lambda: order._replace(done=done))
+    try:
+        earlier, recorder = folder.records(*job), Recorder(task, folder, asked)
+        result, error = task.go(after=after, before=before, callbacks=(recorder, *callbacks), earlier=earlier)
+        if error:
+            message(f"{job.method}: {error}")
+        if result.warning:
+            message(f"warning: {job.method}: {result.warning}")
+        if result.ended and result.last is not None:  # a later call may continue
+            recorder.save(result.last, result.totals)
+        # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
+        records = result.records or earlier
+        facts = summary(records[-1]) if records else {"rounds": done}
+        more = {
+            "measure_gamma": result.measure_gamma,
+            "jobs": task.parallel if task.parallel > 1 else None,
+            "error": error,
+            "ended": "" if error else result.ended or DONE,
+            "ended_by": result.ended_by,
+            "warning": result.warning,
+        }
+        facts |= {name: value for name, value in more.items() if value}
+        closing = folder.finish(job, facts, None if error else task.saved(result.x))
+    finally:
+        for reporter in reporters:
+            reporter.end(closing)
+    return closing
+
+
+def stored_result(
+    folder: RunFolder, job: Job, rounds: int, stops: Sequence[Callback], enders: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """Return the closing numbers of a job with nothing left to run: all rounds are done, or it stays ended early.
+
+    stops:  reasons to stop, which are asked again.
+    enders: names of callbacks; a run that one of them ended is not continued.
+    """
+    found = folder.result(job)
+    if found is None or "error" in found or found["rounds"] == rounds:
+        return found
+    if found["rounds"] > rounds:
+        raise InputError(
+            f"{rounds} rounds are asked for and {job.method} in {folder.path} has run {found['rounds']}; "
+            "ask for as many or more, or start a new run"
+        )
+    records = folder.records(*job)
+    if found.get("ended_by") in enders or not records:
+        return found if records else None
+    stays_ended(stops, records[:-1])  # they receive all in order
+    reason = heard(stops, lambda callback: callback.on_record(records[-1]))
+    return found | {"ended": reason} if reason is not None else None
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """Return the closing numbers, as `--json` prints them; what was not measured is left out."""
+    return {
+        "rounds": int(record["round"]),
+        **{k: v for k, v in record.items() if not quantity(k).cost},
+        "test_accuracy": record.get("test_accuracy"),
+        "bytes_up": int(record["bytes_up"]),
+        "bytes_down": int(record["bytes_down"]),
+        "seconds": record["train_seconds"] + record["eval_seconds"],
+        "train_seconds": record["train_seconds"],
+        "eval_seconds": record["eval_seconds"],
+    }
 
 
 class Order(NamedTuple):
@@ -66,7 +276,7 @@ def execute(
     """
     jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
     with locked(folder.path), interrupts() as asked:
-        for line in folder.check_settings(config):
+        for line in folder.check_settings(config.model_dump(mode="json")):
             reporter.message(line)
         stored = {job: stored_result(folder, job, config.rounds, stops_of(config)) for job in jobs}
         finished = {job: result for job, result in stored.items() if result is not None}
@@ -84,13 +294,9 @@ def execute(
         for order in orders:
             if asked.is_set():
                 raise Interrupted
-            announce = partial(_announce, order._replace(threads=threads.asked()))
-            finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, announce)
+            order = order._replace(threads=threads.asked())
+            finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, order)
     return [finished[job] for job in jobs]
-
-
-def _announce(order: Order, done: int) -> None:
-    distributed.broadcast(lambda: order._replace(done=done))
 
 
 class Worker:
@@ -128,7 +334,7 @@ def follow() -> None:
             raise InputError(f"{order.folder} is not what process 0 sees; give all machines the same folder")
         earlier = [record for record in folder.records(*order.job) if 0 < order.done >= record["round"]]
         recorder = Recorder(task)
-        result, _ = task.go(after, before, (recorder,), earlier)
+        result, _ = task.go(after=after, before=before, callbacks=(recorder,), earlier=earlier)
         if result.ended and result.last is not None:
             recorder.save(result.last, result.totals)
 
@@ -153,19 +359,8 @@ class _Relay(Reporter):
     """Sends what it receives to the owner of the pool."""
 
     def __init__(self, send: Send) -> None:
-        self._send = send
-
-    def begin(self, what: RunInfo) -> None:
-        self._send(("begin", what))
-
-    def on_record(self, record: Record) -> None:
-        self._send(("on_record", record))
-
-    def end(self, result: dict[str, Any] | None) -> None:
-        self._send(("end", result))
-
-    def message(self, line: str) -> None:
-        self._send(("message", line))
+        for name in ("begin", "on_record", "end", "message"):
+            setattr(self, name, lambda value, name=name: send((name, value)))
 
 
 def stops_of(config: Config) -> list[Callback]:
@@ -192,13 +387,9 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         "metrics": experiment.metrics(),
         "sample": experiment.sample,
         "stop": stops_of(config),
-        "participation": config.participation,
-        "sampler": None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
         "eta_a": scheduled_step(algorithm, config),
-        "drop": config.drop,
-        "seed": config.seed,
         "chunk": config.chunk,
-        "uplink": uplink_of(config, algorithm, problem) or None,
+        **simulated(config, algorithm, problem),
     }
     return Task(
         job,
@@ -213,6 +404,17 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
         config.trials,
     )
+
+
+def simulated(config: Config, algorithm: Algorithm, problem: Problem) -> dict[str, Any]:
+    """Return the options of `simulate` that a configuration names: who takes part, what is lost, what is sent."""
+    return {
+        "participation": config.participation,
+        "sampler": None if config.sampler == "uniform" else sampler_of(config.sampler, config.participation),
+        "drop": config.drop,
+        "seed": config.seed,
+        "uplink": uplink_of(config, algorithm, problem) or None,
+    }
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -64,10 +64,7 @@ class Methods:
             raise InputError(f"intercept is true, and only the machines with data know where it is in {config.model}")
         if config.reg_only and not (module is None and config.reg_only == "weights"):
             if module is None:
-                raise InputError(
-                    f"reg_only is {config.reg_only!r}, and {config.model} is not a network; it has `weights` alone, "
-                    "and its intercept is never regularized"
-                )
+                raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is not a network; use weights")
             phi = restrict(phi, module, config.reg_only)
         methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
         for name in config.algorithms:
@@ -192,14 +189,11 @@ class Experiment:
             found["support_recall"] = lambda x: support(x[mine], truth)[1]
         return found
 
-    def with_setting(self, **settings: Any) -> Experiment:
-        """Return the same with other settings, on which data, problem and methods do not depend."""
+    def with_settings(self, **settings: Any) -> Experiment:
+        """Return the same with other settings, on which data and problem do not depend."""
         config = self.config.model_copy(update=settings)
-        return replace(self, methods=replace(self.methods, config=config))
-
-    def with_steps(self, **steps: float) -> Experiment:
-        """Return the same with other step sizes, on which data and problem do not depend."""
-        config = self.config.model_copy(update=steps)
+        if settings.keys() <= {"measure_gamma", "eval_every"}:  # no method depends on them
+            return replace(self, methods=replace(self.methods, config=config))
         return replace(self, methods=Methods.of(config, architecture(self.problem), regularized(self.problem)))
 
 
@@ -224,10 +218,7 @@ def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
         _warn(f"clients is {config.clients}, and {config.data} brings its own {len(data)}; these are used")
     config = config.model_copy(update={"clients": len(data)})
     if config.memory and config.batch_size:
-        _warn(
-            f"memory is {config.memory}, and gradients are of {config.batch_size} samples: differences of noise are "
-            "not curvature; use batch_size = 0, or memory = 0"
-        )
+        _warn("memory with minibatches: differences of noise are not curvature; use batch_size = 0, or memory = 0")
     problem = _problem(dataset, data, config)
     methods = Methods.of(config, architecture(problem), regularized(problem))
     algorithms = [methods.algorithm(name) for name in config.algorithms]
@@ -258,7 +249,7 @@ def load(config: Config) -> Dataset:
 
 def settled(experiment: Experiment) -> Experiment:
     """The same with the measuring gamma in its configuration, so that all trials, workers and resumed runs share it."""
-    return experiment.with_setting(measure_gamma=experiment.measure_gamma)
+    return experiment.with_settings(measure_gamma=experiment.measure_gamma)
 
 
 def architecture(problem: FiniteSum) -> nn.Module | None:
@@ -312,15 +303,9 @@ def _settled(config: Config, dataset: Dataset) -> Config:
 def _check(dataset: Dataset, config: Config) -> None:
     """Refuse data from which nothing can be learnt; warn of columns that no step size suits."""
     if dataset.y_train.ndim > 1:
-        raise InputError(
-            f"the targets of {config.data} are times and events, which no model here predicts; use "
-            "fednmap.estimators.FederatedCoxRegression, or fednmap.problems.Cox"
-        )
+        raise InputError(f"the targets of {config.data} are times and events; use fednmap.problems.Cox")
     if dataset.classes is not None and config.model == "least-squares":
-        raise InputError(
-            f"least-squares fits numbers, and the targets of {config.data} are labels; use logistic, "
-            "or for whole numbers in a table csv:PATH,regression=true"
-        )
+        raise InputError(f"the targets of {config.data} are labels; use logistic, or csv:PATH,regression=true")
     if dataset.classes is not None and len(torch.unique(dataset.y_train)) < 2:
         raise InputError(f"all labels of {config.data} are the same; give data with two labels or more")
     if config.data.partition(":")[0] not in ("csv", "svm"):
@@ -333,8 +318,8 @@ def _check(dataset: Dataset, config: Config) -> None:
             "add --standardize, or no step size suits them all"
         )
         return
-    bound = {"logistic": 0.25, "least-squares": 1.0}.get(config.model)
-    if bound is None or is_sparse(dataset.x_train):
+    bound = {"logistic": 0.25, "least-squares": 1.0}.get(config.model, 0.0)
+    if is_sparse(dataset.x_train):
         return
     steep = bound * dataset.x_train.square().mean(0)  # the smoothness of f is at least the largest of them
     j = int(steep.argmax())

@@ -46,15 +46,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a file to write, which replaces `path` when the block ends without an error."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        to_disk(part)
-        part.replace(path)
-        if os.name == "posix":
-            with suppress(OSError):  # some network file systems cannot synchronise folders
-                to_disk(path.parent, os.O_RDONLY)
-    finally:
-        part.unlink(missing_ok=True)
+    with clear_errors(path.parent):
+        try:
+            yield part
+            to_disk(part)
+            part.replace(path)
+            if os.name == "posix":
+                with suppress(OSError):  # some network file systems cannot synchronise folders
+                    to_disk(path.parent, os.O_RDONLY)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def to_disk(path: Path, mode: int = os.O_RDWR) -> None:
@@ -75,11 +76,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         release()
-
-
-def in_use(path: Path) -> bool:
-    """Return whether a run is writing to the folder now."""
-    return lock.is_held(path / LOCK)
 
 
 def to_json(value: Any) -> bytes:

@@ -21,7 +21,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -41,7 +41,6 @@ from fednmap.runs.files import (
     finite,
     from_json,
     from_toml,
-    in_use,
     locked,
     replacing,
     to_disk,
@@ -58,8 +57,10 @@ VERSIONS = ("fednmap", "torch", "numpy")
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
 
-SECRET = re.compile(r"token|password|passphrase|secret", re.IGNORECASE)
-ASSIGNMENT = re.compile(rf"""([\w.-]*(?:{SECRET.pattern})[\w.-]*\s*=\s*)("[^"]*"|'[^']*'|\S+)""", re.IGNORECASE)
+SECRET = "(?:token|password|passphrase|secret)"
+OPTION = re.compile(rf"((?:^|(?<=\0))-[^\0=]*{SECRET}[^\0=]*[\0=])[^\0]*", re.IGNORECASE)
+"""Of a command whose words are separated by NUL: --some-token=VALUE, or --some-token and the next word."""
+ASSIGNMENT = re.compile(rf"""([\w.-]*{SECRET}[\w.-]*\s*=\s*)("[^"]*"|'[^']*'|\S+)""", re.IGNORECASE)
 
 Curves = dict[str, "array[float]"]
 """Column name -> its values along a run; all of the same length, `round` among them."""
@@ -183,14 +184,12 @@ class RunFolder:
         if self.made_in_python():
             raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
         if self.about().made_in == "fit":
-            raise InputError(
-                f"expected a run of train or compare, got a fit, {self.path}; repeat it with `fednmap fit`"
-            )
+            raise InputError(f"expected a run of train, got a fit, {self.path}; repeat it with `fednmap fit`")
         return Config.read(self.path / "run.toml", trust=trust)
 
     def made_in_python(self) -> bool:
         """Whether no configuration describes the run: it was made by `fednmap.run(..., folder=)`."""
-        return from_toml(self.path / "run.toml").get("made_in") == "Python"
+        return self.about().made_in == "Python"
 
     def about(self) -> About:
         """Describe the run, even if names in it have changed since or belong to others."""
@@ -212,27 +211,20 @@ class RunFolder:
         """Refuse to continue with other data than the run began with; `data` is their digest."""
         began = self.environment()
         if "data" not in began:
-            with clear_errors(self.path):
-                write_atomically(self.path / "environment.json", to_json(began | {"data": data}))
+            write_atomically(self.path / "environment.json", to_json(began | {"data": data}))
         elif began["data"] != data:
             raise InputError(
                 f"the data of {self.path} have changed since the run began; put them back, or start a new run with "
                 f"--config {self.path / 'run.toml'}"
             )
 
-    def check_settings(self, config: Config) -> list[str]:
-        """Refuse a run.toml that no longer describes this run; what else the user should know."""
-        return self.check_plain(config.model_dump(mode="json"))
-
-    def check_plain(self, now: dict[str, Any]) -> list[str]:
-        """The same for settings that are not a configuration's."""
+    def check_settings(self, now: dict[str, Any]) -> list[str]:
+        """Refuse settings with which this run was not begun; return what else the user should know."""
         if words := self.changed(now):
             if self.made_in_python():
                 raise InputError(f"{self.path} holds another run: {words}; choose another folder for a new run")
-            raise InputError(
-                f"{self.path / 'run.toml'} was edited after the run began: {words}; "
-                "put it back, or use it for a new run with --config"
-            )
+            file = self.path / "run.toml"
+            raise InputError(f"{file} was edited: {words}; put it back, or use it for a new run with --config")
         began = self.environment()
         return [
             f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
@@ -265,7 +257,7 @@ class RunFolder:
         for row in rows:
             if any(character in row.metric for character in ',"\r\n'):
                 raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
-        with clear_errors(self.path), self._writing(), (self.path / "metrics.csv").open("ab") as file:
+        with self._writing(), (self.path / "metrics.csv").open("ab") as file:
             file.write(b"".join(row.line() for row in rows))
 
     def flush(self) -> None:
@@ -302,21 +294,22 @@ class RunFolder:
 
     def forget_after(self, job: Job, done: int) -> None:
         """Drop the measurements of rounds that will be run again."""
-        with clear_errors(self.path), self._writing():
+        with self._writing():
             if any(row.job == job and row.round > done for row in self._rows()):
                 self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
 
     def arrange(self, jobs: Sequence[Job]) -> None:
         """Put measurements and closing numbers of jobs that ran at the same time into this order."""
         place = {job: k for k, job in enumerate(jobs)}
-        with clear_errors(self.path):
-            self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
-            results = sorted(self.results(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
-            write_atomically(self.path / "results.json", to_json([add_checksum(r) for r in results]))
+        self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
+        results = sorted(self.results(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
+        write_atomically(self.path / "results.json", to_json([add_checksum(r) for r in results]))
 
-    def _writing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         """Wait until no other process of this run writes; each locks run.toml meanwhile, which does not change."""
-        return lock.exclusive(self.path / "run.toml")
+        with clear_errors(self.path), lock.exclusive(self.path / "run.toml"):
+            yield
 
     def _rewrite(self, rows: Iterator[Row]) -> None:
         with replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
@@ -361,21 +354,25 @@ class RunFolder:
             results.append(facts)
         return results
 
+    def result(self, job: Job) -> dict[str, Any] | None:
+        """Return the closing numbers of one job; None before its end."""
+        return next((r for r in self.results() if (r["method"], r["trial"]) == job), None)
+
     def finish(self, job: Job, result: dict[str, Any], model: Model | None) -> dict[str, Any]:
         """Keep the model, if there is one, then the closing numbers; these as `results` gives them back."""
         facts = {"method": job.method, "trial": job.trial, **result}
-        with clear_errors(self.path):
-            if model is not None:
-                path = self.model_path(job)
+        if model is not None:
+            path = self.model_path(job)
+            with clear_errors(self.path):
                 path.parent.mkdir(exist_ok=True)
-                tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
-                about = json.dumps({"order": list(tensors), **model.about()})
-                data = save(tensors, metadata={"fednmap": about})  # several keys would change places
-                write_atomically(path, data)
-                facts["model_sha256"] = hashlib.sha256(data).hexdigest()
-            with self._writing():
-                entries = [add_checksum(r) for r in self.results() if (r["method"], r["trial"]) != job]
-                write_atomically(self.path / "results.json", to_json([*entries, add_checksum(facts)]))
+            tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
+            about = json.dumps({"order": list(tensors), **model.about()})
+            data = save(tensors, metadata={"fednmap": about})  # several keys would change places
+            write_atomically(path, data)
+            facts["model_sha256"] = hashlib.sha256(data).hexdigest()
+        with self._writing():
+            entries = [add_checksum(r) for r in self.results() if (r["method"], r["trial"]) != job]
+            write_atomically(self.path / "results.json", to_json([*entries, add_checksum(facts)]))
         return dict(finite(facts))
 
     def model(self, job: Job) -> Model | None:
@@ -383,10 +380,10 @@ class RunFolder:
         path = self.model_path(job)
         if not path.exists():
             return None
-        known = [r.get("model_sha256") for r in self.results() if (r["method"], r["trial"]) == job]
+        known = (self.result(job) or {}).get("model_sha256")
         try:
             with path.open("rb") as data:
-                if any(known) and known != [hashlib.file_digest(data, "sha256").hexdigest()]:
+                if known and known != hashlib.file_digest(data, "sha256").hexdigest():
                     raise InputError("it is not the file that results.json knows")
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("fednmap", "{}"))
@@ -403,7 +400,7 @@ class RunFolder:
 
     def running(self) -> bool:
         """Whether the run is going on now."""
-        return in_use(self.path)
+        return lock.is_held(self.path / LOCK)
 
 
 def provenance(settings: dict[str, Any]) -> dict[str, Any]:
@@ -433,27 +430,19 @@ def redacted(words: Sequence[str]) -> list[str]:
     >>> redacted(["run", "--token", "abc", "--rounds", "3", "-c", "db-password='x y' rounds=3"])
     ['run', '--token', '***', '--rounds', '3', '-c', 'db-password=*** rounds=3']
     """
-    shown, secret = [], False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        named = word.startswith("-") and bool(SECRET.search(name))
-        if secret:
-            shown.append("***")
-        else:
-            shown.append(f"{name}=***" if named and equals else ASSIGNMENT.sub(r"\1***", word))
-        secret = named and not equals and not secret
-    return shown
+    text = OPTION.sub(r"\1***", "\0".join(words))
+    return [ASSIGNMENT.sub(r"\1***", word) for word in text.split("\0")] if words else []
 
 
 def _fresh(path: Path) -> Path:
     """`path`, or with a number behind it: a folder that did not exist before this call."""
-    k = 1
+    fresh, k = path, 1
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            fresh = path if k == 1 else path.with_name(f"{path.name}-{k}")
             try:
                 fresh.mkdir()
                 return fresh
             except FileExistsError:
                 k += 1
+                fresh = path.with_name(f"{path.name}-{k}")

@@ -1,4 +1,4 @@
-"""One pool of processes: for `--jobs`, for the pilots of `tune` and for the trials of the paper's figures.
+"""Ctrl-C, and one pool of processes: for `--jobs`, for the pilots of `tune` and for the trials of the paper's figures.
 
 The number of processes does not change the bits of a run. Only the process that owns the pool prints.
 """
@@ -17,12 +17,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
-from typing import Any, Self
+from types import FrameType
+from typing import Any, Protocol, Self
 
 import torch
 
 from fednmap.names import InputError
-from fednmap.runs.recording import Interrupted, StopFlag, in_pool
 from fednmap.simulation import threads
 from fednmap.simulation.distributed import WorkerLost
 
@@ -32,17 +32,22 @@ PARENT = 0.3  # seconds between looks at whether the parent is there
 Send = Callable[[Any], None]
 Work = Callable[[Any, Send], Any]
 """work(job, send): the result of a job; `send` passes a message to the owner of the pool."""
-Map = Callable[[Sequence[Any]], list[Any]]
 
 
-def check_jobs(jobs: int | None) -> None:
-    if jobs is not None and jobs < 1:
-        raise InputError(f"jobs is {jobs}; --jobs must be at least 1")
+class Interrupted(Exception):
+    """The user asked to stop; the state is saved."""
+
+
+class StopFlag(Protocol):
+    """Whether the user wants to stop: an event, of threads or of processes."""
+
+    def is_set(self) -> bool: ...
 
 
 def how_many(asked: int | None, runs: int) -> int:
     """Return as many processes as asked for, else one per core; never more than there are runs."""
-    check_jobs(asked)
+    if asked is not None and asked < 1:
+        raise InputError(f"jobs is {asked}; --jobs must be at least 1")
     return max(1, min(runs, threads.machine() if asked is None else asked))
 
 
@@ -94,11 +99,6 @@ class ProcessPool:
         if failure is not None:
             raise failure
 
-    def map(self, jobs: Sequence[Any]) -> list[Any]:
-        """Return the results of the jobs, in their order."""
-        found = dict(self.run(jobs))
-        return [found[k] for k in range(len(jobs))]
-
     def _begun(self) -> list[BaseProcess]:
         return [process for process in multiprocessing.active_children() if process not in self._others]
 
@@ -123,14 +123,13 @@ def process_pool(work: Work, count: int) -> AbstractContextManager[ProcessPool |
     return ProcessPool(work, count) if count > 1 else nullcontext()
 
 
-@contextmanager
-def parallel_map(function: Callable[[Any], Any], count: int) -> Iterator[Map]:
-    """Yield a function that maps `function` over jobs in `count` forks; in this process where a system has none."""
+def parallel_map(function: Callable[[Any], Any], jobs: Sequence[Any], count: int) -> list[Any]:
+    """Return [function(job) for job in jobs], computed in `count` forks; in this process where a system has none."""
     if count < 2 or sys.platform != "linux":
-        yield lambda jobs: [function(job) for job in jobs]
-        return
+        return [function(job) for job in jobs]
     with ProcessPool(lambda job, _: function(job), count) as pool:  # forks need not pickle it
-        yield pool.map
+        found = dict(pool.run(jobs))
+    return [found[k] for k in range(len(jobs))]
 
 
 class _SharedFlag:
@@ -151,7 +150,29 @@ class _SharedFlag:
 
 _work: Work
 _messages: Any
-_stop: _SharedFlag
+_stop: _SharedFlag | None = None
+"""Set in a process of a pool, whose owner receives the signals."""
+
+
+@contextmanager
+def interrupts() -> Iterator[StopFlag]:
+    """Yield a flag that Ctrl-C and termination set, so that every round is completed; a second Ctrl-C ends at once."""
+    asked = threading.Event()
+    if _stop is not None or threading.current_thread() is not threading.main_thread():
+        yield _stop or asked
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def _begin(work: Work, messages: Any, stop: _SharedFlag, each: int, parent: int) -> None:
@@ -159,7 +180,6 @@ def _begin(work: Work, messages: Any, stop: _SharedFlag, each: int, parent: int)
     global _work, _messages, _stop
     _work, _messages, _stop = work, messages, stop
     end_with(parent)
-    in_pool(stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it, and says when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.simplefilter("ignore", UserWarning)  # the parent tells the user
@@ -168,6 +188,7 @@ def _begin(work: Work, messages: Any, stop: _SharedFlag, each: int, parent: int)
 
 
 def _do(k: int, job: Any) -> Any:
+    assert _stop is not None  # by `_begin`
     if _stop.is_set():
         raise Interrupted
     try:

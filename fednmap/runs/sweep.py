@@ -17,20 +17,10 @@ import tomli_w
 
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import execute
-from fednmap.runs.files import (
-    add_checksum,
-    clear_errors,
-    from_json,
-    from_toml,
-    locked,
-    to_json,
-    verified,
-    write_atomically,
-)
-from fednmap.runs.folder import Job, RunFolder
+from fednmap.runs.execution import Reporter, execute
+from fednmap.runs.files import from_json, from_toml, locked, to_json, write_atomically
+from fednmap.runs.folder import RunFolder
 from fednmap.runs.process_pool import ProcessPool
-from fednmap.runs.recording import Reporter
 from fednmap.theory.scaling import Over, checked
 
 RECORD, OUTCOME, PICTURE = "speedup.toml", "speedup.json", "speedup.png"
@@ -84,7 +74,7 @@ class Sweep:
         pool:   processes that run several trials at a time.
         """
         with locked(self.folder.path):
-            for line in self.folder.check_settings(config):
+            for line in self.folder.check_settings(config.model_dump(mode="json")):
                 reporter.message(line)
             return [self._run(value, varied(config, self.over, value), reporter, pool) for value in self.values]
 
@@ -93,8 +83,7 @@ class Sweep:
         if not (folder.path / "run.toml").exists():
             RunFolder.create(folder.path, config, "speedup")
         elif folder.config(trust=True) != config:  # the sweep was made longer or wider
-            with clear_errors(folder.path):
-                write_atomically(folder.path / "run.toml", config.toml().encode())
+            write_atomically(folder.path / "run.toml", config.toml().encode())
         reporter.label = f"{self.name(value)} "
         for result in execute(config, folder, reporter, pool=pool):
             if "error" in result:
@@ -104,23 +93,18 @@ class Sweep:
     def outcome(self) -> dict[str, Any] | None:
         """What was found; None before all of speedup.toml and run.toml is done."""
         path, about = self.folder.path / OUTCOME, self.folder.about()
-        found = verified(from_json(path, dict)) if path.exists() else {}
-        if found is None:
-            raise InputError(f"{path} was changed since it was written; delete it, and --resume makes it again")
+        found: dict[str, Any] = from_json(path, dict) if path.exists() else {}
         asked = {"over": self.over, "values": list(self.values), "rounds": about.rounds, "trials": about.trials}
         return found if asked.items() <= found.items() else None
 
-    def finish(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Keep what was found; this as `outcome` gives it back."""
-        facts = add_checksum(outcome)
-        with clear_errors(self.folder.path):
-            write_atomically(self.folder.path / OUTCOME, to_json(facts))
-        return verified(facts) or {}
+    def finish(self, outcome: dict[str, Any]) -> None:
+        """Keep what was found."""
+        write_atomically(self.folder.path / OUTCOME, to_json(outcome))
 
 
 def _reached(folder: RunFolder, config: Config, trial: int) -> float:
-    curves, first = folder.curves().get(Job("fednmap", trial), {}), config.rounds - config.eval_last
-    closing = [s for t, s in zip(curves.get("round", ()), curves.get("stationarity", ()), strict=True) if t > first]
+    records, first = folder.records("fednmap", trial), config.rounds - config.eval_last
+    closing = [record["stationarity"] for record in records if record["round"] > first]
     due = min(config.eval_last, config.rounds + 1)
     if len(closing) < due:
         raise InputError(
@@ -142,7 +126,5 @@ def varied(config: Config, over: Over, value: int) -> Config:
     if fixed := sorted({"fednmap.Q", "fednmap.eta_a"} & config.set.keys()):
         raise InputError(f"a sweep over q varies Q and eta_a, and set keeps {' and '.join(fixed)}; leave that out")
     if config.schedule.strip().startswith("cosine:"):
-        raise InputError(
-            f"a sweep over q keeps eta_a Q, and the last step of {config.schedule} is the same for all Q; use cosine"
-        )
+        raise InputError(f"the last step of {config.schedule} is the same for all Q; use cosine for a sweep over q")
     return Config.make(**values | {"local_steps": value, "eta_a": config.eta_a * config.local_steps / value})

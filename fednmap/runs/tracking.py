@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from fednmap.names import InputError, choose
 from fednmap.runs.configuration import shown
+from fednmap.runs.execution import Reporter, RunInfo
 from fednmap.runs.folder import RunFolder
-from fednmap.runs.recording import Reporter, RunInfo
 from fednmap.simulation import Record
 
 IMPORTS = {"tensorboard": ("torch.utils.tensorboard", "SummaryWriter"), "mlflow": ("mlflow.tracking", "MlflowClient")}

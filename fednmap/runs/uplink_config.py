@@ -75,9 +75,7 @@ def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
     """Refuse methods that cannot be run this way, before anything runs."""
     serverless = [type(a).__name__ for a in algorithms if isinstance(a, Serverless)]
     if serverless:
-        raise InputError(
-            f"{', '.join(serverless)} has no server: leave dp_clip, aggregate and attack out, or use fednmap"
-        )
+        raise InputError(f"{', '.join(serverless)} has no server; leave dp_clip, aggregate and attack out")
     private = config.dp_clip is not None and config.dp_unit == "client"
     for algorithm in algorithms if private or config.aggregate.startswith("clip") else ():
         check_uplink_can_change(algorithm)
@@ -96,22 +94,16 @@ def check_between_machines(config: Config) -> None:
         raise InputError("dp_unit = example is for simulations (fednmap train); between machines use dp_unit = client")
     if config.dp_epsilon is not None:
         noise = accounting.noise_for(config.dp_epsilon, 1.0, config.rounds, config.dp_delta)
-        raise InputError(
-            f"dp_epsilon is {config.dp_epsilon:g}, and all machines must add the same noise: give dp_noise = "
-            f"{noise:g}, which {config.rounds} rounds need for it"
-        )
+        raise InputError(f"dp_epsilon is for simulations; give dp_noise = {noise:g}, which {config.rounds} rounds need")
     if not config.dp_noise:
         return
     if config.dp_among is None or not config.secagg:
         raise InputError(
-            "dp_noise between machines is the clients' own, under secure aggregation, so that the server need not be "
-            "trusted: add secagg = true, and dp_among, the number of clients whose noise must suffice"
+            "dp_noise between machines is the clients' own: add secagg = true, and dp_among, the number of clients "
+            "whose noise must suffice"
         )
     if config.participation < 1:
-        raise InputError(
-            f"participation is {config.participation} with dp_noise: the server knows whom it asks, so that sampling "
-            "hides nobody from it; use participation = 1"
-        )
+        raise InputError("the server knows whom it asks: sampling hides nobody from it; use participation = 1")
     if config.dp_among > config.clients:
         raise InputError(f"dp_among is {config.dp_among}, of {config.clients} clients; it must be at most their number")
     accounting.check_delta(config.dp_delta, config.clients)

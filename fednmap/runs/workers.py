@@ -21,8 +21,7 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap.names import InputError
 from fednmap.runs.execution import follow
-from fednmap.runs.process_pool import end_with, lost_process
-from fednmap.runs.recording import Interrupted
+from fednmap.runs.process_pool import Interrupted, end_with, lost_process
 from fednmap.simulation import distributed
 
 LOOK = 0.3  # seconds between looks at the other processes

@@ -1,6 +1,5 @@
 """The theory as code: steps with a guarantee, complexities, constants measured on a problem."""
 
-from fednmap.theory.complexity import Rounds, rounds_to
 from fednmap.theory.constants import (
     Gap,
     Smoothness,
@@ -11,7 +10,7 @@ from fednmap.theory.constants import (
     estimate_variance,
     mean_gradient2,
 )
-from fednmap.theory.steps import Steps, c0, nonconvex, pl
+from fednmap.theory.steps import Rounds, Steps, c0, nonconvex, pl, rounds_to
 
 __all__ = [
     "Gap",

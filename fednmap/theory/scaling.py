@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -115,30 +114,3 @@ def checked(over: str, values: Sequence[int]) -> tuple[Over, tuple[int, ...]]:
     if len(different) < 2 or different[0] < 1:
         raise InputError(f"values are {list(different)}; a slope needs two different numbers, 1 or more")
     return "n" if over == "n" else "q", different
-
-
-def plot(found: Speedup, path: Path) -> None:
-    """The sweep in log-log axes, with the fitted slope and the linear one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    x, y = np.array(found.values, dtype=float), np.exp(np.log(found.reached).mean(1))
-    middle_x, middle_y = np.exp(np.log(x).mean()), np.exp(np.log(y).mean())
-    figure, axis = plt.subplots(figsize=(4.5, 3.6), layout="constrained")
-    # trials that agree have bars of length 0, which rounding must not make negative
-    bars = np.maximum(0, (y - found.reached.min(1), found.reached.max(1) - y))
-    axis.errorbar(x, y, bars, fmt="o", capsize=3, label="runs")
-    for slope, style, name in ((found.slope, "-", "fit"), (LINEAR, ":", "linear speedup")):
-        axis.plot(x, middle_y * (x / middle_x) ** slope, style, label=f"{name}, slope {slope:.2f}")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xticks(x, [str(v) for v in found.values])
-    axis.minorticks_off()
-    axis.set_xlabel("clients n" if found.over == "n" else "local steps Q")
-    axis.set_ylabel(r"$\|F_{nat}(x_T)\|^2$")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize="small")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -38,10 +38,8 @@ RISE = 0.01  # psi that rises by RISE psi(x_0) counts as unstable: less can be m
 Pair = tuple[float, float]
 """eta_a, gamma."""
 
-Map = Callable[[Sequence[Any]], list[Any]]
-"""The results of a function for these arguments, in their order."""
-ParallelMap = Callable[[Callable[[Any], Any]], AbstractContextManager[Map]]
-"""Maps a function over arguments, in turn or in parallel."""
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""map(function, arguments), in turn or in parallel."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def tune(
     seed: int = 0,
     sampler: Sampler | None = None,
     uplink: UplinkParts | None = None,
-    parallel_map: ParallelMap | None = None,
+    parallel_map: Map = map,
 ) -> Tuned:
     r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
 
@@ -157,8 +155,8 @@ def tune(
     eta_a, gamma:  a value given is kept, and only the other is searched for.
     measure_gamma: default 1/L, of f.
     start, participation, drop, seed, sampler, uplink: as in `simulate`.
-    parallel_map:  how the pilots of step 2 run, such as `fednmap.runs.process_pool.parallel_map` with a number of
-                   processes; default: one after another. The pair found is the same.
+    parallel_map:  how the pilots of step 2 run, as parallel_map(function, arguments), such as
+                   `fednmap.runs.process_pool.parallel_map` with a number of processes. The pair found is the same.
 
     >>> import torch
     >>> from fednmap.problems import LeastSquares
@@ -199,34 +197,64 @@ def tune(
         largest = _largest_gamma(phi, z, searched)
         spared = largest < searched and gamma is None
         reference = min(psi, float(objective(problem, phi, torch.zeros_like(z))))
-
-    options = {"participation": participation, "drop": drop, "seed": seed, "sampler": sampler, "uplink": uplink}
+    options: dict[str, Any] = {"rounds": length, "start": z, "participation": participation, "drop": drop, "seed": seed}
+    options |= {"sampler": sampler, "uplink": uplink}
 
     def pair(step: float, pull: float) -> Pair:
         """The pair, with what was given kept, gamma in its range, and eta_hat <= gamma."""
         pull = gamma or min(max(pull, (eta_a or step) * eta_s * Q), largest)
         return eta_a or min(step, pull / (eta_s * Q)), pull
 
-    def rank(pilots: Sequence[Pilot]) -> list[Pilot]:
+    def rank(pilots: Iterable[Pilot]) -> list[Pilot]:
+        """The stable pilots, the best first."""
         ranked = _ranked(pilots, reference)
         return ranked if many or residual_only else sorted(ranked, key=lambda p: p.psi)
 
-    def pilot(p: Pair) -> _Run:
+    def begin(p: Pair) -> _Run:
         algorithm = FedNMap(phi, eta_a=p[0], eta_s=eta_s, Q=Q, gamma=p[1])
-        return _Run(algorithm, problem, measure_gamma, rounds=length, start=z, **options)
+        psi = float(objective(problem, phi, algorithm.model(algorithm.init(z)[0])))
+        return _Run(algorithm, problem, measure_gamma, options, Pilot(*p, first=psi))
 
+    # step 2: all to a quarter of the length, the better half of them to a half, the better half of those to the end
     grid = [
         pair(scale * unit / (eta_s * Q), ratio * (eta_a * eta_s * Q if eta_a else scale * unit))
         for scale in SCALES
         for ratio in ratios
     ]
-    pilots = _halve([pilot(p) for p in dict.fromkeys(grid)], rank, length, parallel_map or one_by_one)
+    runs = [begin(p) for p in dict.fromkeys(grid)]
+    alive = list(range(len(runs)))
+
+    def advance(end: int, k: int) -> tuple[Pilot, bytes | None]:
+        return runs[k].to(end)
+
+    for part, keep in ((length / 4, len(runs) / 2), (length / 2, len(runs) / 4), (length, 0)):
+        for k, reached in zip(alive, parallel_map(partial(advance, math.ceil(part)), alive), strict=True):
+            runs[k].pilot, runs[k].state = reached
+        kept = rank(runs[k].pilot for k in alive)[: math.ceil(keep)]
+        alive = [k for k in alive if runs[k].pilot in kept]
+    pilots = [run.pilot for run in runs]
+
+    # step 3: pattern search from the best by steps of 2, then of sqrt 2, continuing in a direction that paid
+    full = [p for p in pilots if p.rounds == length]
+    tried = {_name((p.eta_a, p.gamma)) for p in pilots}
     moves = [(f, f) for f in (2.0, 0.5) if eta_a is None] + [(1.0, f) for f in (2.0, 0.5) if gamma is None]
-    pilots += _climb(pilots, lambda p: pilot(p).to(length)[0], pair, rank, moves, budget, length)
-    best = next(iter(rank([p for p in pilots if p.rounds == length])), None)
-    chosen = safe if best is None else (best.eta_a, best.gamma)
+    for power in (1.0, 0.5):
+        queue = list(moves) if rank(full) else []
+        while queue and sum(p.rounds for p in pilots) + length <= budget:
+            move, best = queue.pop(0), rank(full)[0]
+            candidate = pair(best.eta_a * move[0] ** power, best.gamma * move[1] ** power)
+            if _name(candidate) in tried:
+                continue
+            tried.add(_name(candidate))
+            pilot, _ = begin(candidate).to(length)
+            pilots.append(pilot)
+            full.append(pilot)
+            if rank(full)[0] is pilot:
+                queue = [move, *(m for m in moves if m != move)]
+    found = next(iter(rank(p for p in pilots if p.rounds == length)), None)
+    chosen = safe if found is None else (found.eta_a, found.gamma)
     limit = (largest, spared)
-    return Tuned(*chosen, best, *safe, steps, L, phi.rho, sigma2, measure_gamma, tuple(pilots), budget, *limit)
+    return Tuned(*chosen, found, *safe, steps, L, phi.rho, sigma2, measure_gamma, tuple(pilots), budget, *limit)
 
 
 def _largest_gamma(phi: Regularizer, start: Tensor, gamma: float) -> float:
@@ -238,59 +266,7 @@ def _largest_gamma(phi: Regularizer, start: Tensor, gamma: float) -> float:
     return gamma
 
 
-class _Run:
-    """The run of a pilot."""
-
-    def __init__(
-        self, algorithm: FedNMap, problem: Problem, measure_gamma: float, *, start: Tensor, **how: Any
-    ) -> None:
-        self._algorithm, self._problem, self._measure_gamma = algorithm, problem, measure_gamma
-        self._start, self._how = start, how
-        first = float(objective(problem, algorithm.phi, algorithm.model(algorithm.init(start)[0])))
-        self.pilot = Pilot(algorithm.eta_a, algorithm.gamma, first=first)
-
-    def to(self, end: int, pilot: Pilot | None = None, state: bytes | None = None) -> tuple[Pilot, bytes | None]:
-        """Run until `end` rounds are done, and judge; also after the very first round, where explosions show.
-
-        pilot, state: what an earlier call returned, to continue from.
-        """
-        pilot = pilot or self.pilot
-        if pilot.rounds >= end or pilot.unstable:
-            return pilot, state
-        last = None if state is None else self._round(state)
-        rounds = simulate(self._algorithm, self._problem, start=self._start, after=last, **self._how)
-        for stop in (1, end):
-            if stop > pilot.rounds and not pilot.unstable:
-                pilot, last = self._go(rounds, stop, pilot)
-        return pilot, None if last is None else pickle.dumps((last.t, tuple(last.server), last.clients.tensors()))
-
-    def _round(self, state: bytes) -> Round:
-        """The round in which the pilot was left."""
-        t, values, tensors = pickle.loads(state)
-        server, client = self._algorithm.init(self._start)
-        clients, nobody = Clients(self._problem.n, client), torch.arange(0)
-        clients.restore(tensors)
-        return Round(t, type(server)(*values), clients.snapshot(), nobody, nobody, 0, 0)
-
-    def _go(self, rounds: Iterator[Round], end: int, pilot: Pilot) -> tuple[Pilot, Round | None]:
-        try:
-            closing = deque(islice(rounds, end - pilot.rounds), maxlen=LAST)
-        except Diverged as error:
-            return replace(pilot, rounds=error.t + 1, score=math.inf, unstable=str(error)), None
-        models, phi, first = [self._algorithm.model(r.server) for r in closing], self._algorithm.phi, pilot.first
-        psi = float(objective(self._problem, phi, models[-1]))
-        score = fmean(float(stationarity(self._problem, phi, x, self._measure_gamma)) for x in models)
-        lowest = min(first, pilot.psi)
-        rose = not (math.isfinite(score) and psi <= lowest + RISE * abs(first))
-        why = f"psi is {psi:.4g} after {end} rounds and was {lowest:.4g}" if rose else ""
-        return replace(pilot, rounds=end, score=score, psi=psi, unstable=why), closing[-1]
-
-
-Rank = Callable[[Sequence[Pilot]], list[Pilot]]
-"""The stable pilots, the best first."""
-
-
-def _ranked(pilots: Sequence[Pilot], reference: float) -> list[Pilot]:
+def _ranked(pilots: Iterable[Pilot], reference: float) -> list[Pilot]:
     """By residual, but those whose psi came less than half as far below `reference` as the lowest come last."""
     stable = sorted((p for p in pilots if not p.unstable), key=lambda p: p.score)
     lowest = min((p.psi for p in stable), default=reference)
@@ -298,61 +274,55 @@ def _ranked(pilots: Sequence[Pilot], reference: float) -> list[Pilot]:
     return sorted(stable, key=lambda p: p.psi > limit)
 
 
-@contextmanager
-def one_by_one(function: Callable[[Any], Any]) -> Iterator[Map]:
-    """Map the function over arguments in this process, in turn."""
-    yield lambda arguments: [function(argument) for argument in arguments]
-
-
-def _halve(runs: Sequence[_Run], rank: Rank, length: int, parallel_map: ParallelMap) -> list[Pilot]:
-    """All to a quarter of the length, the better half of them to a half, the better half of those to the end."""
-    found, alive = [run.pilot for run in runs], list(range(len(runs)))
-    states: dict[int, bytes | None] = {}
-
-    def advance(job: tuple[int, int, Pilot, bytes | None]) -> tuple[Pilot, bytes | None]:
-        k, end, pilot, state = job
-        return runs[k].to(end, pilot, state)
-
-    with parallel_map(advance) as run_all:
-        for end, keep in ((length / 4, len(runs) / 2), (length / 2, len(runs) / 4), (length, 0)):
-            jobs = [(k, math.ceil(end), found[k], states.pop(k, None)) for k in alive]
-            for k, (pilot, state) in zip(alive, run_all(jobs), strict=True):
-                found[k], states[k] = pilot, state
-            kept = rank([found[k] for k in alive])[: math.ceil(keep)]
-            alive = [k for k in alive if found[k] in kept]
-    return found
-
-
-def _climb(
-    known: Sequence[Pilot],
-    run: Callable[[Pair], Pilot],
-    pair: Callable[[float, float], Pair],
-    rank: Rank,
-    moves: Sequence[Pair],
-    budget: int,
-    length: int,
-) -> list[Pilot]:
-    """Pattern search from the best known pilot by steps of 2, then of sqrt 2, going on in a direction that paid."""
-    spent = sum(p.rounds for p in known)
-    full = [p for p in known if p.rounds == length]
-    new: list[Pilot] = []
-    tried = {_name((p.eta_a, p.gamma)) for p in known}
-    for power in (1.0, 0.5):
-        queue = list(moves) if rank(full) else []
-        while queue and spent + length <= budget:
-            move, best = queue.pop(0), rank(full + new)[0]
-            candidate = pair(best.eta_a * move[0] ** power, best.gamma * move[1] ** power)
-            if _name(candidate) in tried:
-                continue
-            tried.add(_name(candidate))
-            pilot = run(candidate)
-            new.append(pilot)
-            spent += pilot.rounds
-            if rank(full + new)[0] is pilot:
-                queue = [move, *(m for m in moves if m != move)]
-    return new
-
-
 def _name(pair: Pair) -> str:
     """Pairs that differ by rounding alone are the same."""
     return f"{pair[0]:.6g} {pair[1]:.6g}"
+
+
+@dataclass(eq=False)
+class _Run:
+    """A pilot, and the state to continue it from."""
+
+    algorithm: FedNMap
+    problem: Problem
+    measure_gamma: float
+    options: dict[str, Any]
+    """Those of `simulate`."""
+    pilot: Pilot
+    state: bytes | None = None
+    """Pickled, for the way between processes."""
+
+    def to(self, end: int) -> tuple[Pilot, bytes | None]:
+        """Run until `end` rounds are done, and judge; also after the very first round, where explosions show."""
+        pilot, last = self.pilot, self._last()
+        if pilot.rounds >= end or pilot.unstable:
+            return pilot, self.state
+        rounds = simulate(self.algorithm, self.problem, after=last, **self.options)
+        for stop in (1, end):
+            if stop > pilot.rounds and not pilot.unstable:
+                try:
+                    closing = deque(islice(rounds, stop - pilot.rounds), maxlen=LAST)
+                except Diverged as error:
+                    return replace(pilot, rounds=error.t + 1, score=math.inf, unstable=str(error)), None
+                pilot, last = self._judged(pilot, stop, [self.algorithm.model(r.server) for r in closing]), closing[-1]
+        assert last is not None
+        return pilot, pickle.dumps((last.t, tuple(last.server), last.clients.tensors()))
+
+    def _judged(self, pilot: Pilot, done: int, models: Sequence[Tensor]) -> Pilot:
+        """The pilot after `done` rounds, whose last models these are."""
+        phi, lowest = self.algorithm.phi, min(pilot.first, pilot.psi)
+        psi = float(objective(self.problem, phi, models[-1]))
+        score = fmean(float(stationarity(self.problem, phi, x, self.measure_gamma)) for x in models)
+        rose = not (math.isfinite(score) and psi <= lowest + RISE * abs(pilot.first))
+        why = f"psi is {psi:.4g} after {done} rounds and was {lowest:.4g}" if rose else ""
+        return replace(pilot, rounds=done, score=score, psi=psi, unstable=why)
+
+    def _last(self) -> Round | None:
+        """The round in which the pilot was left."""
+        if self.state is None:
+            return None
+        t, values, tensors = pickle.loads(self.state)
+        server, client = self.algorithm.init(self.options["start"])
+        clients, nobody = Clients(self.problem.n, client), torch.arange(0)
+        clients.restore(tensors)
+        return Round(t, type(server)(*values), clients.snapshot(), nobody, nobody, 0, 0)

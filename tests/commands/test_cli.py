@@ -14,9 +14,9 @@ from fednmap import cli
 from fednmap.cli import COMMANDS, LazyCommand
 from fednmap.names import FOREIGN, InputError
 from fednmap.report.progress import Bar, Lines
+from fednmap.runs.execution import RunInfo
 from fednmap.runs.files import FolderError
 from fednmap.runs.folder import Job
-from fednmap.runs.recording import RunInfo
 from fednmap.simulation.distributed import WorkerLost
 
 KEYS = (

@@ -20,8 +20,8 @@ from fednmap.report.plots import comparison
 from fednmap.report.progress import Bar, describe
 from fednmap.report.series import collect
 from fednmap.report.terminal import console
+from fednmap.runs.execution import RunInfo, summary
 from fednmap.runs.folder import HEADING, Job, Model, RunFolder
-from fednmap.runs.recording import RunInfo, summary
 
 METHODS = ("fednmap", "zhang", "fedcanon", "fedda", "fedmid", "fast-fedda", "feddr", "fedadmm", "fedavg", "scaffold")
 

@@ -25,10 +25,10 @@ from fednmap.problems import Network
 from fednmap.regularizers import L1, ElasticNet
 from fednmap.report.progress import Warnings
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import execute
+from fednmap.runs.execution import Reporter, execute
 from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
-from fednmap.runs.recording import Interrupted, Reporter
+from fednmap.runs.process_pool import Interrupted
 from reproduction import mobilenet, nn, shallow, table1, table1_trials
 from reproduction.execution import finished, run_trials
 from reproduction.reproduce import reproduce
@@ -387,7 +387,7 @@ def test_no_trial_begins_after_an_end(how: str, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.splitlines()[-1].startswith(
-        "ZeroDivisionError: this one" if "fails" in how else "fednmap.runs.recording."
+        "ZeroDivisionError: this one" if "fails" in how else "fednmap.runs.process_pool."
     )
     begun = sorted(path.name for path in (tmp_path / "out").glob("begun*"))
     assert begun == ["begun0", "begun1"]

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from fednmap.cli import app
 from fednmap.commands.tune import every
-from fednmap.report.lines import cost_lines
+from fednmap.report.closing import cost_lines
 from fednmap.runs.configuration import Config
 
 

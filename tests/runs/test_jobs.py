@@ -16,11 +16,10 @@ from small import Heard, outcome, small
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.progress import Bar, Lines
-from fednmap.runs.execution import Order, Worker, _run_in, execute
+from fednmap.runs.execution import Order, RunInfo, Worker, _run_in, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.folder import Job, RunFolder
-from fednmap.runs.process_pool import how_many, process_pool
-from fednmap.runs.recording import Interrupted, RunInfo, interrupts
+from fednmap.runs.process_pool import Interrupted, how_many, interrupts, process_pool
 from fednmap.runs.sweep import Sweep
 from fednmap.simulation import threads
 from fednmap.simulation.distributed import WorkerLost

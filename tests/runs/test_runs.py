@@ -27,7 +27,7 @@ from fednmap.runs.execution import execute, settings
 from fednmap.runs.experiment import prepare
 from fednmap.runs.files import FolderError, locked
 from fednmap.runs.folder import About, RunFolder
-from fednmap.runs.recording import Interrupted
+from fednmap.runs.process_pool import Interrupted
 
 
 class StopAt(Callback):

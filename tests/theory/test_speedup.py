@@ -7,7 +7,8 @@ import pytest
 
 from fednmap.cli import app
 from fednmap.commands.tune import take_auto
-from fednmap.theory.scaling import fit_speedup, plot
+from fednmap.report.plots import speedup as plot
+from fednmap.theory.scaling import fit_speedup
 
 
 def noisy(slope, spread, seed=0):

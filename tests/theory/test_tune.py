@@ -23,7 +23,7 @@ from fednmap.runs.folder import RunFolder
 from fednmap.runs.process_pool import parallel_map
 from fednmap.simulation.distributed import WorkerLost
 from fednmap.testing import heterogeneous
-from fednmap.theory.at_once import at_once
+from fednmap.theory.steps_from_smoothness import steps_from_smoothness
 from fednmap.theory.tune import Pilot, _largest_gamma, _ranked, tune
 
 
@@ -176,20 +176,22 @@ def test_steps_at_once_where_the_smoothness_is_known():
     """eta_hat = 1 / L, and 1 / (3 max_i L_i) where not everybody is heard; None for noise."""
     problem = heterogeneous()
     overall = float(torch.linalg.eigvalsh(problem.hessian(problem.start))[-1])
-    steps = at_once(problem, L1(0.1), memory=5)
+    steps = steps_from_smoothness(problem, L1(0.1), memory=5)
     assert steps.eta_a == steps.gamma == pytest.approx(1 / overall, rel=0.01)
-    assert at_once(problem, L1(0.1)).gamma == pytest.approx(4 * steps.eta_a)
+    assert steps_from_smoothness(problem, L1(0.1)).gamma == pytest.approx(4 * steps.eta_a)
     largest = max(float(torch.linalg.eigvalsh(problem.alone(i).hessian(problem.start))[-1]) for i in range(problem.n))
-    assert at_once(problem, L1(0.1), everybody=False).eta_a == pytest.approx(1 / (3 * largest), rel=0.02)
-    assert at_once(problem, L1(0.1), Q=5, eta_s=0.01).eta_a == pytest.approx(
+    assert steps_from_smoothness(problem, L1(0.1), everybody=False).eta_a == pytest.approx(1 / (3 * largest), rel=0.02)
+    assert steps_from_smoothness(problem, L1(0.1), Q=5, eta_s=0.01).eta_a == pytest.approx(
         1 / largest, rel=0.02
     )  # what a client bears
     phi = MCP(0.1, 1.5 / overall)
-    steps = at_once(problem, phi)  # gamma rho < 1 still, and eta_hat at most gamma
+    steps = steps_from_smoothness(problem, phi)  # gamma rho < 1 still, and eta_hat at most gamma
     assert steps.eta_a <= steps.gamma <= 0.5 / phi.rho
-    assert at_once(problem, L1(0.1), gamma=1e-3).eta_a == pytest.approx(1e-3)
-    assert at_once(problem, L1(0.1), eta_a=0.01, memory=3) == pytest.approx((0.01, 0.01, overall), rel=0.01)
-    assert at_once(LeastSquares(problem.data, batch_size=2), L1(0.1)) is None
+    assert steps_from_smoothness(problem, L1(0.1), gamma=1e-3).eta_a == pytest.approx(1e-3)
+    assert steps_from_smoothness(problem, L1(0.1), eta_a=0.01, memory=3) == pytest.approx(
+        (0.01, 0.01, overall), rel=0.01
+    )
+    assert steps_from_smoothness(LeastSquares(problem.data, batch_size=2), L1(0.1)) is None
 
 
 def test_auto_with_exact_gradients_needs_no_pilots(tmp_path, capsys):
@@ -309,10 +311,10 @@ def test_a_pilot_that_fails_elsewhere_fails_here():
     def fails(end):
         raise InputError(f"no round {end}")
 
-    with parallel_map(fails, 2) as run_all, pytest.raises(InputError, match="no round 4"):
-        run_all([4, 4])
-    with parallel_map(os._exit, 2) as run_all, pytest.raises(WorkerLost, match="exit code 3"):
-        run_all([3, 3])
+    with pytest.raises(InputError, match="no round 4"):
+        parallel_map(fails, [4, 4], 2)
+    with pytest.raises(WorkerLost, match="exit code 3"):
+        parallel_map(os._exit, [3, 3], 2)
 
 
 def test_a_pilot_whose_psi_turns_upward_is_unstable_even_below_its_start():
@@ -383,3 +385,10 @@ def test_a_run_loads_its_data_once_and_builds_a_method_once_per_step_size(
     code, *_, err = command("train", "--data", "sparse-regression", "--rounds", 3, *words, "--quiet", "--out", "run")
     assert code == 0, err
     assert calls == {"load": 1, "_problem": problems, "_build": algorithms}
+
+
+def test_the_earlier_name_of_steps_from_smoothness_still_works():
+    from fednmap.theory import at_once as earlier
+
+    with pytest.warns(DeprecationWarning, match="steps_from_smoothness"):
+        assert earlier.at_once is steps_from_smoothness
