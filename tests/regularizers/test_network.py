@@ -288,24 +288,25 @@ def test_total_variation_without_numba_on_the_command_line(without_numba: None, 
 NOT_NUMBERS = [True, "0.1", None, torch.tensor([0.1, 0.2]), 1j]
 
 
-@pytest.mark.parametrize("value", NOT_NUMBERS, ids=str)
+MAKES: list[Callable[[Any], Regularizer]] = [
+    lambda value: R.ElasticNet(value, 0.1),
+    lambda value: R.ElasticNet(0.1, value),
+    lambda value: R.MCP(value, 2.0),
+    lambda value: R.MCP(0.1, value),
+    lambda value: R.SCAD(0.1, value),
+    lambda value: R.LogSum(0.1, value),
+    lambda value: R.Box(value, 1.0),
+    lambda value: R.Box(0.0, value),
+    lambda value: R.L2Ball(value),
+    lambda value: R.Slope(0.1, value),
+    lambda value: R.TopK(value, allow_nonconvex=True),
+    lambda value: R.Nuclear(value, (2, 2)),
+    lambda value: R.Scaled(R.L1(0.1), value),
+]
+
+
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda value: R.ElasticNet(value, 0.1),
-        lambda value: R.ElasticNet(0.1, value),
-        lambda value: R.MCP(value, 2.0),
-        lambda value: R.MCP(0.1, value),
-        lambda value: R.SCAD(0.1, value),
-        lambda value: R.LogSum(0.1, value),
-        lambda value: R.Box(value, 1.0),
-        lambda value: R.Box(0.0, value),
-        lambda value: R.L2Ball(value),
-        lambda value: R.Slope(0.1, value),
-        lambda value: R.TopK(value, allow_nonconvex=True),
-        lambda value: R.Nuclear(value, (2, 2)),
-        lambda value: R.Scaled(R.L1(0.1), value),
-    ],
+    ("make", "value"), [*((MAKES[0], value) for value in NOT_NUMBERS), *((make, "0.1") for make in MAKES[1:])]
 )
 def test_what_is_not_a_number_is_refused_in_one_line(make: Callable[[Any], Regularizer], value: object) -> None:
     with pytest.raises(InputError, match=r"^\w+: \w+ is [^\n]*; it must be [^\n]*$"):
