@@ -15,6 +15,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -90,8 +91,8 @@ def panels() -> dict[str, Counter[str]]:
 
     with click.Context(app, info_name="fednmap") as context:
         for name in COMMANDS:
-            command = app.get_command(context, name)
-            count(name, command.loaded() if hasattr(command, "loaded") else command)
+            command: Any = app.get_command(context, name)
+            count(name, command.loaded())
     return found
 
 
@@ -103,12 +104,10 @@ def main(by_page: bool) -> None:
         words, long = lengths(text), len(long_lines(text))
         everything, lines = everything + words, lines + long
         if by_page and words:
-            print(
-                f"{page.relative_to(ROOT).as_posix():36} {sum(words) / len(words):5.1f} words, {_above(words):3} above 30; {long} long lines"
-            )
-    print(
-        f"{len(everything)} sentences: {sum(everything) / len(everything):.1f} words on average, {_above(everything)} above 30"
-    )
+            mean = sum(words) / len(words)
+            print(f"{page.relative_to(ROOT).as_posix():36} {mean:5.1f} words, {_above(words):3} above 30, {long} lines")
+    mean = sum(everything) / len(everything)
+    print(f"{len(everything)} sentences: {mean:.1f} words on average, {_above(everything)} of them above 30")
     print(f"{lines} lines of prose over {LONGEST} characters")
     twice = classes_named_twice()
     print(f"{len(twice)} class names defined twice{': ' if twice else ''}{', '.join(sorted(twice))}")
