@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 ROOT = Path(__file__).parent.parent
-GENERATED = {"_build", "gallery", "generated", "commands.md"}
+GENERATED = {"_build", "gallery", "generated", "commands.md", "api.md"}
 LONGEST = 160
 
 BLOCK = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2 *$|^ *\$\$.*?\$\$ *$|<!--.*?-->|^(?: {4}[^\n]*\n)+", re.M | re.S)
