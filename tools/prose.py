@@ -105,18 +105,18 @@ def main(by_page: bool) -> None:
         everything, lines = everything + words, lines + long
         if by_page and words:
             mean = sum(words) / len(words)
-            print(f"{page.relative_to(ROOT).as_posix():36} {mean:5.1f} words, {_above(words):3} above 30, {long} lines")
+            print(
+                f"{page.relative_to(ROOT).as_posix():36} {mean:5.1f} words, {sum(w > 30 for w in words):3} above 30, {long} lines"
+            )
     mean = sum(everything) / len(everything)
-    print(f"{len(everything)} sentences: {mean:.1f} words on average, {_above(everything)} of them above 30")
+    print(
+        f"{len(everything)} sentences: {mean:.1f} words on average, {sum(w > 30 for w in everything)} of them above 30"
+    )
     print(f"{lines} lines of prose over {LONGEST} characters")
     twice = classes_named_twice()
     print(f"{len(twice)} class names defined twice{': ' if twice else ''}{', '.join(sorted(twice))}")
     for command, counts in panels().items():
         print(f"{command}: {', '.join(f'{panel} {k}' for panel, k in counts.items())}")
-
-
-def _above(words: list[int], limit: int = 30) -> int:
-    return sum(length > limit for length in words)
 
 
 if __name__ == "__main__":

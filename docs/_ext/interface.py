@@ -30,14 +30,14 @@ MODULES = {
 START = """\
 # Python interface
 
-Every public name is importable from the module where you would look for it: `fednmap.run`, `fednmap.algorithms.FedNMap`,
-`fednmap.regularizers.L1`, `fednmap.problems.Network`.
+Every public name is importable from the module where you would look for it: `fednmap.run`,
+`fednmap.algorithms.FedNMap`, `fednmap.regularizers.L1`, `fednmap.problems.Network`.
 
 ## Run
 
 {run}
-`simulate`, `Result`, `Round`, `Callback`, `Tolerance`, `Patience`, `TimeLimit` and `Diverged` can be imported from `fednmap` and are on the page of
-[simulation](generated/fednmap.simulation).
+`simulate`, `Result`, `Round`, `Callback`, `Tolerance`, `Patience`, `TimeLimit` and `Diverged` can be imported from
+`fednmap`, and are on the page of [simulation](generated/fednmap.simulation).
 """
 
 
