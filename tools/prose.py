@@ -96,22 +96,19 @@ def panels() -> dict[str, Counter[str]]:
     return found
 
 
+def counted(words: list[int]) -> str:
+    return f"{sum(words) / len(words):5.1f} words per sentence, {sum(w > 30 for w in words):3} of {len(words)} above 30"
+
+
 def main(by_page: bool) -> None:
     everything: list[int] = []
     lines = 0
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        words, long = lengths(text), len(long_lines(text))
-        everything, lines = everything + words, lines + long
-        if by_page and words:
-            mean = sum(words) / len(words)
-            print(
-                f"{page.relative_to(ROOT).as_posix():36} {mean:5.1f} words, {sum(w > 30 for w in words):3} above 30, {long} lines"
-            )
-    mean = sum(everything) / len(everything)
-    print(
-        f"{len(everything)} sentences: {mean:.1f} words on average, {sum(w > 30 for w in everything)} of them above 30"
-    )
+        everything, lines = everything + lengths(text), lines + len(long_lines(text))
+        if by_page and lengths(text):
+            print(f"{page.relative_to(ROOT).as_posix():36} {counted(lengths(text))}")
+    print(f"{'all':36} {counted(everything)}")
     print(f"{lines} lines of prose over {LONGEST} characters")
     twice = classes_named_twice()
     print(f"{len(twice)} class names defined twice{': ' if twice else ''}{', '.join(sorted(twice))}")
