@@ -2,7 +2,6 @@
 
     python tools/prose.py            sentences and lines of README.md and docs/; class names; options per help panel
     python tools/prose.py --pages    the same, with a line per page
-
 A sentence ends with . ! or ?, or with its paragraph or list item. Code blocks, tables, headings and directives are
 not counted; inline code and a formula count as one word each.
 """
