@@ -23,6 +23,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "commands",
     "docstrings",
+    "interface",
     "methods",
 ]
 exclude_patterns = [
@@ -40,7 +41,9 @@ myst_heading_anchors = 3
 
 autosummary_generate = True
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 80  # then one argument per line
 autodoc_inherit_docstrings = False  # what an interface says is said once, on the page of core
 highlight_language = "text"
 autodoc_default_options = {"members": True, "show-inheritance": True}
@@ -67,7 +70,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_theme_options = {
-    "logo": {"text": "fednmap"},
+    "logo": {"text": f"fednmap {version}"},
     "navbar_end": ["theme-switcher"],
     "show_prev_next": False,
     "header_links_before_dropdown": 6,

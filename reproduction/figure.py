@@ -42,6 +42,8 @@ class Figure:
     """Whether it needs what trials measured along the rounds, or only after the last one."""
     final: Callable[[Curve], Mapping[str, float]] = final_values
     """A trial's final numbers, for the table of trials."""
+    number: str = ""
+    """Its number in the paper; empty if it is not there."""
 
     def store(self, out: Path) -> Store:
         """The tables of its trials in OUT."""

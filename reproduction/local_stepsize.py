@@ -171,6 +171,7 @@ def draw(curves: list[Curve]) -> Picture:
 
 FIGURE = Figure(
     name="local-stepsize",
+    number="Figure 5",
     title="FedNMap under three local step sizes",
     jobs=jobs,
     judge=judge,

@@ -154,6 +154,7 @@ def draw(curves: list[Curve]) -> Picture:
 
 FIGURE = Figure(
     name="nn",
+    number="Figure 2",
     title="FedNMap against Zhang and FedCanon on a shallow network",
     jobs=jobs,
     judge=judge,

@@ -1,4 +1,4 @@
-"""One page of all verdicts: claim, figure, verdict, command."""
+"""One page of all verdicts: what holds in short, how to run it again, figure by figure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from reproduction.figure import Figure
@@ -13,71 +14,107 @@ from reproduction.store import Store
 from reproduction.verdict import by_code, command, markdown_table, word
 
 INTRODUCTION = """\
-Every figure of *Achieving Linear Speedup for Composite Federated Learning* (Huang, Pu and Johansson, 2026), its
-Table 1, and benchmarks of others (FLamby, NIID-Bench), run with this library; each claim is judged by a program, from
-the numbers, by a rule stated on the figure's own page. A claim that does not hold here is reported as not holding. The
-paper leaves some settings open (hidden width, batch size, rounds, initialisation, ...): what was chosen is on the
-figure's page, and how the verdict depends on the choice.
+Every figure of *Achieving Linear Speedup for Composite Federated Learning* (Huang, Pu and Johansson, 2026), its Table
+1, and benchmarks of others (FLamby, NIID-Bench) were run with this library. A program judges each claim from the
+numbers, by a rule on the figure's own page. Of the {claims} main claims below, {hold} hold, {fail} do not hold and
+{open} are not judged."""
 
-This page and everything it shows are written by the command `fednmap reproduce`, run in the repository. A second call
-continues: trials that are finished are not run again, and `--trials` adds more. The table `trials.csv` of a figure
-says what each trial was made from: seed, configuration, the SHA-256 of its data, code, versions; one made from other
-settings or data is run again. FedCanon is a reconstruction from its abstract, so a claim about it is one about that
-reconstruction."""
+READING = """\
+- **How much**: ratios of final values, geometric means over the trials; "0.90 of Zhang's" is a tenth lower. A
+  difference below 2 % counts as none. An interval in brackets is a 95 % interval.
+- **Few trials are a hint**: the rule calls two equal methods different with probability 0.23 from 3 trials and 0.01
+  from 10.
+- **Open settings**: the paper does not give the hidden width, batch size, rounds and initialisation. The figure's page
+  says what was chosen, and how the verdict depends on it.
+- **FedCanon** ([arXiv 2504.11903](https://arxiv.org/abs/2504.11903)) is reconstructed from its abstract. A claim about
+  it is a claim about that reconstruction."""
 
-RATIOS = """\
-Ratios are of closing values, geometric means over the trials; "0.90 of Zhang's" is a tenth lower. A difference below
-2 % counts as none. Every claim, with its numbers, stands further below."""
+REDO = """\
+`fednmap reproduce`, run in the repository, writes this page and everything it shows. A second call continues: finished
+trials are not run again, and `--trials` adds more. `trials.csv` of a figure records what each trial was made from:
+seed, configuration, SHA-256 of the data, code and versions. A trial with other settings or data is run again."""
 
 CODE = """\
-A code is named by the first digits of a SHA-256 of the library's sources that numbers depend on; what `reproduction`
-adds for a figure is not in it. {codes}"""
+A code is named by the first digits of a SHA-256 of those sources of the library that numbers depend on, without what
+`reproduction` adds for a figure. {codes}"""
 
-
-def _trials(claim: dict[str, Any], facts: dict[str, Any]) -> str:
-    return str(claim.get("trials") or facts["trials"])
+CLASSES = {True: "holds", False: "fails", None: "open"}
+"""Of the site's style sheet."""
 
 
 def overview(folder: Path, figures: Iterable[Figure]) -> str:
     """The page for the figures that have a verdict in `folder`, with links relative to the folder's parent."""
     figures = list(figures)
     found = [(f, json.loads(path.read_text())) for f in figures if (path := folder / f.name / "verdict.json").is_file()]
-    first = [["claim", "holds", "how much", "trials", "figure"]]
-    first += [
-        [c["claim"], f"**{word(c['holds'])}**", c["effect"], _trials(c, facts), f"[{figure.name}](#{figure.name})"]
-        for figure, facts in found
-        for c in facts["claims"]
-        if c.get("effect")
+    main = [(figure, facts, c) for figure, facts in found for c in facts["claims"] if c.get("effect")]
+    counts = Counter(claim["holds"] for _, _, claim in main)
+    sentences = INTRODUCTION.format(claims=len(main), hold=counts[True], fail=counts[False], open=counts[None])
+    summary = [["claim", "verdict", "how much", "trials", "where"]]
+    summary += [
+        [c["claim"], _verdict(c), c["effect"], str(c.get("trials") or facts["trials"]), _link(f, f.number or f.name)]
+        for f, facts, c in main
     ]
-    table = [["figure", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
-    for figure, facts in found:
-        counts = [str(sum(c["holds"] is h for c in facts["claims"])) for h in (True, False, None)]
-        table.append(
-            [f"[{figure.name}](#{figure.name})", facts["scale"], str(facts["trials"]), *counts, _command(facts)]
-        )
-    missing = [f for f in figures if f.name not in {figure.name for figure, _ in found}]
-    table += [[f.name, "not run", *["-"] * 4, f"`fednmap reproduce {f.name}`"] for f in missing]
-    parts = ["# The paper, reproduced", *([markdown_table(first), RATIOS] if len(first) > 1 else [])]
-    parts.append(INTRODUCTION)
+    parts = ["# The paper, reproduced", _wrapped(sentences), *([markdown_table(summary)] if main else []), READING]
+    parts += ["## Run it again", REDO, markdown_table(_commands(figures, dict((f.name, facts) for f, facts in found)))]
     tables = [Store(path.parent).rows() for path in sorted(folder.glob("*/trials.csv"))]
     if codes := {name: row.provenance.code_digest for rows in tables for name, row in rows.items()}:  # some are shared
-        parts.append(CODE.format(codes=by_code(Counter(codes.values()))))
-    parts.append(markdown_table(table))
+        parts.append(_wrapped(CODE.format(codes=by_code(Counter(codes.values())))))
     for figure, facts in found:
-        place = f"{folder.name}/{figure.name}"
-        rows = [["claim", "paper", "measured", "verdict"]]
-        rows += [[c["claim"], c["paper"], c["measured"], f"**{word(c['holds'])}**"] for c in facts["claims"]]
-        parts += [f"## {figure.name}", _sentence(figure.title), f"![{figure.title}]({place}/{figure.name}.png)"]
-        parts += [
-            markdown_table(rows),
-            *([facts["reading"]] if "reading" in facts else []),
-            *([by_code(facts["codes"])] if "codes" in facts else []),
-            f"Settings, rule, sensitivity: [{place}/verdict.md]({place}/verdict.md). Numbers:",
-        ]
-        parts[-1] += f" [summary]({place}/summary.csv), [trials]({place}/trials.csv)"
-        parts[-1] += f", [histories]({place}/histories.csv.gz)" if figure.histories else ""
-        parts[-1] += f". Redo: {_command(facts)}"
+        parts += _section(figure, facts, f"{folder.name}/{figure.name}")
     return "\n\n".join(parts) + "\n"
+
+
+def _commands(figures: Iterable[Figure], found: dict[str, Any]) -> list[list[str]]:
+    table = [["in the paper", "name", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
+    for figure in figures:
+        if figure.name not in found:
+            missing = [figure.name, "not run", *["-"] * 4, f"`fednmap reproduce {figure.name}`"]
+            table.append([figure.number or "-", *missing])
+            continue
+        facts = found[figure.name]
+        counts = [str(sum(c["holds"] is h for c in facts["claims"])) for h in (True, False, None)]
+        row = [_link(figure, figure.name), facts["scale"], str(facts["trials"]), *counts, _command(facts)]
+        table.append([figure.number or "-", *row])
+    return table
+
+
+def _section(figure: Figure, facts: dict[str, Any], place: str) -> list[str]:
+    """The picture, all claims behind a fold, what they say together, and where the numbers are."""
+    rows = [["claim", "paper", "measured", "verdict"]]
+    rows += [[c["claim"], c["paper"], c["measured"], _verdict(c)] for c in facts["claims"]]
+    numbers = f"[summary]({place}/summary.csv), [trials]({place}/trials.csv)"
+    numbers += f", [histories]({place}/histories.csv.gz)" if figure.histories else ""
+    source = "" if figure.number else " Not in the paper."
+    last = f"Settings, rule and sensitivity: [{figure.name}]({place}/verdict.md). Numbers: {numbers}."
+    return [
+        f"## {_heading(figure)}",
+        _sentence(figure.title) + source,
+        f"![{figure.title}]({place}/{figure.name}.png)",
+        f"<details><summary>All claims, with numbers: {len(facts['claims'])}</summary>",
+        markdown_table(rows),
+        "</details>",
+        *([_wrapped(facts["reading"])] if "reading" in facts else []),
+        *([_wrapped(by_code(facts["codes"]))] if "codes" in facts else []),
+        _wrapped(last),
+        f"Run it again: {_command(facts)}",
+    ]
+
+
+def _verdict(claim: dict[str, Any]) -> str:
+    return f'<b class="{CLASSES[claim["holds"]]}">{word(claim["holds"])}</b>'
+
+
+def _heading(figure: Figure) -> str:
+    return f"{figure.number}: {figure.name}" if figure.number else figure.name
+
+
+def _link(figure: Figure, text: str) -> str:
+    return f"[{text}](#{_heading(figure).lower().replace(':', '').replace(' ', '-')})"
+
+
+def _wrapped(text: str) -> str:
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+    return "\n\n".join(fill(part, 118, break_long_words=False, break_on_hyphens=False) for part in paragraphs)
 
 
 def _command(facts: dict[str, Any]) -> str:

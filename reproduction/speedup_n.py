@@ -20,6 +20,7 @@ def jobs(scale: str, trials: int) -> list[Trial]:
 
 FIGURE = Figure(
     name="speedup-n",
+    number="Figure 3",
     title="Linear speedup of FedNMap in the number of clients",
     jobs=jobs,
     judge=partial(slopes.judge_speedup, factor="n", paper="-1.436, theory -0.5", shown="throughout the rounds"),

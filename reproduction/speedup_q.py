@@ -20,6 +20,7 @@ def jobs(scale: str, trials: int) -> list[Trial]:
 
 FIGURE = Figure(
     name="speedup-q",
+    number="Figure 4",
     title="Linear speedup of FedNMap in the number of local steps",
     jobs=jobs,
     judge=partial(slopes.judge_speedup, factor="Q", paper="-1.181, theory -0.5", shown="smaller with larger Q"),

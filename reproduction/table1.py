@@ -284,7 +284,8 @@ def closing(curves: list[Curve]) -> str:
 
 FIGURE = Figure(
     name="table",
-    title="Table 1, measured",
+    number="Table 1",
+    title="The rates of the comparison, measured",
     jobs=jobs,
     judge=judge,
     draw=draw,

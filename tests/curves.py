@@ -26,11 +26,11 @@ def nn_curves(zhang: float, trials: int = 3, wobble: float = 0.0) -> list[Curve]
     ]
 
 
-def mobilenet_curves(loss: float) -> list[Curve]:
+def mobilenet_curves(loss: float, l1: float = 1e-3) -> list[Curve]:
     ends = {"FedNMap": (loss, 0.6), "Zhang": (1.1 * loss, 0.5), "FedCanon": (1.2 * loss, 0.4)}
     return [
         Curve(
-            {"method": m, "n": 5, "Q": 10, "trial": 0},
+            {"method": m, "n": 5, "Q": 10, "l1": l1, "rounds": 400, "trial": 0},
             {"round": ROUNDS, "hoyer": np.full(len(ROUNDS), s), "loss": np.full(len(ROUNDS), f)},
         )
         for m, (f, s) in ends.items()

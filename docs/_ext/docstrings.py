@@ -70,7 +70,7 @@ FOREIGN = ("sklearn", "enum", "torch", "numpy")
 def skip(app: object, what: str, name: str, thing: object, skipped: bool, options: object) -> bool | None:
     """What other libraries have put into our classes is on their pages, not on ours; a re-export is where it began."""
     field = type(thing).__name__ == "_tuplegetter"  # of a NamedTuple, whose signature names them all
-    if field or getattr(thing, "__module__", "").startswith(FOREIGN) or name.endswith(("_request", "InputError")):
+    if field or str(getattr(thing, "__module__", "")).startswith(FOREIGN) or name.endswith(("_request", "InputError")):
         return True
     return None
 

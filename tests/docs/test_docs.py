@@ -25,7 +25,7 @@ from fednmap.cli import COMMANDS, app
 from fednmap.data import cache
 
 ROOT = Path(__file__).parents[2]
-GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
+GALLERY = sorted((ROOT / "examples" / "gallery").rglob("plot_*.py"))
 GENERATED = ("_build", "gallery", "reproduction")
 PAGES = [
     ROOT / "README.md",

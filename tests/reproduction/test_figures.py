@@ -106,9 +106,12 @@ def test_the_page_shows_every_verdict_there_is(tmp_path: Path) -> None:
     (tmp_path / "nn").mkdir()
     (tmp_path / "nn" / "verdict.json").write_text(json.dumps(facts))
     text = overview(tmp_path, FIGURES.values())
-    assert "| [nn](#nn) | quick | 2 | 1 | 1 | 1 | `fednmap reproduce nn --scale quick --trials 2` |" in text
-    assert "| claim False |  | \\|x\\| | **does not hold** |" in text
-    assert "| speedup-n | not run | - | - | - | - | `fednmap reproduce speedup-n` |" in text
+    assert (
+        "| Figure 2 | [nn](#figure-2-nn) | quick | 2 | 1 | 1 | 1 | `fednmap reproduce nn --scale quick --trials 2` |"
+        in text
+    )
+    assert '| claim False |  | \\|x\\| | <b class="fails">does not hold</b> |' in text
+    assert "| Figure 3 | speedup-n | not run | - | - | - | - | `fednmap reproduce speedup-n` |" in text
     assert "older code" not in text
 
 
@@ -119,8 +122,11 @@ def test_the_page_begins_with_what_holds_and_how_much(tmp_path: Path) -> None:
     verdict = Verdict([Claim("a", "p", "m", False, "0.90 of b"), Claim("without", "p", "m", True)])
     (tmp_path / "nn" / "verdict.json").write_text(as_json("nn", "paper", 10, 10, verdict, {"bbb": 1, CODE: 2}))
     text = overview(tmp_path, FIGURES.values())
-    first = text.split("\n\n")[1]
-    assert first.splitlines()[2:] == ["| a | **does not hold** | 0.90 of b | 10 | [nn](#nn) |"]
+    sentences, first = text.split("\n\n")[1:3]
+    assert "Of the 1 main claims below, 0 hold, 1 do not hold and 0 are not judged." in " ".join(sentences.split())
+    row = '| a | <b class="fails">does not hold</b> | 0.90 of b | 10 | [Figure 2](#figure-2-nn) |'
+    assert first.splitlines()[2:] == [row]
+    text = " ".join(text.split())
     assert f"2 by aaa; 1 by {CODE}; 1 by bbb." in text or f"2 by aaa; 1 by bbb; 1 by {CODE}." in text
     assert f"Today's code is {CODE}: 3 of the 4 trials are of older code." in text
     assert f"2 by {CODE}; 1 by bbb. Today's code is {CODE}: 1 of the 3 trials are of older code." in text

@@ -149,6 +149,12 @@ def test_mobilenet_is_judged_only_when_trained() -> None:
     assert [c.holds for c in mobilenet.judge(one_is_not).claims] == [None, None]
 
 
+def test_mobilenet_sparsity_is_not_judged_while_the_initial_weights_shrink() -> None:
+    sparsity, loss = mobilenet.judge(mobilenet_curves(1.0, l1=3e-4)).claims
+    assert (sparsity.holds, loss.holds) == (None, True)
+    assert "shrinkage of the initial weights" in sparsity.measured
+
+
 def again(curve: Curve) -> Curve:
     return Curve({**curve.setting, "trial": 1}, curve.columns)
 

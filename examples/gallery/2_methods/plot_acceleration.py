@@ -1,6 +1,6 @@
 """
-Acceleration: tens of rounds instead of thousands
-=================================================
+Acceleration: fewer rounds with memory
+======================================
 
 Where gradients are exact, as in statistics, rounds are what a fit costs. FedNMap with `memory` builds a quasi-Newton
 model of the normal map from the uplinks that it receives anyway: same messages, same solution, far fewer rounds than

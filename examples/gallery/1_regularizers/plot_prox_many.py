@@ -129,5 +129,5 @@ for axes in (legend, *places):
 legend.plot([], [], ".", color=BEFORE, markersize=8, label="v")
 legend.plot([], [], ".-", color=AFTER, markersize=8, label="prox(v, step = 1)")
 legend.legend(loc="center", frameon=False, fontsize=10)
-if len(sys.argv) > 1:  # python examples/gallery/plot_prox_many.py docs/images/prox-many.png
+if len(sys.argv) > 1:  # python examples/gallery/1_regularizers/plot_prox_many.py docs/images/prox-many.png
     figure.savefig(sys.argv[1], dpi=110)

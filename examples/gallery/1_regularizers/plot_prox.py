@@ -69,5 +69,5 @@ for color, style, label in (
 ):
     legend.plot([], [], color=color, linestyle=style, linewidth=2, label=label)
 legend.legend(loc="center", frameon=False, fontsize=9)
-if len(sys.argv) > 1:  # python examples/gallery/plot_prox.py docs/images/prox.png
+if len(sys.argv) > 1:  # python examples/gallery/1_regularizers/plot_prox.py docs/images/prox.png
     figure.savefig(sys.argv[1], dpi=110)

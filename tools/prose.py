@@ -1,0 +1,119 @@
+"""Count what makes text hard to read.
+
+    python tools/prose.py            sentences and lines of README.md and docs/; class names; options per help panel
+    python tools/prose.py --pages    the same, with a line per page
+A sentence ends with . ! or ?, or with its paragraph or list item. Code blocks, tables, headings and directives are
+not counted; inline code and a formula count as one word each.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).parent.parent
+GENERATED = {"_build", "gallery", "generated", "commands.md", "api.md"}
+LONGEST = 160
+
+BLOCK = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2 *$|^ *\$\$.*?\$\$ *$|<!--.*?-->|^(?: {4}[^\n]*\n)+", re.M | re.S)
+DIRECTIVE = re.compile(r"^\s*:{3,}.*$|^\s*:\w[\w-]*:.*$|^\s*\|.*$|^\s*#.*$|^\s*!\[.*$", re.M)
+ONE_WORD = re.compile(r"`[^`]+`|\$[^$\n]+(?:\n[^$\n]+)?\$")
+LINK = re.compile(r"\]\([^)]*\)")
+ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+", re.M)
+END = re.compile(r"(?<=[.!?])[)\"*_]*\s+")
+ABBREVIATION = re.compile(r"\b(e\.g|i\.e|et al|cf|vs|Eq|Sec)\.")
+
+
+def pages() -> list[Path]:
+    found = [p for p in (ROOT / "docs").rglob("*.md") if not GENERATED & set(p.relative_to(ROOT).parts)]
+    return [ROOT / "README.md", *sorted(p for p in found if p.name != "verdict.md")]
+
+
+def prose(text: str) -> str:
+    """The text without code, tables, headings and directives."""
+    return DIRECTIVE.sub("", BLOCK.sub("\n", text))
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page, in order.
+
+    >>> list(sentences("# Title\\n\\nOne `a b c` here. Two, i.e. more:\\n\\n- three\\n- four\\n\\n| a | b |\\n"))
+    ['One X here.', 'Two, ie more:', 'three', 'four']
+    """
+    text = ABBREVIATION.sub(lambda found: found[1].replace(".", ""), LINK.sub("]", ONE_WORD.sub("X", prose(text))))
+    for paragraph in re.split(r"\n\s*\n", ITEM.sub("\n\n", text)):
+        for sentence in END.split(" ".join(paragraph.split())):
+            if re.search(r"\w", sentence):
+                yield sentence
+
+
+def long_lines(text: str) -> list[str]:
+    """Lines of prose, maths included, that are longer than LONGEST."""
+    return [line for line in prose(text).splitlines() if len(line) > LONGEST]
+
+
+def lengths(text: str) -> list[int]:
+    """Words of each sentence."""
+    return [len(sentence.split()) for sentence in sentences(text)]
+
+
+def classes_named_twice() -> dict[str, list[str]]:
+    """Names of classes at the top of two or more modules of the package."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / "fednmap").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(path.relative_to(ROOT).as_posix())
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def panels() -> dict[str, Counter[str]]:
+    """Command -> options in each panel of its help."""
+    from fednmap.cli import COMMANDS, app
+
+    found: dict[str, Counter[str]] = {}
+
+    def count(name: str, command: click.Command) -> None:
+        if isinstance(command, click.Group):
+            for below, inner in command.commands.items():
+                count(f"{name} {below}", inner)
+            return
+        shown = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+        found[name] = Counter(getattr(p, "rich_help_panel", None) or "Options" for p in shown)
+
+    with click.Context(app, info_name="fednmap") as context:
+        for name in COMMANDS:
+            command: Any = app.get_command(context, name)
+            count(name, command.loaded())
+    return found
+
+
+def counted(words: list[int]) -> str:
+    return f"{sum(words) / len(words):5.1f} words per sentence, {sum(w > 30 for w in words):3} of {len(words)} above 30"
+
+
+def main(by_page: bool) -> None:
+    everything: list[int] = []
+    lines = 0
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        everything, lines = everything + lengths(text), lines + len(long_lines(text))
+        if by_page and lengths(text):
+            print(f"{page.relative_to(ROOT).as_posix():36} {counted(lengths(text))}")
+    print(f"{'all':36} {counted(everything)}")
+    print(f"{lines} lines of prose over {LONGEST} characters")
+    twice = classes_named_twice()
+    print(f"{len(twice)} class names defined twice{': ' if twice else ''}{', '.join(sorted(twice))}")
+    for command, counts in panels().items():
+        print(f"{command}: {', '.join(f'{panel} {k}' for panel, k in counts.items())}")
+
+
+if __name__ == "__main__":
+    main("--pages" in sys.argv[1:])
