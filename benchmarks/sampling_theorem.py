@@ -1,6 +1,6 @@
 """How loose are the bounds of docs/sampling_theorem.md? Runs FedNMap with the theorems' steps and compares both sides.
 
-    python benchmarks/sampling_theorem.py [--rounds 1000]
+    python benchmarks/sampling_theorem.py [--rounds 1000] [--noise 1] [--only noise]
 
 Quadratics with an l1 and an MCP penalty, with exact gradients (Theorem 1) and with noise (Theorem 2), and a small
 network on digits with exact gradients, for three shares of clients. The steps are the largest that the theorem
@@ -109,7 +109,10 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=1000)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--noise", type=float, default=1.0, help="sigma of the noisy gradients")
+    parser.add_argument("--only", default="", help="only the problems with this in their name")
+    given = parser.parse_args()
+    rounds, sigma = given.rounds, given.noise
     torch.set_num_threads(1)
     quadratic = heterogeneous(n=50)
     L = smoothness(quadratic)
@@ -127,20 +130,23 @@ def main() -> None:
     cases = [
         ("quadratics, l1", quadratic, l1, L, least(l1), (1, 5), rounds),
         ("quadratics, MCP", quadratic, mcp, L, least(mcp), (5,), rounds),
-        ("quadratics, l1, noise 1", Noisy(quadratic, 1.0), l1, L, least(l1), (1, 5), rounds),
-        ("quadratics, MCP, noise 1", Noisy(quadratic, 1.0), mcp, L, least(mcp), (5,), rounds),
+        (f"quadratics, l1, noise {sigma:g}", Noisy(quadratic, sigma), l1, L, least(l1), (1, 5), rounds),
+        (f"quadratics, MCP, noise {sigma:g}", Noisy(quadratic, sigma), mcp, L, least(mcp), (5,), rounds),
         ("digits network, l1", network, L1(1e-3), estimate_smoothness(network, network.start).largest, 0.0, (5,), 300),
     ]
     print("| problem | s / n | Q | T | mean of F^2 | bound | bound / mean | mean, 100 x step |")
     print("|---" * 8 + "|")
-    for name, problem, phi, smooth, below, local, length in cases:
+    for name, problem, phi, smooth, below, local, length in (case for case in cases if given.only in case[0]):
         for share in (0.1, 0.3, 1.0):
             for Q in local:
                 s, T = max(1, round(share * problem.n)), min(rounds, length)
                 mean, bound = sides(problem, phi, smooth, s, Q, T, below)
                 larger, _ = sides(problem, phi, smooth, s, Q, T, below, factor=100)
                 numbers = (share, Q, T, mean, bound, bound / mean, larger)
-                print(f"| {name} | " + " | ".join(f"{v:.3g}" for v in numbers) + " |", flush=True)
+                print(
+                    f"| {name} | " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in numbers) + " |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def test_one_round_in_expectation(phi, s, sigma):
 @pytest.mark.parametrize("phi", PENALTIES, ids=repr)
 @pytest.mark.parametrize(("s", "m"), [(1, 1), (1, 2), (2, 2), (3, 3)])
 def test_window_in_expectation(phi, s, m):
-    """Inequalities (10), (13), (14) and (15) over m rounds of three clients, Q = 1, averaged exactly."""
+    """Inequalities (10) to (15) over m rounds of three clients, Q = 1, averaged exactly."""
     gamma, sigma = 1 / (16 + 2 * phi.rho), 3.0
     problem = Quadratics(phi, gamma, n=3, dim=2)
     kappa, p, N = problem.kappa, s / 3, sigma**2
@@ -200,13 +200,25 @@ def test_window_in_expectation(phi, s, m):
     for scale in (0.01, 0.1, 1.0, 10.0):
         z, own = state(problem, scale)
         F, A, H = [square(problem.F(z)).mean()], [problem.A(z, own).mean()], [problem.H(z).mean()]
+        first, bias, noise, largest = problem.F(z), torch.zeros(1), torch.zeros(1, 2), torch.zeros(1)
         for _ in range(m):
-            z, own, _ = problem.round(z, own, s, 1, eta, eta_a, sigma)
+            normal, paths = problem.F(z), len(z)
+            z, own, v = problem.round(z, own, s, 1, eta, eta_a, sigma)
+            v = v.reshape(paths, -1, 2)
+            mean = v.mean(1, keepdim=True)  # given the history: F_j + b_j
+            noise = (noise[:, None] + v - mean).reshape(-1, 2)
+            bias = (bias + (mean[:, 0] - normal).norm(dim=-1)).repeat_interleave(v.shape[1])
+            largest = torch.maximum(largest.repeat_interleave(v.shape[1]), noise.norm(dim=-1))
             F, A = [*F, square(problem.F(z)).mean()], [*A, problem.A(z, own).mean()]
         H.append(problem.H(z).mean())
+        right = 1.14 * eta / gamma * (m * first.norm() + bias + largest)
+        assert ((problem.F(z) - first).norm(dim=-1) <= right).all()
         for j in range(m):
             assert A[j + 1] <= (1 - 0.44 * p) * A[j] + 0.0566 * p * s * F[j] + 2.43 * p * N
         Phi, mean_A = sum(F[:m]) / m, sum(A[:m]) / m
+        beta = (0.6 * (Phi + mean_A) + 9.6 * N) / (144 * m * s)
+        variance = (1.25 * N + 1.25 * mean_A + 10 * beta) / s
+        assert H[1] <= H[0] + m * eta * (-0.67 * F[0] + 0.34 * variance / m + 7.6 * beta)
         assert H[1] <= H[0] + m * eta * (-0.46 * Phi + (0.73 * mean_A + 1.55 * N) / (m * s))
         change = H[1] - H[0] + c * (A[m] - A[0])
         assert change <= -0.34 * m * eta * Phi + 6.5 * eta * N / s
