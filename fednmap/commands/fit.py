@@ -18,11 +18,9 @@ from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes
-from fednmap.estimators.linear_models import FederatedGLM
+from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM
 from fednmap.estimators.model_selection import SELECT, CrossValidated, FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
-from fednmap.estimators.plots import plot_cv, plot_path
-from fednmap.estimators.survival import FederatedCoxRegression
 from fednmap.names import InputError, choose
 from fednmap.report.closing import made_by
 from fednmap.report.coefficients import readable
@@ -54,7 +52,9 @@ def fit(
 ) -> None:
     """Fit one linear model to tables, one file per site. A simulation: this process reads all files."""
     began = clock.perf_counter()
-    _check_place(out)
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):  # before the tables are read
+        why = "exists already; choose another folder" if out.is_dir() else "is a file; name a folder"
+        raise InputError(f"{out} {why} with --out")
     sites = tables.read_sites(data, listed(values.get("drop_columns")))
     penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
     choice = _choice(cv, select, values.get("lam"), penalty)
@@ -88,7 +88,7 @@ def fit(
             found = estimator.path(frame, y, where)
         seconds = clock.perf_counter() - began
         _say(quiet, f"{_cost(estimator)} ({seconds:.1f} s)")
-        errors, notes = None, _twins(frame)
+        errors, notes = None, _twins(X, columns)
         if penalty == "none":
             try:
                 errors = estimator.inference(frame, y, where)
@@ -106,7 +106,11 @@ def fit(
         _finish(folder, model, estimator, about["lam"], seconds)
         table = model.coefficient_table(found, errors)
         _write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
-        lines = _lines(config, model, estimator, about["lam"], notes, errors is not None)
+        lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
+        lines = [f"{config.family}, penalty {penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
+        lines += [_cost(estimator), *notes]
+        lines += [f"Coefficients are for {goals} = {classes[1]}."] if len(classes) == 2 else []
+        lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
         _write_page(folder, model, estimator, table, lines)
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
@@ -255,34 +259,19 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
 
 def _frame(X: Any, columns: list[str]) -> Any:
     """The matrix with names, so that messages can say them."""
-    import polars
+    try:
+        import polars
+    except ModuleNotFoundError:
+        raise InputError("fednmap fit needs polars: pip install 'fednmap[tables]'") from None
+    return polars.DataFrame(dict(zip(columns, X.T, strict=True)))
 
-    return polars.DataFrame({name: X[:, j] for j, name in enumerate(columns)})
 
-
-def _twins(frame: Any) -> list[str]:
+def _twins(X: Any, columns: list[str]) -> list[str]:
     """A note about columns that are the same in every row, with the first that they are the same as."""
     seen: dict[bytes, str] = {}
-    first = {name: seen.setdefault(frame[name].to_numpy().tobytes(), name) for name in frame.columns}
+    first = {name: seen.setdefault(values.tobytes(), name) for name, values in zip(columns, X.T, strict=True)}
     twins = [f"{other} and {name}" for name, other in first.items() if other != name]
     return [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
-
-
-def _chosen(estimator: Any) -> DataTable:
-    """What lam was chosen by, at every lam: the criterion, or held-out losses."""
-    if estimator.select not in ("min", "1se"):
-        both = zip(estimator.lambdas_, estimator.criterion_, strict=True)
-        return DataTable(["lam", estimator.select], [[float(lam), float(value)] for lam, value in both])
-    columns = (estimator.lambdas_, estimator.cv_mean_, estimator.cv_se_, *estimator.cv_losses_)
-    return DataTable(["lam", "mean", "se", *estimator.folds_], np.stack(columns, 1).tolist())
-
-
-def _check_place(out: Path | None) -> None:
-    """Refuse a folder that cannot be used, before the tables are read."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; name a folder with --out")
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise InputError(f"{out} exists already; choose another folder with --out")
 
 
 def _modelled(target: str, classes: tuple[str, ...]) -> str:
@@ -347,24 +336,18 @@ def _write_tables(place: Path, table: DataTable, path: Any, chosen: Any, lam: fl
     with clear_errors(place):
         write_atomically(place / "coefficients.csv", table.csv().encode())
         if path is not None:
-            plot_path(path, place / "path.png", lam, spread)
+            kept.plot_path(path, place / "path.png", lam, spread)
             names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
             walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
             write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
         if chosen is not None:
-            write_atomically(place / "cv.csv", _chosen(chosen).csv().encode())
-            plot_cv(chosen, place / "cv.png")
-
-
-def _lines(
-    config: FitConfig, model: kept.FittedModel, estimator: Any, lam: float | None, notes: list[str], intervals: bool
-) -> list[str]:
-    """What is said of a fit below its coefficients."""
-    weight = "-" if lam is None else f"{lam:.4g}"
-    lines = [f"{model.family}, penalty {config.penalty}, lam {weight}, objective {estimator.objective_:.6g}"]
-    lines += [_cost(estimator), *notes]
-    lines += [f"Coefficients are for {model.target} = {model.classes[1]}."] if len(model.classes) == 2 else []
-    return lines + (["Low and high are the ends of 95 % intervals."] if intervals else [])
+            if chosen.select in ("min", "1se"):
+                head, by = ["mean", "se", *chosen.folds_], [chosen.cv_mean_, chosen.cv_se_, *chosen.cv_losses_]
+            else:
+                head, by = [chosen.select], [chosen.criterion_]
+            tried = DataTable(["lam", *head], np.stack([chosen.lambdas_, *by], 1).tolist())
+            write_atomically(place / "cv.csv", tried.csv().encode())
+            kept.plot_cv(chosen, place / "cv.png")
 
 
 def _write_page(folder: RunFolder, model: kept.FittedModel, estimator: Any, table: DataTable, lines: list[str]) -> None:

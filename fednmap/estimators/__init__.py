@@ -8,6 +8,7 @@ from typing import Any
 
 from fednmap.estimators.inference import Bootstrap, Inference
 from fednmap.estimators.linear_models import (
+    FederatedCoxRegression,
     FederatedElasticNet,
     FederatedGLM,
     FederatedHuberRegressor,
@@ -25,7 +26,6 @@ from fednmap.estimators.model_selection import (
     FederatedPoissonRegressorCV,
 )
 from fednmap.estimators.path import RegularizationPath
-from fednmap.estimators.survival import FederatedCoxRegression
 
 __all__ = [
     "Bootstrap",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -30,13 +29,14 @@ if TYPE_CHECKING:
     from fednmap.estimators.path import RegularizationPath
 
 
-class _Attributes(BaseEstimator, ABC):  # type: ignore[misc]
+class _Attributes(BaseEstimator):  # type: ignore[misc]
     """What an estimator has that is no parameter, or not of all: fields of a dataclass are parameters."""
 
     penalty: str | Regularizer
     lam: float | None = None
     l1_ratio: float = 0.5
     groups: Any = None
+    _kind: ClassVar[type[Response]]
     coef_: Any
     intercept_: Any
 
@@ -55,13 +55,9 @@ class Federated(_Attributes):
     max_rounds: int = 1000
     weights: str = "samples"
 
-    @abstractmethod
     def _family(self) -> Response:
         """The family, from the estimator's parameters."""
-
-    def _penalty(self) -> str | Regularizer:
-        """The penalty, from the estimator's parameters."""
-        return self.penalty
+        return self._kind()
 
     def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows X, y; `sites` says whose row each is, as scikit-learn's `groups` do."""
@@ -137,12 +133,8 @@ class Federated(_Attributes):
         inputs.finite_targets(found, sites, "y")
         return found
 
-    def _outputs(self) -> int:
-        """Scores of one row."""
-        return 1
-
     def _classes(self) -> tuple[str, ...]:
-        """One word per output; one output has none."""
+        """One word per score of a row; one score has none."""
         return ()
 
     def _check(self, y: Floats, sites: Sites) -> None:
@@ -158,7 +150,7 @@ class Federated(_Attributes):
 
     def _prepare(self, rows: Rows) -> Prepared:
         return Prepared(
-            with_outputs(self._family(), self._outputs()),
+            with_outputs(self._family(), len(self._classes()) or 1),
             rows,
             weights=self.weights,
             standardize=self.standardize,
@@ -167,10 +159,9 @@ class Federated(_Attributes):
 
     def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
         """The penalty at lam, or at the estimator's own."""
-        penalty = self._penalty()
-        weight = settled_lam(penalty, self.lam if lam is None else lam)
+        weight = settled_lam(self.penalty, self.lam if lam is None else lam)
         groups = group_numbers(self.groups, self._names())
-        return regularizer(penalty, weight, self.l1_ratio, groups, prepared.outputs)
+        return regularizer(self.penalty, weight, self.l1_ratio, groups, prepared.outputs)
 
     def _solve(self, prepared: Prepared) -> Fit:
         return solve(prepared, [self._regularizer(prepared)], self.tol, self.max_rounds)[0][0]
@@ -212,7 +203,9 @@ class Federated(_Attributes):
         return found[:, 0] if found.shape[1] == 1 else found
 
     def _names(self) -> list[str]:
-        return inputs.column_names(self)
+        """The columns' names, or their numbers as words."""
+        named = getattr(self, "feature_names_in_", None)
+        return [f"x{j}" for j in range(self.n_features_in_)] if named is None else [str(name) for name in named]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -20,23 +20,14 @@ from fednmap.measure import residual
 from fednmap.problems.families import Gaussian
 from fednmap.regularizers import Box, Separable
 
-MEMORY = 40
-"""Rounds that the server remembers."""
-GROWTH = 1e3
-"""The steps are halved where |F_nat| has grown by this factor over the best so far."""
-PATIENCE = 200
-"""Rounds with a dense model, at most."""
-FLAT = 1e-2
-"""Infinite estimates are suspected where the curvature of f along the last steps is below this, relative to that at the
-model without columns,"""
-HELD = 1e-3
-"""and phi grows less per step as far as a coefficient is then fixed, relative to the decrease of f."""
-SHIFT = 10.0
-"""How much further that is, of a column of deviation 1, besides twice its value,"""
-NEGLIGIBLE = 0.1
-"""and the likelihood ratio statistic below which that is as good a fit."""
-MOVING = 0.05
-"""Least change of a coefficient with an infinite estimate, relative to the largest, of standardised columns."""
+MEMORY = 40  # rounds that the server remembers
+GROWTH = 1e3  # of |F_nat| over the best so far, beyond which the steps are halved
+PATIENCE = 200  # rounds with a dense model, at most
+FLAT = 1e-2  # curvature of f along the last steps over that without columns, below which estimates may be infinite
+HELD = 1e-3  # growth of phi along these steps over the decrease of f, above which phi holds the estimates
+SHIFT = 10.0  # how much further a suspect coefficient is fixed, of a column of deviation 1, besides twice its value
+NEGLIGIBLE = 0.1  # likelihood ratio statistic below which the model there is as good: the estimate is infinite
+MOVING = 0.05  # least change of a coefficient with an infinite estimate over the largest, of standardised columns
 
 
 class Fit(NamedTuple):

@@ -1,4 +1,4 @@
-"""A fitted model with its names: what it predicts, the table of its coefficients, and its file."""
+"""What the folder of a fit holds: the model with its names, the table of its coefficients, and pictures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from fednmap.estimators.families import FAMILIES, expected, family
+from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
 from fednmap.report.data_table import DataTable
+from fednmap.report.plots import legend, picture
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
 from fednmap.tables import FederatedPreprocessor, Statistic, Table
 
 MODEL = "model.json"
 VERSION = 1
+NAMED = 12  # columns in the legend of a path: those with the largest coefficients
 RATIOS = {"logistic": "odds ratio", "cox": "hazard ratio", "poisson": "rate ratio"}
 
 
@@ -55,36 +58,27 @@ class FittedModel:
 
         With errors the ratio has an interval of its own; "low" and "high" are the coefficient's.
         """
-        ratio, several = RATIOS.get(self.family), len(self.coef) > 1
-        head = [*(["class"] if several else []), "name", "coefficient", *([ratio] if ratio else [])]
+        ratio, (outputs, p) = RATIOS.get(self.family), self.coef.shape
+        level = [] if self.family == "cox" else self.intercept.tolist()
+        # class by class, then the intercepts, as errors have them; an aliased column has NaN there
+        value = np.array([*self.coef.flatten(), *level]) if errors is None else errors.estimate
+        table: dict[str, Any] = {}
+        if outputs > 1:
+            table["class"] = [name for name in self.classes for _ in range(p)] + [*self.classes]
+        table |= {"name": [*self.columns] * outputs + ["(intercept)"] * len(level), "coefficient": value}
+        with np.errstate(over="ignore"):
+            if ratio:
+                table[ratio] = np.exp(value)
+            if ratio and errors is not None:
+                table |= {f"{ratio} low": np.exp(errors.low), f"{ratio} high": np.exp(errors.high)}
         if errors is not None:
-            head += [f"{ratio} low", f"{ratio} high"] if ratio else []
-            head += ["standard error", "low", "high", "p"]
-        head += ["enters at lam"] if path is not None else []
-        rows = []
-        for k, coefs in enumerate(self.coef):
-            constant = [] if self.family == "cox" else [("(intercept)", float(self.intercept[k]))]
-            for j, (name, value) in enumerate([*zip(self.columns, map(float, coefs), strict=True), *constant]):
-                # errors are class by class, then the intercepts
-                at = k * len(coefs) + j if j < len(coefs) else self.coef.size + k
-                if errors is not None:
-                    value = float(errors.estimate[at])  # NaN for an aliased column
-                value += 0.0  # no minus before a zero
-                row: list[Any] = [*([self.classes[k]] if several else []), name, value]
-                row += [_exp(value)] if ratio else []
-                if errors is not None:
-                    row += [_exp(float(v[at])) for v in (errors.low, errors.high)] if ratio else []
-                    row += [float(v[at]) for v in (errors.error, errors.low, errors.high, errors.p_value)]
-                if path is not None:
-                    enters = path.enters[j] if j < len(coefs) else np.nan
-                    row.append(None if np.isnan(enters) else float(enters))
-                rows.append(row)
-        return DataTable(head, rows)
-
-
-def _exp(value: float) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.exp(value))
+            table |= {"standard error": errors.error, "low": errors.low, "high": errors.high, "p": errors.p_value}
+        if path is not None:
+            enters = [None if np.isnan(lam) else lam for lam in path.enters.tolist()]
+            table["enters at lam"] = enters * outputs + [None] * len(level)
+        each = list(zip(*((v + 0.0).tolist() if isinstance(v, np.ndarray) else v for v in table.values()), strict=True))
+        order = [j for k in range(outputs) for j in (*range(k * p, k * p + p), *([outputs * p + k] if level else []))]
+        return DataTable([*table], [list(each[j]) for j in order])
 
 
 def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
@@ -122,3 +116,57 @@ def load(folder: File) -> FittedModel:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
+
+
+def plot_path(path: RegularizationPath, file: str | File, chosen: float | None = None, scale: Any = None) -> None:
+    """Coefficients against lam, the largest with their names; `chosen` marks a lam.
+
+    scale: factors for the columns, such as their deviations, so that coefficients are comparable.
+    """
+    factor = np.ones(path.coefs.shape[2]) if scale is None else np.asarray(scale, float)
+    lambdas = np.clip(path.lambdas, 1e-300, None)
+    ends: list[tuple[float, str, Any]] = []
+    with picture(file) as (_, axes):
+        axis = axes[0, 0]
+        for k in range(path.coefs.shape[1]):
+            curves = path.coefs[:, k] * factor
+            prefix = f"{path.classes[k]}: " if path.classes else ""
+            for place, j in enumerate(np.argsort(-np.abs(curves[-1]))):
+                if not curves[:, j].any():
+                    continue
+                (line,) = axis.plot(lambdas, curves[:, j], linewidth=1.2)
+                if place < max(2, NAMED // path.coefs.shape[1]):
+                    ends.append((float(curves[-1, j]), f"{prefix}{path.names[j]}", line))
+        if ends:  # in the order in which the curves end
+            named = [(name, line) for _, name, line in sorted(ends, key=lambda end: -end[0])]
+            legend(axis, named, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="x-small", frameon=False)
+        _along_lambda(axis, chosen, None)
+        axis.set_ylabel("coefficient" if scale is None else "coefficient per standard deviation")
+
+
+def plot_cv(fitted: Any, file: str | File) -> None:
+    """The held-out loss against lam with one standard error, or the criterion; the choices are marked."""
+    lambdas = np.clip(fitted.lambdas_, 1e-300, None)
+    with picture(file) as (_, axes):
+        axis = axes[0, 0]
+        if fitted.select in ("bic", "ebic"):
+            axis.plot(lambdas, fitted.criterion_, "o-", markersize=3)
+            axis.set_ylabel(fitted.select.upper())
+            _along_lambda(axis, fitted.lam_, None)
+            return
+        folds = zip(fitted.cv_losses_, fitted.folds_, strict=True)
+        lines = [(name, axis.plot(lambdas, losses, linewidth=0.7, alpha=0.6)[0]) for losses, name in folds]
+        mean = axis.errorbar(lambdas, fitted.cv_mean_, fitted.cv_se_, fmt="o-", color="black", markersize=3)
+        axis.set_ylabel("held-out loss")
+        legend(axis, [*lines, ("mean", mean)], fontsize="x-small")
+        _along_lambda(axis, fitted.lam_min_, fitted.lam_1se_)
+
+
+def _along_lambda(axis: Any, chosen: float | None, other: float | None) -> None:
+    axis.set_xscale("log")
+    axis.invert_xaxis()
+    axis.set_xlabel("lam")
+    axis.grid(alpha=0.3)
+    for lam, style in ((chosen, "--"), (other, ":")):
+        if lam:
+            axis.axvline(lam, color="grey", linestyle=style, linewidth=1)

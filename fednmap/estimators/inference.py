@@ -17,27 +17,16 @@ from fednmap.estimators.prepare import Prepared
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
 
-ALIASED = 1e-11
-"""A column is aliased where the columns before it leave less than this share of its square, weighted as in the first
-Newton step; as in R's glm."""
-SINGULAR = 1e-13
-"""Least eigenvalue of a Hessian with ones on its diagonal."""
-STEPS = 25
-"""Newton steps at most,"""
-CLOSE = 1e-16
-"""and the decrement, times the number of rows, at which they end: within 1e-8 standard errors of the maximum."""
-VANISHED = 1e-10
-"""The curvature along a step over that at the model without columns, below which estimates are infinite."""
-ROUNDING = 1e-14
-"""Relative change of f that is rounding."""
-SHORTEST = 1e-9
-"""Least part of a Newton step."""
-LIKELIHOODS = ("logistic", "poisson", "cox")
-"""Families whose estimates may be infinite."""
-CERTAIN = 1e-6
-"""The loss over that of the model without columns, below which classes are completely separated."""
-FEWEST_SITES = 3
-"""Of which samples can be drawn."""
+ALIASED = 1e-11  # share of a column's square that those before it leave (weighted as at first), as in R's glm
+SINGULAR = 1e-13  # least eigenvalue of a Hessian with ones on its diagonal
+STEPS = 25  # Newton steps at most
+CLOSE = 1e-16  # decrement times rows at which Newton steps end: within 1e-8 standard errors of the maximum
+VANISHED = 1e-10  # curvature along a step over that without columns, below which estimates are infinite
+ROUNDING = 1e-14  # relative change of f that is rounding
+SHORTEST = 1e-9  # least part of a Newton step
+LIKELIHOODS = ("logistic", "poisson", "cox")  # families whose estimates may be infinite
+CERTAIN = 1e-6  # loss over that without columns, below which classes are completely separated
+FEWEST_SITES = 3  # of which samples can be drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +74,12 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
 
     Every site sends its gradient and its Hessian, p^2 numbers, at each step: two steps after an unpenalised fit, about
     six after a penalised one. Estimates and intervals do not depend on the penalty, nor on the coefficients that it set
-    to 0, so they need no correction for selection. They are no narrower than without the penalty either. A refit of
-    the selected columns alone would be narrower, but its intervals ignore the selection; it is not what is computed.
+    to 0, so they need no correction for selection; a refit of the selected columns alone would ignore the selection.
     Wald intervals rely on many rows per column: with p / n above about 0.1, logistic estimates are biased away from 0.
 
     Whole-number weights count equal rows (2 is two of them), so that larger ones make errors smaller. Others are
-    relative, their unit means nothing, and so are those of weights="sites": errors are then the sandwich's,
-    H^-1 J H^-1 with J the sum of squares of the rows' gradients, which every site sends too. So are those of Huber's
-    regression, whose loss is no likelihood.
+    relative, and so are those of weights="sites": errors are then the sandwich's, H^-1 J H^-1 with J the sum of squares
+    of the rows' gradients, which every site sends too. So are those of Huber's regression, whose loss is no likelihood.
 
     Warns of aliased columns and of infinite estimates. Raises InputError if there are no more rows than coefficients.
 
@@ -158,8 +145,22 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
             noise = 2 * n * prepared.loss(torch.from_numpy(found.estimate)) / left
             distribution = stats.t(left)
         small = noise * inverse / n
-    covariance = basis @ small @ basis.T
-    return _original(estimator, prepared, found.estimate, covariance, unknown, distribution, level)
+    # on the scale of the given columns, a linear map of the estimates; constants are left out
+    p, outputs, factor = prepared.columns, prepared.outputs, prepared.scaling.factor
+    back = np.zeros((outputs * (p + prepared.intercept), len(found.estimate)))
+    back[: outputs * p, : outputs * p] = np.kron(np.eye(outputs), np.diag(factor))
+    if prepared.intercept:
+        back[outputs * p :, : outputs * p] = np.kron(np.eye(outputs), -factor * prepared.scaling.shift)
+        back[outputs * p :, outputs * p : outputs * (p + 1)] = np.eye(outputs)
+    marks = np.concatenate([unknown[:, :-1].flatten(), unknown[:, -1] if prepared.intercept else []])
+    estimate, covariance = back @ found.estimate + marks, back @ (basis @ small @ basis.T) @ back.T
+    covariance[marks != 0], covariance[:, marks != 0] = np.nan, np.nan
+    error = np.sqrt(np.clip(np.diag(covariance), 0, None))
+    reach = distribution.ppf((1 + level) / 2) * error
+    ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)
+    p_value = np.where(error > 0, 2 * distribution.sf(ratio), np.nan)
+    names = coefficient_names(estimator, prepared.intercept)
+    return Inference(names, estimate, error, estimate - reach, estimate + reach, p_value, covariance)
 
 
 def _basis(prepared: Prepared, kept: Any) -> Floats:
@@ -266,40 +267,6 @@ def _inverse(hessian: Floats) -> Floats | None:
         return None
     found: Floats = (vectors / values) @ vectors.T / scale
     return found
-
-
-def _original(
-    estimator: Federated,
-    prepared: Prepared,
-    estimate: Floats,
-    covariance: Floats,
-    unknown: Floats,
-    distribution: Any,
-    level: float,
-) -> Inference:
-    """On the scale of the given columns: a linear map of the estimates. Constants are left out."""
-    p, outputs = prepared.columns, prepared.outputs
-    factor, shift = prepared.scaling.factor, prepared.scaling.shift
-    back = np.zeros((outputs * (p + prepared.intercept), len(estimate)))
-    back[: outputs * p, : outputs * p] = np.kron(np.eye(outputs), np.diag(factor))
-    if prepared.intercept:
-        back[outputs * p :, : outputs * p] = np.kron(np.eye(outputs), -factor * shift)
-        back[outputs * p :, outputs * p : outputs * (p + 1)] = np.eye(outputs)
-    marks = np.concatenate([unknown[:, :-1].flatten(), unknown[:, -1] if prepared.intercept else []])
-    estimate, covariance = back @ estimate + marks, back @ covariance @ back.T
-    covariance[marks != 0], covariance[:, marks != 0] = np.nan, np.nan
-    error = np.sqrt(np.clip(np.diag(covariance), 0, None))
-    reach = distribution.ppf((1 + level) / 2)
-    ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)
-    return Inference(
-        coefficient_names(estimator, prepared.intercept),
-        estimate,
-        error,
-        estimate - reach * error,
-        estimate + reach * error,
-        np.where(error > 0, 2 * distribution.sf(ratio), np.nan),
-        covariance,
-    )
 
 
 def coefficient_names(estimator: Federated, intercept: bool) -> tuple[str, ...]:

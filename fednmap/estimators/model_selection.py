@@ -17,30 +17,23 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators.base import Federated, warn_unconverged
 from fednmap.estimators.linear_models import (
+    FederatedCoxRegression,
     FederatedElasticNet,
     FederatedGLM,
     FederatedLasso,
     FederatedLogisticRegression,
     FederatedPoissonRegressor,
 )
-from fednmap.estimators.path import RegularizationPath, is_ridge, lambda_max, lambdas_down, null_model, reach, walk
+from fednmap.estimators.path import RegularizationPath, grid, is_ridge, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, problem_of
 from fednmap.estimators.rows import Floats, Rows
-from fednmap.estimators.survival import FederatedCoxRegression
 from fednmap.names import InputError
 from fednmap.tables.table import divide
 
-SELECT = {
-    "min": "the least held-out loss",
-    "1se": "the largest lam whose held-out loss is within one standard error of the least",
-    "bic": "the least BIC, without folds",
-    "ebic": "the least extended BIC, for many columns, without folds",
-}
-EBIC = 0.5
-"""gamma of Chen and Chen, Extended Bayesian information criteria, Biometrika 2008."""
+SELECT = ("min", "1se", "bic", "ebic")
+EBIC = 0.5  # gamma of Chen and Chen, Extended Bayesian information criteria, Biometrika 2008
 LEAVE_ONE_SITE_OUT = "leave-one-site-out"
-FOLDS = 5
-"""Where cv is None, as in scikit-learn."""
+FOLDS = 5  # if cv is None, as in scikit-learn
 ALLOWED = (
     f"give a number of folds, at least 2, {LEAVE_ONE_SITE_OUT!r}, a scikit-learn splitter (its groups are the sites), "
     "or (train, test) pairs of row numbers"
@@ -81,7 +74,7 @@ class CrossValidated(Federated):
             raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
         rows = self._read(X, y, sites, sample_weight)
         folds = self._folds(rows, X, y, sites, sample_weight) if self.select in ("min", "1se") else []
-        self.lambdas_ = self._grid(rows)
+        self.lambdas_ = grid(self, rows, self.lambdas)
         # first: prepared rows take memory
         chosen, rounds, sent = self._by_folds(rows, folds) if folds else (None, 0, 0)
         prepared = self._prepare(rows)
@@ -103,14 +96,6 @@ class CrossValidated(Federated):
             check_is_fitted(self, "lam_")
             lam = self.lam_
         return super()._regularizer(prepared, lam)
-
-    def _grid(self, rows: Rows) -> Floats:
-        """The values of lam, from lambda_max down where they are not given."""
-        first = 0.0
-        if isinstance(self.lambdas, int | np.integer):
-            prepared = self._prepare(rows)
-            first = lambda_max(self, prepared, null_model(self, prepared))
-        return lambdas_down(first, self.lambdas, reach(self, *rows.X.shape))
 
     def _warn_at_an_end(self) -> None:
         """Warn where a lam beyond the grid may be better: not where all coefficients are 0, nor below 0."""
@@ -277,7 +262,8 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     lambdas:      how many values from lambda_max down, or the values.
     cv:           a number of folds within sites, "leave-one-site-out", a scikit-learn splitter (its groups are the
                   sites), or (train, test) pairs of row numbers; None is 5.
-    select:       "min", "1se" (one standard error), "bic" or "ebic".
+    select:       "min", the least held-out loss; "1se", the largest lam within one standard error of it; or, without
+                  folds, the least "bic" or "ebic" (extended, for many columns).
     random_state: how the folds are dealt out.
     """
 

@@ -19,17 +19,11 @@ from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
 from fednmap.regularizers import L1
 
-FAR = 1e-3
-"""The last lam over the first, with more rows than columns; with fewer 0.01."""
-NOTHING = 1e-13
-"""A gradient that is this small, relative to the unit of the family, is rounding: no column says anything of y."""
-RIDGE = 1e-3
-"""A ridge penalty has no lam at which all coefficients vanish. Its path begins where the curvature of f is this share
-of lam, whatever the unit of y."""
-FARTHER = 1e-4
-"""A ridge path ends this much farther down than others."""
-LARGEST = 1e12
-"""Of the values of lam that are tried."""
+FAR = 1e-3  # the last lam over the first, with more rows than columns; with fewer 0.01
+NOTHING = 1e-13  # gradient over the unit of the family that is rounding: no column says anything of y
+RIDGE = 1e-3  # a ridge path begins where the curvature of f is this share of lam: no lam makes coefficients vanish
+FARTHER = 1e-4  # how much farther down a ridge path ends than others
+LARGEST = 1e12  # of the values of lam that are tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +82,12 @@ class Null(NamedTuple):
 def null_model(estimator: Federated, prepared: Prepared) -> Null:
     """From sums where the family has it in closed form and every column is penalised, else by rounds of its own."""
     end = prepared.end
-    free = _unpenalised(estimator, prepared)
+    free = torch.zeros(end, dtype=torch.bool, device="cpu")
+    if isinstance(estimator.penalty, Regularizer):  # whose prox may leave some alone, however small they are
+        phi = estimator._regularizer(prepared, 1.0)
+        small = torch.full((end,), 1e-100, dtype=torch.float64, device="cpu")
+        free = phi.prox(small, _step(phi)) == small
+        free = free & ~free.all()
     if not prepared.constants and not bool(free.any()):
         start = prepared.gradients(prepared.start[None])[0]
         return Null(start[:end], None, start)
@@ -97,22 +96,12 @@ def null_model(estimator: Federated, prepared: Prepared) -> Null:
     return Null(prepared.gradient(fit.x)[:end].masked_fill(free, 0.0), fit, None)
 
 
-def _unpenalised(estimator: Federated, prepared: Prepared) -> Tensor:
-    """Which coefficients a prox leaves alone, however small they are; none where it leaves all of them alone."""
-    small = torch.full((prepared.end,), 1e-100, dtype=torch.float64, device="cpu")
-    if not isinstance(estimator._penalty(), Regularizer):
-        return small.isnan()
-    phi = estimator._regularizer(prepared, 1.0)
-    free = phi.prox(small, _step(phi)) == small
-    return free & ~free.all()
-
-
 def lambda_max(estimator: Federated, prepared: Prepared, null: Null) -> float:
     """The least lam at which all penalised coefficients are 0, from the gradient at the model without them: one round.
 
     0 is the model where prox(-s grad, s) = 0, for small s.
     """
-    penalty = estimator._penalty()
+    penalty = estimator.penalty
     if not weighted(penalty):
         raise InputError(f"penalty {penalty!r} has no weight, so that there is no path; use l1, mcp, ...")
     largest = float(null.gradient.abs().max())
@@ -124,40 +113,40 @@ def lambda_max(estimator: Federated, prepared: Prepared, null: Null) -> float:
         return largest
     if penalty_name(penalty) == "elastic-net":
         return largest / estimator.l1_ratio
+
+    def is_zero(lam: float) -> bool:
+        phi = estimator._regularizer(prepared, lam)
+        return not bool(phi.prox(-_step(phi) * null.gradient, _step(phi)).any())
+
     high, low = largest, 0.0
-    while not _is_zero(estimator._regularizer(prepared, high), -null.gradient):
+    while not is_zero(high):
         low, high = high, 2 * high
         if high > LARGEST:
             raise InputError(f"penalty {penalty!r:.60} makes no coefficient 0 at any lam; give lambdas yourself")
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
-        zero = _is_zero(estimator._regularizer(prepared, middle), -null.gradient)
-        low, high = (low, middle) if zero else (middle, high)
+        low, high = (low, middle) if is_zero(middle) else (middle, high)
     return high
 
 
 def is_ridge(estimator: Federated) -> bool:
     """Whether the penalty makes no coefficient 0, or next to none."""
-    name = penalty_name(estimator._penalty())
+    name = penalty_name(estimator.penalty)
     return name == "ridge" or (name == "elastic-net" and estimator.l1_ratio < RIDGE)
-
-
-def reach(estimator: Federated, rows: int, columns: int) -> float:
-    """The last lam over the first."""
-    return (FAR if rows > columns else 10 * FAR) * (FARTHER if is_ridge(estimator) else 1.0)
 
 
 def _step(phi: Regularizer) -> float:
     return 1.0 if phi.rho == 0 else 0.5 / phi.rho
 
 
-def _is_zero(phi: Regularizer, downhill: Tensor) -> bool:
-    step = _step(phi)
-    return not bool(phi.prox(step * downhill, step).any())
-
-
-def lambdas_down(first: float, given: int | Sequence[float], far: float) -> Floats:
-    """So many values from `first` to `far` times it, equally far apart in their logarithms; or those given, in falling
+def grid(
+    estimator: Federated,
+    rows: Rows,
+    given: int | Sequence[float],
+    prepared: Prepared | None = None,
+    null: Null | None = None,
+) -> Floats:
+    """So many values of lam from lambda_max down, equally far apart in their logarithms; or those given, in falling
     order."""
     if not isinstance(given, int | np.integer):
         values = np.sort(np.asarray(given, float))[::-1]
@@ -166,6 +155,10 @@ def lambdas_down(first: float, given: int | Sequence[float], far: float) -> Floa
         return values
     if given < 2:
         raise InputError(f"lambdas is {given}; a path has at least 2")
+    prepared = prepared or estimator._prepare(rows)
+    first = lambda_max(estimator, prepared, null or null_model(estimator, prepared))
+    n, p = rows.X.shape
+    far = (FAR if n > p else 10 * FAR) * (FARTHER if is_ridge(estimator) else 1.0)
     return first * np.geomspace(1, far, int(given)) if first > 0 else np.zeros(1)
 
 
@@ -194,5 +187,4 @@ def path(estimator: Federated, rows: Rows, lambdas: int | Sequence[float]) -> Re
     """The models at every lam, from lambda_max down."""
     prepared = estimator._prepare(rows)
     null = null_model(estimator, prepared)
-    first = lambda_max(estimator, prepared, null) if isinstance(lambdas, int | np.integer) else 0.0
-    return walk(estimator, prepared, lambdas_down(first, lambdas, reach(estimator, *rows.X.shape)), null)
+    return walk(estimator, prepared, grid(estimator, rows, lambdas, prepared, null), null)

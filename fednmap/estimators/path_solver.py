@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,42 +27,23 @@ from scipy import linalg
 
 from fednmap.estimators.rows import Floats
 
-SIZE = 1000
-"""Most coordinates for which a dense model is kept."""
-NEAR = 4.0
-"""Penalties whose weights differ by less than this factor share a model where the Hessian changes with x; the first of
-them begins alone."""
-CURVED = 1e-10
-"""Least cosine between s and y of a secant that is believed."""
-CLOSE = 0.1
-"""The model is solve until its residual is so much smaller than the point's."""
-APART = 1e-4
-"""Directions of several secants in which f curves this much less than in another are not told apart from the change of
-the Hessian between them,"""
-EXACT = 1e-9
-"""and where that does not change, from rounding."""
-FLATTER = 0.5
-"""Least factor by which a whole model is made flatter (self-scaling: Oren and Luenberger, 1974)."""
-LOST = 5
-"""Steps that fail in a row, after which the model is forgotten."""
-INNER = 500
-"""Prox steps on the model, at most,"""
-MOVING = 5.0
-"""and how far on in the sequence of their momenta they begin."""
-LEAVES = 1e12
-"""Growth of a prox step's square that tells that the model has no minimum: rounding has made it curve down."""
-SMALL = 1e-15
-"""Points that are as small, or as large as its inverse, are computed in a unit of their own: single precision ends."""
-NEWTON = 20
-"""Changes of the set of nonzero coefficients, at most, before prox steps are taken instead."""
-BACK = 0.25
-"""How far the next trial goes, where steps fail although the model has learnt from them."""
-POLISH = 1e-7
-"""The tolerance of a model that is polished, relative to the others',"""
-MORE = 30
-"""and how many rounds of its own that may take, at most: rounding may forbid it."""
-EARLIER = 30.0, 1e3
-"""Bounds of |F_nat| / tol at the earlier point that a fit remembers."""
+SIZE = 1000  # most coordinates for which a dense model is kept
+NEAR = 4.0  # penalties within this factor share a model if the Hessian changes with x; the first of them begins alone
+CURVED = 1e-10  # least cosine between s and y of a secant that is used
+CLOSE = 0.1  # the model is solved until its residual is so much smaller than the point's
+APART = 1e-4  # least curvature of f over the largest along several secants; below, the Hessian's change hides it
+EXACT = 1e-9  # the same if the Hessian is constant: below, rounding hides it
+FLATTER = 0.5  # least factor by which a whole model is made flatter (self-scaling: Oren and Luenberger, 1974)
+LOST = 5  # steps that fail in a row, after which the model begins again
+INNER = 500  # prox steps on the model, at most
+MOVING = 5.0  # where in the sequence of momenta prox steps begin
+LEAVES = 1e12  # growth of a prox step's square that says the model has no minimum: rounding made it curve down
+SMALL = 1e-15  # points as small, or as large as its inverse, are rescaled: single precision ends there
+NEWTON = 20  # changes of the set of nonzero coefficients, at most, before prox steps are taken instead
+BACK = 0.25  # part of the step that the next trial goes if steps fail although the model has learnt from them
+POLISH = 1e-7  # the tolerance of a model that is polished, relative to the others'
+MORE = 30  # rounds for polishing, at most: rounding may forbid it
+EARLIER = 30.0, 1e3  # bounds of |F_nat| / tol at the earlier point that a fit remembers
 TINY = float(np.finfo(np.float64).tiny)
 EPS = float(np.finfo(np.float64).eps)
 
@@ -86,13 +66,9 @@ class Penalties:
         w, reach = v[:, : self.end], step * self.l1
         short = np.maximum(w, -reach)
         w -= np.minimum(short, reach, out=short)
-        if self._ridge:
+        if self.l2.any():
             w /= 1 + step * self.l2
         return v
-
-    @cached_property
-    def _ridge(self) -> bool:
-        return bool(self.l2.any())
 
     def value(self, x: Floats) -> Floats:
         w = x[:, : self.end]
@@ -116,14 +92,12 @@ class Penalties:
 
 
 class Found(NamedTuple):
-    """Minimisers (k, d), the gradients of f there, |F_nat| of each, the rounds in which each took part, and all."""
+    """Minimisers (k, d), |F_nat| of each, the rounds in which each took part, and all."""
 
     x: Floats
-    g: Floats
     sizes: Floats
     rounds: Numbers
     total: int
-    gamma: float
     earlier: Floats
     """Of each the last point whose |F_nat| was within `EARLIER`, and the gradient of f there, (k, 2, d); NaN if
     there was none."""
@@ -134,9 +108,6 @@ class HessianModel:
 
     def __init__(self, D: Floats, constant: bool) -> None:
         self.D, self.constant, self._leading = D, constant, np.ones(len(D))
-
-    def copy(self) -> HessianModel:
-        return HessianModel(self.D.copy(), self.constant)
 
     def forget(self, diagonal: Floats) -> None:
         """Begin again, as steep as it ever was."""
@@ -172,7 +143,7 @@ class HessianModel:
 
     def largest(self) -> float:
         """The largest eigenvalue and a little more, by power iteration from where the last one ended."""
-        v, size = self._leading, 1.0
+        v = self._leading
         for _ in range(8):
             v = self.D @ (v / np.sqrt(v @ v))
         size = float(np.sqrt(v @ v))
@@ -243,9 +214,6 @@ class HessianModel:
         return u
 
 
-_Part = tuple[HessianModel, Numbers]
-
-
 def solve(
     gradients: Gradients,
     start: Floats,
@@ -291,7 +259,7 @@ def solve(
         total += 1
         if done == 2 and not constant and k > 1:
             groups = phi.neighbours()
-            models = [models[0].copy() for _ in groups]
+            models = [HessianModel(models[0].D.copy(), constant) for _ in groups]
         shorter = refused[left] >= 2
         for model, rows in _working(models, groups, left[~shorter]):
             trial[rows] = model.next_points(x[rows], g[rows], phi.some(rows), CLOSE * sizes[rows])
@@ -318,7 +286,7 @@ def solve(
         sizes[kept] = _norms(phi.some(kept).residuals(x[kept], g[kept], gamma))
         near = kept[(sizes[kept] >= EARLIER[0] * tol) & (sizes[kept] <= EARLIER[1] * tol)]
         earlier[near, 0], earlier[near, 1] = x[near], g[near]
-    return Found(x, g, sizes, rounds, total, gamma, earlier)
+    return Found(x, sizes, rounds, total, earlier)
 
 
 def _differences(old: Floats, new: Floats) -> Floats:
@@ -335,12 +303,12 @@ def _joining(inside: Flags, close: Flags) -> tuple[Numbers, Numbers]:
     return late[joining], np.where(late - low <= high - late, low, high)[joining]
 
 
-def _working(models: list[HessianModel], groups: list[Numbers], meant: Numbers) -> Iterator[_Part]:
+def _working(
+    models: list[HessianModel], groups: list[Numbers], meant: Numbers
+) -> Iterator[tuple[HessianModel, Numbers]]:
     """Every model with those of its rows that are meant."""
-    if len(models) == 1:
-        groups = [meant]
     for model, rows in zip(models, groups, strict=True):
-        mine = meant[(meant >= rows[0]) & (meant <= rows[-1])] if len(models) > 1 else meant
+        mine = meant[(meant >= rows[0]) & (meant <= rows[-1])]
         if len(mine):
             yield model, mine
 

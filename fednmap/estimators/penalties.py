@@ -84,15 +84,16 @@ def regularizer(
     if name == "l2":
         raise InputError("penalty 'l2' could be two things: 'ridge' is lam |b|^2 / 2, regularizers.L2 is lam |b|")
     choose("penalty", name, PENALTIES)
-    numbers = _numbers(penalty, rest)
+    try:
+        numbers = [float(word) for word in rest.split(",") if rest]
+    except ValueError:
+        raise InputError(f"{rest!r} in {penalty!r} is not a list of numbers") from None
     if not 0 <= l1_ratio <= 1:
         raise InputError(f"l1_ratio is {l1_ratio!r}; it must lie in [0, 1]")
     if len(numbers) not in {"mcp": (0, 1), "scad": (0, 1), "box": (2,)}.get(name, (0,)):
         raise InputError(f"penalty {penalty!r} does not fit {name!r}: {PENALTIES[name]}")
-    if name == "box":
-        return Box(*numbers)
-    if name == "nonnegative":
-        return NonNegative()
+    if name in ("box", "nonnegative"):
+        return Box(*numbers) if numbers else NonNegative()
     if name == "none" or lam == 0:
         return Zero()
     if name == "l1":
@@ -101,10 +102,8 @@ def regularizer(
         return SquaredL2(lam / 2)
     if name == "elastic-net":
         return ElasticNet(lam * l1_ratio, lam * (1 - l1_ratio) / 2)
-    if name == "mcp":
-        return MCP(lam, *(numbers or [3.0]))
-    if name == "scad":
-        return SCAD(lam, *(numbers or [3.7]))
+    if name in ("mcp", "scad"):
+        return MCP(lam, *(numbers or [3.0])) if name == "mcp" else SCAD(lam, *(numbers or [3.7]))
     if groups is None:
         raise InputError(f"penalty {name!r} needs groups, such as groups={{'blood': ['wbc', 'rbc']}}")
     labels = torch.tensor(np.tile(np.asarray(groups), outputs), device="cpu")
@@ -149,26 +148,11 @@ def group_numbers(groups: Groups, columns: Sequence[str]) -> list[int] | None:
     found: dict[int, int] = {}
     for k, group in enumerate(listed):
         for column in group:
-            j = _place(column, columns)
+            known = column in columns if isinstance(column, str) else 0 <= column < len(columns)
+            if not known:
+                raise InputError(f"groups names column {column!r}, which X has not; it has {', '.join(columns[:20])}")
+            j = list(columns).index(column) if isinstance(column, str) else int(column)
             if found.setdefault(j, k) != k:
                 raise InputError(f"column {columns[j]!r} is in two groups; groups must not overlap")
-    single = iter(range(len(listed), len(listed) + len(columns)))
-    numbers = [found[j] if j in found else next(single) for j in range(len(columns))]
+    numbers = [found.get(j, len(listed) + j) for j in range(len(columns))]
     return [int(k) for k in np.unique(numbers, return_inverse=True)[1]]
-
-
-def _place(column: Any, columns: Sequence[str]) -> int:
-    if isinstance(column, str):
-        if column not in columns:
-            raise InputError(f"groups names column {column!r}, which X has not; it has {', '.join(columns[:20])}")
-        return list(columns).index(column)
-    if not 0 <= column < len(columns):
-        raise InputError(f"groups names column {column}, and X has {len(columns)}, numbered from 0")
-    return int(column)
-
-
-def _numbers(penalty: str, rest: str) -> list[float]:
-    try:
-        return [float(word) for word in rest.split(",") if rest]
-    except ValueError:
-        raise InputError(f"{rest!r} in {penalty!r} is not a list of numbers") from None

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from sklearn.base import BaseEstimator
 from sklearn.utils import get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
@@ -60,7 +59,7 @@ def no_site_of_one(sites: Sites) -> None:
         )
 
 
-def table(estimator: BaseEstimator, X: Any, sites: Any = None, *, reset: bool) -> tuple[Any, Sites]:
+def table(estimator: Any, X: Any, sites: Any = None, *, reset: bool) -> tuple[Any, Sites]:
     """X as finite float64, dense or CSR, with the estimator's names of columns set or compared; and the rows' sites."""
     thin = "csr" if get_tags(estimator).input_tags.sparse else False
     if "columns" in dir(X):
@@ -74,7 +73,7 @@ def table(estimator: BaseEstimator, X: Any, sites: Any = None, *, reset: bool) -
     where = divide(sites, X.shape[0])
     values = X.data if sparse.issparse(X) else X
     if not max(values.max(initial=0.0), -values.min(initial=0.0)) <= LARGEST:  # also for NaN
-        raise _not_finite(X, values, column_names(estimator), where)
+        raise _not_finite(X, values, estimator._names(), where)
     return X, where
 
 
@@ -93,12 +92,6 @@ def _columns_of_numbers(X: Any) -> None:
                 f"column {name!r} holds words, such as {word!r:.40}; make numbers of them "
                 "(tables.FederatedPreprocessor), or drop the column"
             )
-
-
-def column_names(estimator: Any) -> list[str]:
-    """The columns' names, or their numbers as words."""
-    named = getattr(estimator, "feature_names_in_", None)
-    return [f"x{j}" for j in range(estimator.n_features_in_)] if named is None else [str(name) for name in named]
 
 
 def _not_finite(X: Any, values: Any, names: list[str], sites: Sites) -> InputError:

@@ -1,21 +1,34 @@
-"""What the sites say about their columns, question by question, as plain numbers and words, as JSON has them.
+"""From tables as they are to numbers, by statistics that the sites send and nothing else.
 
 The questions are the same whether the sites are tables in one process or machines that are asked by messages:
-`FederatedPreprocessor.conversation` puts them, `answer` is a site's half.
+`FederatedPreprocessor.conversation` puts them, `answer` is a site's half. Both are plain numbers and words, as JSON has
+them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.base import BaseEstimator, TransformerMixin
 
-from fednmap.names import InputError, is_number
-from fednmap.tables.table import MOSTLY, Column, SiteError, Table, as_word, is_words, looks_like_id, missing
+from fednmap.names import InputError, choose, is_number
+from fednmap.tables.table import (
+    MOSTLY,
+    Column,
+    SiteError,
+    Table,
+    as_word,
+    divide,
+    is_words,
+    looks_like_id,
+    missing,
+    table,
+)
 
 Floats = npt.NDArray[np.float64]
 Question = dict[str, Any]
@@ -178,3 +191,184 @@ def check_levels(name: str, found: int, most: int, at: str = "") -> None:
             "levels",
             name,
         )
+
+
+@dataclass(eq=False, repr=False)
+class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Tables of several sites as one matrix each: gaps filled, words as indicators, numbers on one scale.
+
+    Every site sends sums, counts and the words that occur; `statistics_` lists them. A number's gaps become the mean or
+    median of all sites, and a column NAME=missing says where they were. Words become one column per level but the
+    first, over the union of the sites' levels; a gap is a level of its own. Dates and identifiers are refused by name.
+
+    impute:      "mean" (a sum) or "median" (by bisection: counts of the values below a number).
+    indicators:  whether to add NAME=missing.
+    standardize: numbers with mean 0 and deviation 1. The estimators do that by themselves.
+    max_levels:  more different words than these are taken for a mistake.
+    categorical: columns whose numbers are codes: they are taken for words.
+
+    >>> a, b = {"age": [50.0, None], "sex": ["f", "m"]}, {"age": [70.0, 60.0], "sex": ["f", "x"]}
+    >>> fitted = FederatedPreprocessor().fit({"basel": a, "bern": b})
+    >>> [str(name) for name in fitted.get_feature_names_out()]
+    ['age', 'age=missing', 'sex=m', 'sex=x']
+    >>> fitted.transform(a)
+    array([[50.,  0.,  0.,  0.],
+           [60.,  1.,  1.,  0.]])
+    """
+
+    impute: str = "mean"
+    _: KW_ONLY
+    indicators: bool = True
+    standardize: bool = False
+    max_levels: int = 50
+    categorical: Sequence[str] = ()
+
+    def fit(self, X: Any, y: Any = None, sites: Any = None) -> Self:
+        """From a mapping of site names to frames, or one frame and the site of each of its rows."""
+        tables = {t.name: t for t in by_site(X, sites)}
+        if empty := [name for name, t in tables.items() if not t.rows]:
+            raise InputError(f"site {empty[0]!r} has no rows; leave it out")
+        return self.know(carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
+
+    def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
+        """The questions that `fit` puts to the sites, for those who ask them by messages; its end is for `know`."""
+        choose("way to impute", self.impute, dict.fromkeys(("mean", "median")))
+        categorical = list(self.categorical)
+        about = yield {"ask": "columns", "max_levels": self.max_levels, "categorical": categorical}
+        columns = _by_name({site: {c["name"]: c for c in said["columns"]} for site, said in about.items()})
+        for name in categorical:
+            if name not in columns:
+                raise InputError(f"{name!r} is to be categorical, and no site has such a column")
+        numbers = [name for name, parts in columns.items() if _is_number(name, parts)]
+        count = {name: sum(part["count"] for part in columns[name].values()) for name in numbers}
+        mean = {name: sum(part["sum"] for part in columns[name].values()) / count[name] for name in numbers}
+        fill, sent = mean, "count, sum, sum of squared deviations"
+        squares: dict[str, float] = {}
+        if numbers:
+            said = yield {"ask": "deviations", "means": mean}
+            squares = {name: sum(part[name] for part in said.values()) for name in numbers}
+            if self.impute == "median":
+                fill = yield from medians(count)
+                sent += f", least and greatest value, {CUTS * NARROWINGS} counts"
+        found, origin = [], dict[str, str]()
+        for name, parts in columns.items():
+            gaps = sum(part["gaps"] for part in parts.values())
+            if name in mean:
+                scale = float(scales(np.array(mean[name]), np.sqrt(squares[name] / count[name]))[1])
+                flagged = self.indicators and gaps > 0
+                s = Statistic(name, "number", sent, gaps, fill[name], mean[name], scale, (), flagged)
+            else:
+                levels = sorted({level for part in parts.values() for level in part["levels"]})
+                check_levels(name, len(levels), self.max_levels)
+                words = "its levels, count of gaps"
+                s = Statistic(name, "category", words, gaps, 0.0, 0.0, 1.0, tuple(levels), gaps > 0)
+            for made in s.names:
+                if origin.setdefault(made, name) != name:
+                    raise InputError(
+                        f"columns {origin[made]!r} and {name!r} would both become {made!r}; rename one of them"
+                    )
+            found.append(s)
+        return tuple(found)
+
+    def know(self, statistics: Sequence[Statistic]) -> Self:
+        """Fitted, from statistics that are known."""
+        self.statistics_ = tuple(statistics)
+        self.feature_names_in_ = np.array([s.column for s in self.statistics_], object)
+        self.n_features_in_ = len(self.statistics_)
+        return self
+
+    def refilled(self, tables: Sequence[Table]) -> FederatedPreprocessor:
+        """The same columns, with the gaps in numbers filled by what these rows, some of every site's, say."""
+        found = []
+        for s in self.statistics_:
+            parts = [given(t[s.column]) for t in tables] if s.kind == "number" and s.missing else [np.zeros(0)]
+            values = np.concatenate(parts)
+            if len(values):
+                median = self.impute == "median"
+                fill = np.quantile(values, 0.5, method="inverted_cdf") if median else values.mean()
+                s = replace(s, fill=float(fill))
+            found.append(s)
+        return type(self)(**self.get_params()).know(found)
+
+    def transform(self, X: Any) -> Floats:
+        """A frame as numbers; a level that no site had is refused, other columns are not looked at."""
+        rows = table(X, only={s.column for s in self.statistics_})
+        lacking = [s.column for s in self.statistics_ if s.column not in rows.columns]
+        if lacking:
+            message = f"{rows.where}column {lacking[0]!r} is missing; the model was fitted with it"
+            raise SiteError(message, "no-column", lacking[0])
+        parts = [part for s in self.statistics_ for part in _encoded(s, rows, self.standardize)]
+        return np.stack(parts, 1) if parts else np.empty((rows.rows, 0))
+
+    def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
+        return np.array([name for s in self.statistics_ for name in s.names], object)
+
+    def groups(self) -> dict[str, list[str]]:
+        """The columns that come from one column, for a group penalty."""
+        return {s.column: list(s.names) for s in self.statistics_ if s.names}
+
+
+def by_site(X: Any, sites: Any = None) -> list[Table]:
+    """One table per site, from a mapping of names to frames or from one frame with the site of every row."""
+    if sites is None and isinstance(X, Mapping) and X and not all(np.ndim(v) == 1 for v in X.values()):
+        return [Table(table(frame, str(name)).columns, str(name)) for name, frame in X.items()]
+    whole = table(X)
+    where = divide(sites, whole.rows)
+    return [Table(whole.some(where.of_row == k).columns, name) for k, name in enumerate(where.names)]
+
+
+def _by_name(said: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Column -> site -> what that says of it, in the order of the first site; every site must have all columns."""
+    first = next(iter(said))
+    for other in said:
+        for a, b in ((first, other), (other, first)):
+            lacking = [name for name in said[a] if name not in said[b]]
+            if lacking:
+                raise InputError(
+                    f"column {lacking[0]!r} is missing at site {b!r}, and site {a!r} has it; add it, or drop "
+                    "the column everywhere"
+                )
+    return {name: {site: columns[name] for site, columns in said.items()} for name in said[first]}
+
+
+def _is_number(name: str, parts: Mapping[str, Any]) -> bool:
+    """Whether a column holds numbers; words at one site and numbers at another are refused."""
+    words = [site for site, part in parts.items() if part["kind"] != "number"]
+    numbers = [site for site in parts if site not in words]
+    if words and numbers:
+        shown = ", ".join(repr(level) for level in parts[words[0]]["levels"][:3])
+        raise InputError(
+            f"column {name!r} holds words at site {words[0]!r} ({shown}) and numbers at site {numbers[0]!r}; use one "
+            "kind, or name it among the categorical columns"
+        )
+    return not words
+
+
+def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
+    """The columns that one column becomes."""
+    values, column = rows[s.column], f"{rows.where}column {s.column!r}"
+    gaps = missing(values)
+    if s.kind == "number":
+        if is_words(values) and not bool(gaps.all()):
+            row = int((~gaps).argmax())
+            message = f"{column} has {values[row]!r} in row {row}; the model knows numbers there"
+            raise SiteError(message, "words", s.column)
+        filled = np.where(gaps, s.fill, np.nan if is_words(values) else values)
+        filled = (filled - s.mean) / s.scale if standardize else filled
+        return [filled, gaps.astype(float)] if s.flagged else [filled]
+    known = {as_code(level): level for level in s.levels} | {level: level for level in s.levels}
+    found = [word if word is None or word in known else as_code(word) for word in levels_of(values)]
+    for row, word in enumerate(found):
+        if word is not None and word not in known:
+            raise SiteError(
+                f"{column} has the level {word!r} in row {row}, which no site had; known are "
+                f"{', '.join(s.levels[:12])}",
+                "unknown-level",
+                s.column,
+            )
+        if word is None and not s.flagged:
+            message = f"{column} has no value in row {row}, and no site had gaps there; fill it"
+            raise SiteError(message, "gaps", s.column)
+    words = np.array([None if word is None else known[word] for word in found], object)
+    columns = [(words == level).astype(float) for level in s.levels[1:]]
+    return [*columns, np.array([word is None for word in words], float)] if s.flagged else columns

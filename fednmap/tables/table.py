@@ -144,29 +144,34 @@ def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Tab
     if twice:
         raise InputError(f"{name or 'the table'} has two columns called {twice[0]!r}; names must differ")
     taken = [each for each in names if only is None or str(each) in only]
-    found = {str(each): column(str(each), _values(frame[each]), name) for each in taken}
+    found = {str(each): column(str(each), frame[each], name) for each in taken}
     sizes = {len(values) for values in found.values()}
     if len(sizes) > 1:
         raise InputError(f"{name or 'the table'} has columns of different lengths: {sorted(sizes)}")
     return Table(found, name)
 
 
-def column(name: str, values: Column, where: str = "") -> Column:
+def column(name: str, given: Any, where: str = "") -> Column:
     """Numbers as float64, words as words; dates are refused."""
-    at = f" at {where}" if where else ""
-    if values.dtype.kind in "Mm" or (values.dtype.kind == "O" and any(_is_date(v) for v in values[:100])):
-        raise _date(name, at)
-    if values.dtype.kind in "iufb":
+    values = given.to_numpy() if "to_numpy" in dir(given) else np.asarray(given)
+    kind, values = values.dtype.kind, values.astype(object) if values.dtype.kind == "U" else values
+    if kind in "iufb":
         return values.astype(np.float64)
     gaps = np.array([is_gap(v) for v in values], bool)
-    kinds = {type(v) for v, gap in zip(values, gaps, strict=True) if not gap}
-    if all(issubclass(kind, bool | int | float | Decimal | np.number) for kind in kinds):
+    there = values[~gaps]
+    if kind not in "Mm" and all(isinstance(v, bool | int | float | Decimal | np.number) for v in there):
         return np.array([np.nan if gap else float(v) for v, gap in zip(values, gaps, strict=True)])
-    words = np.array([None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)], object)
-    given = [word for word in words if word is not None]
-    if given and sum(DATE.fullmatch(word) is not None for word in given) >= MOSTLY * len(given):
-        raise _date(name, at)
-    return words
+    words = [None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)]
+    dates = sum(DATE.fullmatch(word) is not None for word in words if word is not None)
+    objects = any(type(v).__module__ == "datetime" or type(v).__name__ == "Timestamp" for v in there[:100])
+    if kind in "Mm" or objects or dates >= MOSTLY * max(len(there), 1):
+        raise SiteError(
+            f"column {name!r}{f' at {where}' if where else ''} holds dates or times; turn it into a number, such as "
+            "days since admission, or drop the column",
+            "dates",
+            name,
+        )
+    return np.array(words, object)
 
 
 def is_words(values: Column) -> bool:
@@ -191,28 +196,10 @@ def looks_like_id(name: str, values: Column) -> bool:
     return counting or ID.fullmatch(name) is not None
 
 
-def _values(given: Any) -> Column:
-    found = given.to_numpy() if "to_numpy" in dir(given) else np.asarray(given)
-    return found if found.dtype.kind != "U" else found.astype(object)
-
-
 def is_gap(value: Any) -> bool:
     if value is None or isinstance(value, str):
         return value is None or not value.strip()
     return type(value).__name__ in ("NAType", "NaTType") or bool(value != value)  # pandas' NA is not even unlike itself
-
-
-def _is_date(value: Any) -> bool:
-    return type(value).__module__ == "datetime" or type(value).__name__ == "Timestamp"
-
-
-def _date(name: str, at: str) -> SiteError:
-    return SiteError(
-        f"column {name!r}{at} holds dates or times; turn it into a number, such as days since admission, or drop the "
-        "column",
-        "dates",
-        name,
-    )
 
 
 def as_word(value: Any) -> str:

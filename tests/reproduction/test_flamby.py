@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fednmap.algorithms import SCAFFOLD, FedAvg, FedNMap, FedProx
 from fednmap.data import load
 from fednmap.data.heart_disease import validation
-from fednmap.estimators.survival import concordant
+from fednmap.estimators.linear_models import concordant
 from fednmap.names import InputError
 from fednmap.problems import Cox
 from fednmap.regularizers import Zero
