@@ -99,8 +99,8 @@ def check_between_machines(config: Config) -> None:
         return
     if config.dp_among is None or not config.secagg:
         raise InputError(
-            "dp_noise between machines is the clients' own: add secagg = true, and dp_among, the number of clients whose "
-            "noise must suffice"
+            "dp_noise between machines is the clients' own: add secagg = true, and dp_among, the number of clients "
+            "whose noise must suffice"
         )
     if config.participation < 1:
         raise InputError("the server knows whom it asks: sampling hides nobody from it; use participation = 1")
