@@ -64,7 +64,10 @@ class Methods:
             raise InputError(f"intercept is true, and only the machines with data know where it is in {config.model}")
         if config.reg_only and not (module is None and config.reg_only == "weights"):
             if module is None:
-                raise InputError(f"reg_only is {config.reg_only!r}, and {config.model} is not a network; use weights")
+                raise InputError(
+                    f"reg_only is {config.reg_only!r}, and {config.model} is not a network; it has `weights` alone, "
+                    "and its intercept is never regularized"
+                )
             phi = restrict(phi, module, config.reg_only)
         methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
         for name in config.algorithms:
