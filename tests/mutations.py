@@ -137,7 +137,6 @@ MUTATIONS = [
     ("client_level", "noise in the state", "sent=noised, known=sent", "sent=noised, known=noised"),
     ("uplink", "state from what was not sent", "if done.known is not up:", "if False:"),
     ("client_level", "noise for the mean weight", "self.clip * largest_weight(federation)", "self.clip"),
-    ("client_level", "shares for the mean weight", "self.clip * weight,", "self.clip,"),
     ("client_level", "divided by who came", "v / (share * federation.total)", "v / received.weight"),
     (
         "client_level",

@@ -22,7 +22,7 @@ ENTRIES = 5
 """In the address between seed and round: these draws are not those of who takes part, which may have the same seed."""
 
 
-class Sparse(NamedTuple):
+class SparseVector(NamedTuple):
     """K values and where they belong."""
 
     values: Tensor
@@ -79,12 +79,12 @@ class _Sparsifier(Compressor):
     def delta(self, p: int) -> float:
         return self.kept(p) / p
 
-    def pack(self, v: Tensor) -> Sparse:
+    def pack(self, v: Tensor) -> SparseVector:
         size = v.shape[-1]
         indices = v.abs().topk(self.kept(size)).indices
-        return Sparse(v.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
+        return SparseVector(v.gather(-1, indices), indices.to(torch.int32), indices.new_tensor(size))
 
-    def unpack(self, packed: Sparse) -> Tensor:
+    def unpack(self, packed: SparseVector) -> Tensor:
         v = packed.values.new_zeros(*packed.values.shape[:-1], int(packed.size))
         return v.scatter(-1, packed.indices.long(), packed.values)
 

@@ -134,7 +134,7 @@ def next_point(
     else:
         close = float(residual(x, past.g, phi, gamma).norm())
         steep, new = share**CAUTION, len(past.S) - int(known.secants)
-        model = Model(past.S[new:], past.Y[new:] / steep, 1 / (known.scale * eta_hat * steep))
+        model = QuadraticModel(past.S[new:], past.Y[new:] / steep, 1 / (known.scale * eta_hat * steep))
         z = minimised(phi, gamma, x, past.g, model, model.largest, CLOSE * close * min(1.0, math.sqrt(close)))
     return z, past._replace(counts=_tensor(known, z))
 
@@ -186,7 +186,7 @@ def _judged(
     return known._replace(refused=known.refused + 1), past
 
 
-class Model:
+class QuadraticModel:
     """B of the L-BFGS method, in its compact form B = sigma I - W M W', with 2 m columns in W.
 
     sigma: the curvature in directions nobody has gone yet: |y|^2 / <s, y> of the newest secant, `else_` without any.

@@ -16,7 +16,7 @@ from fednmap.report.terminal import console
 from fednmap.runs.files import from_json, json_text
 
 if TYPE_CHECKING:
-    from fednmap.flower.audit import Row
+    from fednmap.flower.audit import AuditRow
 
 
 def audit(
@@ -56,5 +56,5 @@ def audit(
     screen.print("counted: what the server has told the client so far; of the last round it says so in the next")
 
 
-def _how_many(rows: list[Row], word: str) -> int:
+def _how_many(rows: list[AuditRow], word: str) -> int:
     return sum(row.messages for row in rows if word in row.treated)

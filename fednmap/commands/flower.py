@@ -151,7 +151,7 @@ def up(
 ) -> None:
     """Try a federation on this machine: a SuperLink and a node for each client, on loopback."""
     _needs_flower()
-    from fednmap.flower.settings import Federation, read, run_settings
+    from fednmap.flower.settings import FederationSettings, read, run_settings
 
     if resume is not None:
         if values or algorithm or set or config or out:
@@ -165,7 +165,7 @@ def up(
         settings, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
         # what can be refused is refused before there is a folder
         settings = settled(experiment or prepare(settings)).config
-        federation = Federation.make(
+        federation = FederationSettings.make(
             names=tuple(f"client-{i}" for i in range(settings.clients)),
             run_folder=".",
             deadline=deadline,
@@ -200,7 +200,7 @@ def resume(
 
 def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
     """The trial in a folder, as it was begun."""
-    from fednmap.flower.settings import Federation
+    from fednmap.flower.settings import FederationSettings
 
     folder, file = RunFolder.open(path.resolve()), path / "federation.json"
     if not file.exists():
@@ -208,7 +208,7 @@ def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
     if folder.running():
         raise InputError(f"{path} is in use by another run; wait for it to end")
     known = {key: value for key, value in from_json(file, dict).items() if key != "run"}
-    return folder, folder.config(), Federation.make(**known | {"run_folder": folder.path, "resume": True})
+    return folder, folder.config(), FederationSettings.make(**known | {"run_folder": folder.path, "resume": True})
 
 
 def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:

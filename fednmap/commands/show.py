@@ -19,7 +19,7 @@ from fednmap.report import coefficients
 from fednmap.report.closing import about_line, closing_table, made_by
 from fednmap.report.data_table import DataTable
 from fednmap.report.series import Series, collect, drawn, expected, models, positive
-from fednmap.report.terminal import Grid, console
+from fednmap.report.terminal import TextTable, console
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
@@ -88,7 +88,7 @@ def _coefficients(folder: RunFolder) -> list[Table]:
     return [coefficients.readable(DataTable(head, cells)).rich(box=box.SIMPLE_HEAD)]
 
 
-def _sparks(series: list[Series]) -> Grid:
+def _sparks(series: list[Series]) -> TextTable:
     """The curves in small, a row per method, each column on one scale."""
     columns = []
     for shown in (q for q in drawn(series) if q.brief):
@@ -101,7 +101,7 @@ def _sparks(series: list[Series]) -> Grid:
             for y in curves
         ]
         columns.append((f"{shown.label} (log)" if log else shown.label, cells))
-    return Grid("along the rounds", [one.label for one in series], columns)
+    return TextTable("along the rounds", [one.label for one in series], columns)
 
 
 def state(folder: RunFolder) -> str:

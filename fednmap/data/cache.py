@@ -38,7 +38,7 @@ def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
     target, reasons = folders(name)[-1], []
     for address in addresses:
         source = pooch.create(target, base_url=address, registry={file: f"md5:{md5}"}, retry_if_failed=2)
-        bar = _Bar(file)
+        bar = _DownloadBar(file)
         try:
             with bar.progress:
                 return Path(source.fetch(file, downloader=pooch.HTTPDownloader(bar, chunk_size=1 << 16)))
@@ -73,7 +73,7 @@ def read(path: Path, digest: str, kind: str = "md5") -> bytes:
     return contents
 
 
-class _Bar:
+class _DownloadBar:
     """A progress bar on the terminal, in the form that pooch expects."""
 
     def __init__(self, label: str) -> None:

@@ -17,7 +17,7 @@ from fednmap.problems.families import Bernoulli, Family, Gaussian, Multinomial, 
 Linear = GLM | CoxProblem
 
 
-class Cox(Response):
+class CoxResponse(Response):
     """Proportional hazards, each site a stratum with its own baseline hazard; y holds (time, event).
 
     ties: "breslow" or "efron".
@@ -53,7 +53,9 @@ class Cox(Response):
         return torch.exp(eta)
 
 
-FAMILIES: dict[str, type[Response]] = {kind.name: kind for kind in (Gaussian, Bernoulli, Poisson, ScaledHuber, Cox)}
+FAMILIES: dict[str, type[Response]] = {
+    kind.name: kind for kind in (Gaussian, Bernoulli, Poisson, ScaledHuber, CoxResponse)
+}
 
 
 def family(given: str | Response) -> Response:
@@ -75,7 +77,7 @@ def with_outputs(family: Response, outputs: int) -> Response:
 
 def problem(family: Response, data: Any, **options: Any) -> Linear:
     """The sites' losses; `options` are intercept, weights and sample_weights."""
-    if isinstance(family, Cox):
+    if isinstance(family, CoxResponse):
         del options["intercept"]
         return CoxProblem(data, ties=family.ties, events_elsewhere=True, **options)  # `check` knows of all sites
     assert isinstance(family, Family)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fednmap.estimators.families import FAMILIES, Cox, family
+from fednmap.estimators.families import FAMILIES, CoxResponse, family
 from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
@@ -61,7 +61,7 @@ class FitConfig(BaseModel):
         return [name for name in (self.target, self.time, self.event) if name is not None]
 
     def made_family(self) -> Response:
-        return Cox(self.ties) if self.family == "cox" else family(self.family)
+        return CoxResponse(self.ties) if self.family == "cox" else family(self.family)
 
     def preprocessor(self) -> FederatedPreprocessor:
         return FederatedPreprocessor(self.impute, categorical=listed(self.categorical))

@@ -14,7 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import AnyPenalty, Federated
-from fednmap.estimators.families import Cox, expected, family
+from fednmap.estimators.families import CoxResponse, expected, family
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters
 from fednmap.estimators.rows import Floats, Rows
@@ -289,7 +289,7 @@ class FederatedCoxRegression(AnyPenalty):
         return float(sums[0] / sums[1])
 
     def _family(self) -> Response:
-        return Cox(self.ties)
+        return CoxResponse(self.ties)
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
         found = inputs.targets(inputs.times_and_events(y), len(sites.of_row), 2)

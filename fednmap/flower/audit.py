@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 
-from fednmap.flower.settings import Federation, Node, client_name, grid_for
+from fednmap.flower.settings import FederationSettings, Node, client_name, grid_for
 from fednmap.runs.configuration import Config
 
 LOG = "sent"  # the folder of the logs: a client's own may lie beside its key, whose name is the client's
@@ -28,7 +28,7 @@ WORDS = {
 }
 """Kinds of messages, in words."""
 
-Settings = Callable[[Mapping[str, Any]], tuple[Config, Federation]]
+Settings = Callable[[Mapping[str, Any]], tuple[Config, FederationSettings]]
 Answer = Callable[[Message, Node], RecordDict]
 """Makes the content of a reply."""
 
@@ -88,7 +88,7 @@ def _append(node: Node, line: Mapping[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")  # one write: messages may be answered in parallel
 
 
-class Row(NamedTuple):
+class AuditRow(NamedTuple):
     """Messages of one kind that a client sent, with equal contents, in rounds that follow each other."""
 
     client: str
@@ -121,7 +121,7 @@ def of_run(lines: list[dict[str, Any]], run: str | None) -> list[dict[str, Any]]
     return [line for line in lines if line["flower_run"] in flower]
 
 
-def rows(client: str, lines: Iterable[dict[str, Any]]) -> list[Row]:
+def rows(client: str, lines: Iterable[dict[str, Any]]) -> list[AuditRow]:
     """What one client sent, equal messages together."""
     counted, found = set(), dict[tuple[Any, ...], list[dict[str, Any]]]()
     for line in lines:
@@ -133,7 +133,7 @@ def rows(client: str, lines: Iterable[dict[str, Any]]) -> list[Row]:
         size = sum(item["bytes"] for line in same for item in line.get("items", ()))
         told = sum(line["kind"] == "train" and line.get("ticket") in counted for line in same)
         span = (min(rounds), max(rounds)) if rounds else None
-        rows.append(Row(client, kind, span, len(same), items, size, told, treated))
+        rows.append(AuditRow(client, kind, span, len(same), items, size, told, treated))
     return rows
 
 

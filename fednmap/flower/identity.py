@@ -71,7 +71,7 @@ def prove(key: Path, nonce: str, name: str, node: int) -> dict[str, Any]:
     return {"public": _public(private), "signature": sign_message(private, _signed(nonce, name, node))}
 
 
-class Keys(BaseModel):
+class KnownKeys(BaseModel):
     """The contents of `clients.toml`: fingerprints of clients, those that are revoked, and names whose key was."""
 
     revoked: list[str] = []
@@ -90,9 +90,9 @@ class Identities:
         if not pin and not path.exists():
             raise InputError(f"there is no {path}; make it with `fednmap flower clients add`, or pin on first use")
 
-    def read(self) -> Keys:
+    def read(self) -> KnownKeys:
         try:
-            return Keys.model_validate(from_toml(self.path) if self.path.exists() else {})
+            return KnownKeys.model_validate(from_toml(self.path) if self.path.exists() else {})
         except ValidationError as error:
             raise InputError(f"{self.path} cannot be read: {error.errors()[0]['msg']}") from None
 
@@ -136,7 +136,7 @@ class Identities:
         self._write(known)
         return known.revoked[-1]
 
-    def _without(self, name: str) -> Keys:
+    def _without(self, name: str) -> KnownKeys:
         """What is in the file if the client's key is revoked."""
         known = self.read()
         if name not in known.clients:
@@ -145,7 +145,7 @@ class Identities:
         known.former.append(name)
         return known
 
-    def _enter(self, known: Keys, name: str, found: str) -> str:
+    def _enter(self, known: KnownKeys, name: str, found: str) -> str:
         if found in known.revoked:
             raise InputError(f"the key {found} is revoked; make another one")
         if owner := next((other for other, key in known.clients.items() if key == found), None):
@@ -154,7 +154,7 @@ class Identities:
         self._write(known)
         return found
 
-    def _write(self, known: Keys) -> None:
+    def _write(self, known: KnownKeys) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         known.former = sorted({*known.former} - known.clients.keys())
         write_atomically(self.path, (HEAD + tomli_w.dumps(known.model_dump())).encode())

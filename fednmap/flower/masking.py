@@ -39,7 +39,7 @@ SECRET = 48  # bytes of a private key's number
 SEED = 32
 
 
-class Keys(NamedTuple):
+class PublicKeys(NamedTuple):
     """A client's public keys of one attempt at a sum."""
 
     mask: bytes
@@ -62,22 +62,22 @@ class Secrets(NamedTuple):
     mask: bytes
     share: bytes
     seed: bytes = b""
-    keys: Mapping[int, Keys] = {}
+    keys: Mapping[int, PublicKeys] = {}
     shares: Mapping[int, tuple[bytes, bytes]] = {}
     run: str = ""
     kind: str = ""
 
 
-def begin(ticket: str, me: int) -> tuple[Secrets, Keys]:
+def begin(ticket: str, me: int) -> tuple[Secrets, PublicKeys]:
     """Stage 1: fresh keys."""
     (mask, mask_public), (share, share_public) = generate_key_pairs(), generate_key_pairs()
-    public = Keys(public_key_to_bytes(mask_public), public_key_to_bytes(share_public))
+    public = PublicKeys(public_key_to_bytes(mask_public), public_key_to_bytes(share_public))
     return Secrets(ticket, "keys", me, _number(mask), _number(share)), public
 
 
-def deal(secrets: Secrets, everybody: Mapping[int, Keys], threshold: int) -> tuple[Secrets, dict[int, bytes]]:
+def deal(secrets: Secrets, everybody: Mapping[int, PublicKeys], threshold: int) -> tuple[Secrets, dict[int, bytes]]:
     """Stage 2: a fresh seed; for every other client an encrypted share of it and of the first private key."""
-    mine = Keys(*(public_key_to_bytes(_private(v).public_key()) for v in (secrets.mask, secrets.share)))
+    mine = PublicKeys(*(public_key_to_bytes(_private(v).public_key()) for v in (secrets.mask, secrets.share)))
     if everybody.get(secrets.me) != mine:
         raise InputError("the server passes on other keys than this client sent")
     if len(everybody) < threshold:
@@ -136,7 +136,7 @@ def reveal(
 def uncover(
     total: Levels,
     survivors: Iterable[int],
-    keys: Mapping[int, Keys],
+    keys: Mapping[int, PublicKeys],
     shares: Mapping[int, list[bytes]],
     threshold: int,
 ) -> Levels:

@@ -12,7 +12,7 @@ import numpy as np
 import tomli_w
 from pydantic import BaseModel
 
-from fednmap.flower.settings import Federation
+from fednmap.flower.settings import FederationSettings
 from fednmap.names import InputError, choose
 from fednmap.runs.configuration import Config
 
@@ -60,10 +60,10 @@ def write(folder: Path, template: str = "plain") -> None:
         readme, ignored = _template("tables/README.md.in") + REAL + real, ignored + "data/\n"
         from fednmap.estimators.fit_config import FitConfig
 
-        settings, place = _settings((FitConfig, Federation), FIRST_TABLE | run, ALWAYS), "tables/"
+        settings, place = _settings((FitConfig, FederationSettings), FIRST_TABLE | run, ALWAYS), "tables/"
         _made_up_tables(folder / "data", FIRST["names"].split(","))
     else:
-        settings, place = METHOD + _settings((Federation, Config), FIRST | run, ELSEWHERE), ""
+        settings, place = METHOD + _settings((FederationSettings, Config), FIRST | run, ELSEWHERE), ""
     write_project(folder, name, {f: _template(f"{place}{f}.in") for f in ("client_app.py", "server_app.py")}, settings)
     (folder / "README.md").write_text(readme.replace("@NAME@", name).replace("@PACKAGE@", package), encoding="utf-8")
     (folder / ".gitignore").write_text(ignored)

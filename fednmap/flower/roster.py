@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fednmap.flower import wire
-from fednmap.flower.identity import Identities, Keys, challenge
+from fednmap.flower.identity import Identities, KnownKeys, challenge
 from fednmap.flower.plan import Point
 from fednmap.flower.preflight import Site, mismatches, usual, versions
-from fednmap.flower.settings import Federation, client_name
+from fednmap.flower.settings import FederationSettings, client_name
 from fednmap.names import InputError
 
 POLL = 0.1  # seconds between looks for replies
@@ -93,11 +93,11 @@ class Roster:
     that most of the first ones had.
     """
 
-    def __init__(self, grid: Grid, federation: Federation) -> None:
+    def __init__(self, grid: Grid, federation: FederationSettings) -> None:
         self.grid, self.names, self.deadline = grid, federation.names, federation.deadline
         file = federation.clients_file
         self.identities = None if file is None else Identities(file, federation.pin_on_first_use)
-        self._keys = Keys() if self.identities is None else self.identities.read()
+        self._keys = KnownKeys() if self.identities is None else self.identities.read()
         """Whose key was whose when nodes were asked last."""
         self._proven: dict[str, str] = {}
         """The fingerprints with which clients have proven who they are."""
@@ -205,7 +205,7 @@ class Roster:
         found = self.ask(nodes, f"{MessageType.QUERY}.site", lambda _: RecordDict())
         return found.read(_site), found.errors
 
-    def _check_keys(self, now: Keys) -> None:
+    def _check_keys(self, now: KnownKeys) -> None:
         """Leave out who proved a key that counts no more; ask who was refused again if the keys have changed."""
         for name, node in list(self.nodes.items()):
             if now.clients.get(name) != self._proven[name]:

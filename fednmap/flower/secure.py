@@ -22,7 +22,7 @@ from torch import Tensor
 from fednmap.core import State
 from fednmap.flower import ledger, masking, wire
 from fednmap.flower.ledger import round_of
-from fednmap.flower.masking import Keys, Secrets
+from fednmap.flower.masking import PublicKeys, Secrets
 from fednmap.flower.roster import Content, Exchange, Roster
 from fednmap.flower.settings import Node, Threshold, grid_for, threshold
 from fednmap.names import InputError
@@ -35,7 +35,7 @@ STAGES = ("keys", "shares", "masked", "unmask")
 log = logging.getLogger("flwr")
 
 
-class Masked(NamedTuple):
+class MaskedUplink(NamedTuple):
     """Levels under masks, on their way."""
 
     levels: Tensor
@@ -84,7 +84,7 @@ class SecureSum:
         like: a vector as it is expected; its shapes count.
         """
         whole, left = Exchange(), dict(nodes)
-        expected = Masked(torch.zeros(quantised.length(like), dtype=getattr(torch, f"int{quantised.bits}")))
+        expected = MaskedUplink(torch.zeros(quantised.length(like), dtype=getattr(torch, f"int{quantised.bits}")))
         numbers = {name: i for i, name in enumerate(self.roster.names)}
 
         def ask(
@@ -173,7 +173,7 @@ class SumClient:
     def shares(self) -> RecordDict:
         """Stage 2: shares of the masks' secrets, encrypted for the other clients."""
         order, secrets = self.order, self._kept("shares")
-        everybody = dict(zip(order["clients"], map(Keys, order["mask"], order["share"]), strict=True))
+        everybody = dict(zip(order["clients"], map(PublicKeys, order["mask"], order["share"]), strict=True))
         if strangers := everybody.keys() - set(range(self.threshold.clients)):
             raise InputError(f"secagg: keys of client {min(strangers)}, of {self.threshold.clients}")
         secrets, sealed = masking.deal(secrets, everybody, self.threshold.of(len(everybody)))
@@ -195,7 +195,7 @@ class SumClient:
         letters = dict(zip(order["clients"], order["sealed"], strict=True))
         secrets, total = masking.mask(secrets, letters, self.threshold.of(len(secrets.keys)), levels)
         self._keep(secrets._replace(run=str(order["run"]), kind=self.kind))
-        return RecordDict({"masked": wire.pack(Masked(torch.from_numpy(total.view(f"i{total.dtype.itemsize}"))))})
+        return RecordDict({"masked": wire.pack(MaskedUplink(torch.from_numpy(total.view(f"i{total.dtype.itemsize}"))))})
 
     def unmask(self) -> RecordDict:
         """Stage 4: what the server needs to take the masks off the sum, and off nothing else.
@@ -225,7 +225,7 @@ class SumClient:
             raise InputError(
                 f"secagg: stage {stage} of {ticket!s:.40} is not expected here; this client waits for the next round"
             )
-        return secrets._replace(keys={i: Keys(*keys) for i, keys in secrets.keys.items()})
+        return secrets._replace(keys={i: PublicKeys(*keys) for i, keys in secrets.keys.items()})
 
 
 GIVE = {"keys": SumClient.keys, "shares": SumClient.shares, "unmask": SumClient.unmask}
@@ -236,9 +236,9 @@ def _boxed(data: Mapping[int, bytes]) -> RecordDict:
     return RecordDict({STATE: ConfigRecord({"clients": list(data), "data": list(data.values())})})
 
 
-def _keys(reply: RecordDict) -> Keys:
+def _keys(reply: RecordDict) -> PublicKeys:
     record: Any = reply[STATE]
-    return Keys(_bytes(record["mask"]), _bytes(record["share"]))
+    return PublicKeys(_bytes(record["mask"]), _bytes(record["share"]))
 
 
 def _boxes(reply: RecordDict) -> dict[int, bytes]:

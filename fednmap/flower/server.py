@@ -28,7 +28,7 @@ from fednmap.flower import wire
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.roster import Content, Exchange, Roster, end_pulls_with_the_deadline
 from fednmap.flower.secure import SecureSum, Sum
-from fednmap.flower.settings import Federation, grid_for, read, threshold
+from fednmap.flower.settings import FederationSettings, grid_for, read, threshold
 from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
@@ -41,8 +41,7 @@ from fednmap.simulation.callbacks import heard
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, sampler_of, take_part
 from fednmap.simulation.trajectory import TOTALS
-from fednmap.simulation.uplink import Federation as Everybody
-from fednmap.simulation.uplink import Received, Traffic
+from fednmap.simulation.uplink import Federation, Received, Traffic
 
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
@@ -109,7 +108,7 @@ class Coordinator:
     exact:     whether the last round has counted everybody, with exact gradients.
     """
 
-    def __init__(self, grid: Grid, config: Config, federation: Federation, make_plan: MakePlan) -> None:
+    def __init__(self, grid: Grid, config: Config, federation: FederationSettings, make_plan: MakePlan) -> None:
         self.config, self.federation, self.make_plan = config, federation, make_plan
         self.names, self.n, self.job = federation.names, len(federation.names), Job(config.algorithms[0], 0)
         self.roster = Roster(grid, federation)
@@ -190,7 +189,7 @@ class Coordinator:
             raise InputError("secagg sums clients that count the same, given weights by samples; leave one out")
         self.counts = dict(zip(self.names, plan.weights or (1.0,) * self.n, strict=True))
         weights = None if plan.weights is None else torch.tensor(plan.weights, dtype=torch.float64)
-        self.everybody = Everybody(self.n, weights, Uniform(), 0.0, 0)
+        self.everybody = Federation(self.n, weights, Uniform(), 0.0, 0)
         server, client = algorithm.init(plan.start)
         self.eta_a = scheduled_step(algorithm, self.config)
         self.up_like = dry_run(algorithm, server, client)

@@ -33,7 +33,7 @@ def client_name(text: object) -> str:
     return text
 
 
-class Federation(BaseModel):
+class FederationSettings(BaseModel):
     """Who takes part, and how patient the server is; the description of each field is its help text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,7 +80,7 @@ class Federation(BaseModel):
         return self
 
     @classmethod
-    def make(cls, **values: Any) -> Federation:
+    def make(cls, **values: Any) -> FederationSettings:
         """Validated as a whole: one InputError with a line for each mistake."""
         try:
             return cls(**values)
@@ -89,7 +89,7 @@ class Federation(BaseModel):
             raise InputError("\n".join(lines)) from None
 
 
-def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
+def read(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
     """The settings of the run and of the federation, from kebab-case keys; "" stands for a default.
 
     >>> config, federation = read({"names": "a, b", "run-folder": "runs/x", "eta-a": 0.05, "gamma": ""})
@@ -97,7 +97,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
     (2, 0.05, ('a', 'b'))
     """
     own, given = split(run_config, {**Config.model_fields, "algorithm": None})
-    federation = Federation.make(**own)
+    federation = FederationSettings.make(**own)
     if "algorithm" in given:
         given["algorithms"] = (given.pop("algorithm"),)
     if "set" in given:
@@ -114,14 +114,14 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
 def split(run_config: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The given settings of the federation, and the others, of which only these names are known."""
     given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
-    own = {name: given.pop(name) for name in Federation.model_fields if name in given}
+    own = {name: given.pop(name) for name in FederationSettings.model_fields if name in given}
     for key in given:
         if key not in others:
-            raise unknown("setting", key, [*others, *Federation.model_fields])
+            raise unknown("setting", key, [*others, *FederationSettings.model_fields])
     return own, given
 
 
-def run_settings(config: Config, federation: Federation) -> dict[str, Any]:
+def run_settings(config: Config, federation: FederationSettings) -> dict[str, Any]:
     """The run configuration that `read` turns back into the two records."""
     left_out = {"algorithms", "set", "clients", "drop", "trials"}
     values = config.model_dump(exclude=left_out) | federation.model_dump(mode="json")
@@ -135,7 +135,7 @@ class Node:
     """The client that a node runs for, as the node was started: its name and its folder; and the settings of a run."""
 
     config: Config
-    federation: Federation
+    federation: FederationSettings
 
     def __init__(self, context: Context) -> None:
         self.context, about = context, context.node_config
@@ -182,7 +182,7 @@ class Threshold(NamedTuple):
         return max(self.of(holders), self.noisy)
 
 
-def threshold(config: Config, federation: Federation) -> Threshold:
+def threshold(config: Config, federation: FederationSettings) -> Threshold:
     n = len(federation.names)
     drawn = max(1, round(config.participation * n))
     noisy = (config.dp_among or 0) if config.dp_noise else 0
@@ -191,7 +191,7 @@ def threshold(config: Config, federation: Federation) -> Threshold:
     return Threshold(federation.secagg_threshold, Fraction(federation.secagg_threshold, drawn), n, noisy)
 
 
-def _agree(config: Config, federation: Federation) -> None:
+def _agree(config: Config, federation: FederationSettings) -> None:
     """Refuse settings that do not go together, by the first rule that they break."""
     check_between_machines(config)
     n, least = len(federation.names), threshold(config, federation).least

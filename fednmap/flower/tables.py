@@ -29,7 +29,7 @@ from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster
 from fednmap.flower.server import Coordinator, app_of
-from fednmap.flower.settings import Federation, Node, split
+from fednmap.flower.settings import FederationSettings, Node, split
 from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import digest, from_json, to_json, write_atomically
@@ -47,16 +47,16 @@ LoadTable = Callable[[Context], Any]
 log = logging.getLogger("flwr")
 
 
-def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, Federation]:
+def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
     own, given = split(run_config, FitConfig.model_fields)
-    federation = Federation.make(**own | {"measure_stationarity": True})
+    federation = FederationSettings.make(**own | {"measure_stationarity": True})
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     return FitConfig.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
 
 
-def _settings(run_config: Mapping[str, Any]) -> tuple[Config, Federation]:
+def _settings(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
     """What the common part of the app reads; the method is the agreement's."""
     federation = read(run_config)[1]
     return Config.make(data="own", clients=len(federation.names), batch_size=0, dtype="float64"), federation
@@ -106,7 +106,7 @@ def server_app() -> ServerApp:
     return app_of(lambda grid, context: fit(grid, *read(context.run_config)))
 
 
-def fit(grid: Grid, task: FitConfig, federation: Federation) -> dict[str, Any]:
+def fit(grid: Grid, task: FitConfig, federation: FederationSettings) -> dict[str, Any]:
     """One fit between machines; the closing numbers. The run folder holds the model."""
     path = federation.run_folder
     if federation.resume:
@@ -122,7 +122,7 @@ def fit(grid: Grid, task: FitConfig, federation: Federation) -> dict[str, Any]:
     return closing
 
 
-def agree(grid: Grid, task: FitConfig, federation: Federation) -> Agreement:
+def agree(grid: Grid, task: FitConfig, federation: FederationSettings) -> Agreement:
     """Ask every site until the server knows what the fit needs; then all of them know it."""
     path = federation.run_folder
     if path.exists() and (not path.is_dir() or any(path.iterdir())):

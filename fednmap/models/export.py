@@ -21,7 +21,7 @@ Metadata = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Report:
+class ExportReport:
     """What was written, and how much of it is zero.
 
     bytes:       of the file.
@@ -105,7 +105,7 @@ def write(
     example: Tensor | None = None,
     compress: bool = False,
     about: Mapping[str, Any] | None = None,
-) -> Report:
+) -> ExportReport:
     """Writes the module to `path` as safetensors, onnx or torch, and reports what its zeros are worth.
 
     example:  some inputs, of any number of samples; onnx needs them.
@@ -125,7 +125,7 @@ def write(
     if compress:
         _whole(path.with_name(path.name + ".gz"), packed)
     count, zeros, rows = sparsity(module)
-    return Report(path, len(data), len(packed), count, zeros, rows)
+    return ExportReport(path, len(data), len(packed), count, zeros, rows)
 
 
 def _whole(path: Path, data: bytes) -> None:

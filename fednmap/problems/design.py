@@ -12,7 +12,7 @@ from fednmap.data.sparse import is_sparse, to_scipy
 from fednmap.names import InputError
 
 
-class Dense:
+class DenseDesign:
     """Rows A (..., B, d): one client's, or with a leading axis those of k clients.
 
     With products by name: torch.matmul finds the same ones, later, and for stacks a slower one for A w.
@@ -21,7 +21,7 @@ class Dense:
     def __init__(self, a: Tensor) -> None:
         self.a, self._transposed = a, a.mT
 
-    def kept(self) -> Dense:
+    def kept(self) -> DenseDesign:
         """The same for many products: a stack of small tables is also kept transposed, so that A w is read in order."""
         if self.a.ndim == 3:
             self._transposed = self._transposed.contiguous()
@@ -54,7 +54,7 @@ class Dense:
         return self.a.mT @ (c.unsqueeze(-1) * self.a)
 
 
-class Sparse:
+class SparseDesign:
     """The same with sparse rows; k clients' rows are the blocks on the diagonal of one matrix, as `stacked` makes it.
 
     By scipy's products: torch's own take as long for A x, and sixty times as long for A^T r.
@@ -65,7 +65,7 @@ class Sparse:
             raise InputError(f"sparse data is on {a.device}; it is computed on the CPU only, use device cpu")
         self._matrix, self._batch = to_scipy(a.to(dtype)), batch
 
-    def kept(self) -> Sparse:
+    def kept(self) -> SparseDesign:
         return self
 
     @cached_property
@@ -99,7 +99,7 @@ class Sparse:
         return torch.from_numpy(matrix @ values.detach().numpy())
 
 
-Design = Dense | Sparse
+Design = DenseDesign | SparseDesign
 
 
 def design_of(a: Tensor | Design, batch: Size, dtype: torch.dtype) -> Design:
@@ -107,6 +107,6 @@ def design_of(a: Tensor | Design, batch: Size, dtype: torch.dtype) -> Design:
     if not isinstance(a, Tensor):
         return a
     if is_sparse(a):
-        return Sparse(a, batch, dtype)
+        return SparseDesign(a, batch, dtype)
     a = a if a.ndim == len(batch) + 1 else a.flatten(len(batch))
-    return Dense(a if a.dtype == dtype else a.to(dtype))
+    return DenseDesign(a if a.dtype == dtype else a.to(dtype))

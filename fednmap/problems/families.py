@@ -86,6 +86,10 @@ class Family(Response, ABC):
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         """Its second derivative with respect to eta: with K outputs a matrix (K, K) per row."""
 
+    def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Both; a family overrides it where they share their work."""
+        return self.loss(eta, y), self.slope(eta, y)
+
     def predict(self, eta: Tensor) -> Tensor:
         """What is said about a row with these scores: a number, or a label."""
         return self.mean(eta)
@@ -195,6 +199,11 @@ class Multinomial(Family):
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         share = torch.softmax(eta, -1)
         return torch.diag_embed(share) - share.unsqueeze(-1) * share.unsqueeze(-2)
+
+    def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logarithm = log_softmax(eta, -1)
+        loss = -logarithm.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return loss, less_one(logarithm.exp_(), y)
 
     def mean(self, eta: Tensor) -> Tensor:
         return torch.softmax(eta, -1)

@@ -102,9 +102,8 @@ class GLM(FiniteSum):
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
     ) -> tuple[Tensor, Tensor]:
         design = design_of(a, b.shape, x.dtype)
-        eta = self._outputs(x, design)
-        back = self._back(self._weighted(weight, self.family.slope(eta, b)), design)
-        return (weight * self.family.loss(eta, b)).sum(-1), back
+        loss, slope = self.family.loss_and_slope(self._outputs(x, design), b)
+        return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
 
     def smoothness(self, x: Tensor | None = None) -> float:
         """L of f: the largest eigenvalue of its Hessian, everywhere if the family's curvature is bounded, else at x.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from fednmap.measure import QUANTITIES, Quantity, quantities
-from fednmap.report.terminal import Grid
+from fednmap.report.terminal import TextTable
 from fednmap.runs.execution import DONE
 from fednmap.runs.folder import About, Job, RunFolder
 
@@ -33,7 +33,7 @@ class Cell(NamedTuple):
     best: bool = False
 
 
-class Row(NamedTuple):
+class ClosingRow(NamedTuple):
     title: str
     cells: list[Cell]
 
@@ -49,7 +49,7 @@ def columns(results: Mapping[str, Trials]) -> list[Quantity]:
     )
 
 
-def rows(results: Mapping[str, Trials]) -> list[Row]:
+def rows(results: Mapping[str, Trials]) -> list[ClosingRow]:
     """Return a row per method, label -> the closing numbers of its trials: mean, spread, and the best of each column.
 
     A method that diverged, or whose psi rose, is never the best, and where all are equal none is.
@@ -57,10 +57,10 @@ def rows(results: Mapping[str, Trials]) -> list[Row]:
     flaws = [_flaw(trials) for trials in results.values()]
     cells = [_column(column, results, flaws) for column in columns(results)]
     titles = [f"{label} ({flaw})" if flaw else label for label, flaw in zip(results, flaws, strict=True)]
-    return [Row(title, [column[k] for column in cells]) for k, title in enumerate(titles)]
+    return [ClosingRow(title, [column[k] for column in cells]) for k, title in enumerate(titles)]
 
 
-def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None) -> Grid:
+def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None) -> TextTable:
     """Return a table with a row per method, mean and spread over the trials, the best of each column in bold.
 
     gamma: that of |F_nat|^2, said below the table, where the results do not hold it themselves as `measure_gamma`.
@@ -70,7 +70,7 @@ def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None)
     cells = [[Text(c.text.replace(" ±", "\n±"), "bold" if c.best else "") for c in row.cells] for row in table]
     columns_ = [(q.head, [row[k] for row in cells]) for k, q in enumerate(columns(by_method))]
     below = [gamma_line(results, gamma), *cost_lines(results), *ended_lines(results)]
-    return Grid("method", [row.title for row in table], columns_, right=True, below="\n".join(filter(None, below)))
+    return TextTable("method", [row.title for row in table], columns_, right=True, below="\n".join(filter(None, below)))
 
 
 def ending(folder: RunFolder, results: Trials) -> list[str]:

@@ -22,7 +22,7 @@ def console(**options: Any) -> Console:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """Rows with a title each, and columns; below each other where they do not fit beside each other."""
 
     corner: str

@@ -26,7 +26,7 @@ from fednmap.flower.ledger import Store
 from fednmap.flower.local_federation import write_trial
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_from
-from fednmap.flower.settings import Federation, run_settings
+from fednmap.flower.settings import FederationSettings, run_settings
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import settings as settings_of
@@ -59,7 +59,7 @@ def run(launcher, folder, **settings):
         "dtype": "float64",
     }
     config = Config.make(**(given | settings))
-    federation = Federation(names=NAMES, run_folder=folder / "run", measure_stationarity=True)
+    federation = FederationSettings(names=NAMES, run_folder=folder / "run", measure_stationarity=True)
     process = launcher.run(write_trial(folder / "app", run_settings(config, federation)))
     process.wait(PATIENCE)
     assert status(folder / "run").get("finished"), launcher.log("run")
@@ -240,7 +240,7 @@ def test_after_all_faults_the_optimum_is_reached_and_the_states_agree(tmp_path, 
     settings = {"data": "own", "model": "least-squares", "batch_size": 0, "reg": "l1:0.3", "dtype": "float64"}
     settings |= {"eta_a": 0.9, "local_steps": 1, "gamma": 1.0, "clients": 4, "rounds": 12, "eval_every": 12}
     config = Config.make(**settings)
-    federation = Federation(names=names, run_folder=folder, deadline=10.0, min_clients=1, attempts=60)
+    federation = FederationSettings(names=names, run_folder=folder, deadline=10.0, min_clients=1, attempts=60)
     app = write_trial(tmp_path / "app", run_settings(config, federation))
     client = CLIENT.replace("FLAGS", repr(str(flags))).replace("SAID", repr(str(folder / "server.log")))
     (app / "fednmap_trial" / "client_app.py").write_text(client)
@@ -292,7 +292,7 @@ def test_over_tls_registered_nodes_work_and_an_unregistered_key_is_refused(tmp_p
     make(tmp_path / "keys", ["client-0", "client-1", "stranger"], "127.0.0.1")
     keys = tmp_path / "keys"
     config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2, dtype="float64")
-    federation = Federation(names=("client-0", "client-1"), run_folder=tmp_path / "run")
+    federation = FederationSettings(names=("client-0", "client-1"), run_folder=tmp_path / "run")
     with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
         launcher.superlink(*tls(keys))
         for name in ("client-0", "client-1"):
@@ -432,7 +432,7 @@ def test_with_secure_aggregation_the_trajectory_is_the_simulators(running, tmp_p
     config = Config.make(
         data="digits", model="logistic", clients=3, local_steps=5, eval_every=4, rounds=4, dtype="float64", secagg=True
     )
-    federation = Federation(names=NAMES, run_folder=tmp_path / "run", measure_stationarity=True)
+    federation = FederationSettings(names=NAMES, run_folder=tmp_path / "run", measure_stationarity=True)
     running.run(write_trial(tmp_path / "app", run_settings(config, federation))).wait(PATIENCE)
     assert status(tmp_path / "run").get("finished"), running.log("run")
     experiment = prepare(config)
@@ -455,7 +455,7 @@ def test_over_tls_a_registered_node_cannot_take_anothers_name(tmp_path):
     make(tmp_path / "keys", ["client-0", "client-1", "mallory"], "127.0.0.1")
     keys, names = tmp_path / "keys", ("client-0", "client-1")
     config = Config.make(data="digits", model="logistic", clients=2, rounds=2, eval_every=2)
-    federation = Federation(
+    federation = FederationSettings(
         names=names, run_folder=tmp_path / "run", clients_file=keys / "clients.toml", deadline=60, min_clients=1
     )
     with Launcher(tmp_path / "flower", authority=keys / "ca.crt") as launcher:
