@@ -136,7 +136,18 @@ MUTATIONS = [
     ),
     ("client_level", "noise in the state", "sent=noised, known=sent", "sent=noised, known=noised"),
     ("uplink", "state from what was not sent", "if done.known is not up:", "if False:"),
-    ("client_level", "noise for the mean weight", "self.clip * largest_weight(federation)", "self.clip"),
+    (
+        "client_level",
+        "noise for the mean weight",
+        "deviation = self.noise_multiplier * self.clip * largest_weight(federation)",
+        "deviation = self.noise_multiplier * self.clip",
+    ),
+    (
+        "client_level",
+        "shares for the mean weight",
+        "clip, among, seed = self.clip * largest_weight(federation)",
+        "clip, among, seed = self.clip",
+    ),
     ("client_level", "divided by who came", "v / (share * federation.total)", "v / received.weight"),
     (
         "client_level",
