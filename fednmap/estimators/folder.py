@@ -134,8 +134,11 @@ def plot_path(path: RegularizationPath, file: str | File, chosen: float | None =
             for place, j in enumerate(np.argsort(-np.abs(curves[-1]))):
                 if not curves[:, j].any():
                     continue
-                (line,) = axis.plot(lambdas, curves[:, j], linewidth=1.2)
-                if place < max(2, NAMED // path.coefs.shape[1]):
+                is_named = place < max(2, NAMED // path.coefs.shape[1])
+                style = ("-", "--")[len(ends) // 10 % 2]  # ten colours
+                look = {"color": f"C{len(ends) % 10}", "linestyle": style} if is_named else {"color": "0.75"}
+                (line,) = axis.plot(lambdas, curves[:, j], linewidth=1.2, **look)
+                if is_named:
                     ends.append((float(curves[-1, j]), f"{prefix}{path.names[j]}", line))
         if ends:  # in the order in which the curves end
             named = [(name, line) for _, name, line in sorted(ends, key=lambda end: -end[0])]
