@@ -242,7 +242,7 @@ def check_kinds(algorithm: Algorithm, problem: Problem) -> None:
 
 
 def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
 def integers(**given: tuple[int, int]) -> None:

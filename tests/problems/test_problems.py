@@ -386,5 +386,5 @@ def test_a_module_in_half_precision_has_gradients_and_states_in_float32(dtype, l
 
 def test_a_start_in_half_precision_is_refused():
     problem = network()
-    with pytest.raises(InputError, match="expected float32 or float64"):
+    with pytest.raises(InputError, match="expected start in float32 or float64"):
         simulate(FedNMap(L1(1e-4), eta_a=0.05), problem, rounds=1, start=problem.start.bfloat16())

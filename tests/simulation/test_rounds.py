@@ -190,11 +190,11 @@ def test_a_trace_from_a_file(tmp_path):
     [
         (
             lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [0, 0]),
-            "different whole numbers from 0 to 5",
+            "different client numbers from 0 to 5",
         ),
         (
             lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [7]),
-            "different whole numbers from 0 to 5",
+            "different client numbers from 0 to 5",
         ),
         (lambda: simulate(A.Scaffnew(), SIX, rounds=1, sampler=Poisson(0.5)), "needs every client"),
         (lambda: simulate(method(), SIX, rounds=1, sampler=Weighted([1, 1], 0.5)), "2 odds"),
@@ -202,10 +202,13 @@ def test_a_trace_from_a_file(tmp_path):
         (lambda: sampler_of("trace:nowhere", 0.5), "cannot read the trace"),
         (lambda: Poisson(0.0), "participation is 0.0"),
         (lambda: Trace([]), "empty"),
-        (lambda: simulate(SIX, method(), rounds=1), "the first argument is of type LeastSquares"),
-        (lambda: simulate(A.FedNMap, SIX, rounds=1), "the first argument is the class FedNMap"),
-        (lambda: simulate(method(), 3, rounds=1), "the second argument is of type int"),
-        (lambda: simulate(method(), SIX, rounds=1, start=[0.0] * SIX.dim), "start is of type list"),
+        (lambda: simulate(SIX, method(), rounds=1), "as the first argument, got an object of type LeastSquares"),
+        (lambda: simulate(A.FedNMap, SIX, rounds=1), "as the first argument, got the class FedNMap"),
+        (lambda: simulate(method(), 3, rounds=1), "as the second argument, got an object of type int"),
+        (
+            lambda: simulate(method(), SIX, rounds=1, start=[0.0] * SIX.dim),
+            "a tensor of length 8, got an object of type list",
+        ),
         (lambda: run(SIX, method(), rounds=1), "the first argument"),
     ],
 )
@@ -394,7 +397,7 @@ def test_rounds_count_from_the_start(rounds, after):
     """As many more as asked for, or none, would both be guesses: fewer than one more is refused."""
     part = run(method(), SIX, rounds=20)
     assert [r.t for r in simulate(method(), SIX, rounds=23, after=part.last)] == [20, 21, 22]
-    due = f"rounds is {rounds}, and 20 are done; .* such as rounds={20 + max(rounds, 1)} for {max(rounds, 1)} more$"
+    due = f"above the 20 that are done, got {rounds}; .* give rounds={20 + max(rounds, 1)} for {max(rounds, 1)} more$"
     for call in (run, simulate) if rounds and after(part) is part.last else (run,):
         with pytest.raises(InputError, match=due):
             call(method(), SIX, rounds=rounds, after=after(part))
@@ -404,7 +407,7 @@ def test_rounds_of_a_network_count_from_the_start():
     graph = Decentralized(NormED(PHI, eta_a=0.1 / L, gamma=1 / L), Ring(6))
     first = run(graph, SIX, rounds=4)
     assert run(graph, SIX, rounds=6, after=first).final["round"] == 6
-    with pytest.raises(InputError, match="rounds is 4, and 4 are done"):
+    with pytest.raises(InputError, match="expected rounds above the 4 that are done, got 4"):
         run(graph, SIX, rounds=4, after=first)
 
 
