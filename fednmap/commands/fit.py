@@ -50,7 +50,10 @@ def fit(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit one linear model to tables, one file per site. A simulation: this process reads all files."""
+    """Fit one linear model to tables, one file per site. A simulation: this process reads all files.
+
+    Example: fednmap fit --data csv:hospitals/ --target outcome --cv 5 --out heart
+    """
     began = clock.perf_counter()
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):  # before the tables are read
         why = "exists already; choose another folder" if out.is_dir() else "is a file; name a folder"

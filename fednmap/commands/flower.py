@@ -149,7 +149,10 @@ def up(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Try a federation on this machine: a SuperLink and a node for each client, on loopback."""
+    """Try a federation on this machine: a SuperLink and a node for each client, on loopback.
+
+    Example: fednmap flower up --clients 3 --rounds 20
+    """
     _needs_flower()
     from fednmap.flower.settings import FederationSettings, read, run_settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,20 @@ Command = Callable[..., None]
 
 PLAIN = (bool, int, float, str)
 AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.tune`
+
+PANELS: dict[str, tuple[str, ...]] = {
+    "Data": ("data", "target", "time", "event", "clients", "partition"),
+    "Model and penalty": ("family", "model", "reg", "penalty", "lam"),
+    "Choice of lam": ("path", "cv", "select"),
+    "Sweep": ("over", "sweep_values"),
+    "Method and steps": ("algorithm", "algorithms", "eta_a", "local_steps", "batch_size", "budget"),
+    "Rounds and stopping": ("rounds", "max_rounds", "tol", "deadline", "min_clients"),
+    "Clients and loss": ("participation", "drop"),
+    "Privacy": ("secagg", "dp_clip", "dp_epsilon"),
+    "Output": ("preset", "config", "out", "resume"),
+}
+"""The panels of the help, in order; every other option is in the last one."""
+ADVANCED = "Advanced"
 
 
 def with_config(
@@ -55,18 +70,36 @@ def with_config(
             kind = str if word or len(kinds) != 1 else kinds[0]  # everything but numbers and flags as text
             fields.append(_option(name, Annotated[kind | None, typer.Option(flag, help=help, show_default=False)]))
 
+        ordered = sorted((_in_panel(p) for p in (*own, *launching, *fields)), key=_place)
+
         def wrapped(**given: Any) -> None:
             values = {p.name: given.pop(p.name) for p in fields}
             if launching:
                 given["launch"] = Launch(**{p.name: given.pop(p.name) for p in launching})
             command({k: v for k, v in values.items() if v is not None}, **given)
 
-        wrapped.__signature__ = inspect.Signature([*own, *launching, *fields])  # type: ignore[attr-defined]
+        wrapped.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
         wrapped.__doc__ = command.__doc__
         wrapped.__name__ = command.__name__
         return wrapped
 
     return decorate
+
+
+def _in_panel(option: inspect.Parameter) -> inspect.Parameter:
+    """The option in its panel of the help."""
+    kind, info = get_args(option.annotation)
+    info = copy(info)
+    info.rich_help_panel = next((panel for panel, names in PANELS.items() if option.name in names), ADVANCED)
+    return option.replace(annotation=Annotated[kind, info])
+
+
+def _place(option: inspect.Parameter) -> tuple[int, int]:
+    """Where the option stands in the help: by panel, then by its place in the panel."""
+    for k, names in enumerate(PANELS.values()):
+        if option.name in names:
+            return k, names.index(option.name)
+    return len(PANELS), 0
 
 
 def _option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -92,15 +125,15 @@ ConfigFile = Annotated[
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Load code that a TOML file names, as package.module:Name.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the closing numbers as JSON and nothing else on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the final numbers as JSON, and nothing else, on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 Threads = Annotated[
     int | None,
-    typer.Option(help="Threads of each process; any number gives the same bits. (default one per core)"),
+    typer.Option(help="Threads of each process; the results are the same for any number. (default one per core)"),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Runs at the same time, each in a process of its own; the same bits. (default one per core)"),
+    typer.Option(help="Runs in parallel, each in its own process; the results are the same. (default one per core)"),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="METHOD.PARAMETER=VALUE, such as fedda.eta_s=0.5.")]
 
@@ -113,13 +146,16 @@ class Launch:
     """
 
     set: Set = None
-    preset: Annotated[str | None, typer.Option(help="Settings under a name; see `fednmap list presets`.")] = None
+    preset: Annotated[str | None, typer.Option(help="Named settings; see `fednmap list presets`.")] = None
     config: ConfigFile = None
     out: Out = None
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None
     track: Annotated[list[str] | None, typer.Option(help="Also send the metrics to tensorboard or mlflow.")] = None
     workers: Annotated[
-        int, typer.Option(help="Processes that share the clients, on this machine; for several use torchrun.")
+        int,
+        typer.Option(
+            help="Processes that share the clients of one run, on this machine; for several machines use torchrun."
+        ),
     ] = 1
     jobs: Jobs = None
     threads: Threads = None

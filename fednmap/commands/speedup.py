@@ -43,6 +43,8 @@ def speedup(
     """Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is linear.
 
     The slope is that of log |F_nat|^2, averaged over the last --eval-last rounds, against log n or log Q.
+
+    Example: fednmap speedup --over n --values 5,10,20,40
     """
     take_threads(launch.threads)
     how_many(launch.jobs, 1)  # refused before anything runs

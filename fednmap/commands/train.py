@@ -29,7 +29,7 @@ from fednmap.runs.workers import check_workers, group, under_torchrun
 from fednmap.simulation.distributed import WorkerLost
 
 DEFAULT = ("fednmap", "zhang", "fedcanon", "fedda", "fedavg", "fedavg-pruned")
-PACE = {"eval_every": "Or auto: as often as takes a tenth of the time."}
+PACE = {"eval_every": "Or auto: measuring takes at most a tenth of the time."}
 
 
 @with_config(hidden=("trials", "jobs"), words=PACE)
@@ -40,7 +40,10 @@ def train(
         str | None, typer.Option(help="Method; see `fednmap list algorithms`. (default fednmap)")
     ] = None,
 ) -> None:
-    """Train one model across clients."""
+    """Train one model across clients.
+
+    Example: fednmap train --data digits --model mlp:64 --reg l1:0.001 --rounds 200
+    """
     if algorithm:
         values["algorithms"] = (algorithm,)
     elif launch.preset:
@@ -57,7 +60,10 @@ def compare(
         str | None, typer.Option(help=f"Methods, separated by commas. (default {','.join(DEFAULT)})")
     ] = None,
 ) -> None:
-    """Run several methods from the same start with the same minibatches, and compare them."""
+    """Run several methods from the same start with the same minibatches, and compare them.
+
+    Example: fednmap compare --preset digits --algorithms fednmap,zhang,fedavg
+    """
     if algorithms:
         values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
     elif launch.preset is None and launch.config is None and launch.resume is None:

@@ -56,7 +56,9 @@ def tune(
 ) -> None:
     """Find eta_a and gamma for FedNMap: the guaranteed pair, and the best of short pilot runs.
 
-    One that is given on the command line is kept, and the other found; those of a TOML file are found anew.
+    If one is given on the command line, only the other is searched. Values in a TOML file are ignored.
+
+    Example: fednmap tune --data digits --model logistic
     """
     take_threads(threads)
     base = Config.read(config, trust=trust_code).model_dump(exclude_unset=True) if config else {}

@@ -24,7 +24,9 @@ class FitConfig(BaseModel):
 
     family: str = Field("logistic", description="gaussian, logistic, poisson, huber or cox.")
     target: str | None = Field(None, description="The column to predict; for a Cox model time and event.")
-    positive: str | None = Field(None, description="Of two labels, the one that is modelled; default the last by name.")
+    positive: str | None = Field(
+        None, description="The label whose probability is modelled, of two; default: the last by name."
+    )
     time: str | None = Field(None, description="Cox: the column of times.")
     event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
     drop_columns: str = Field("", description="Columns to leave out, separated by commas.")
@@ -34,10 +36,10 @@ class FitConfig(BaseModel):
     lam: float | None = Field(None, ge=0, description="Weight of the penalty; default 0.01.")
     l1_ratio: float = Field(0.5, ge=0, le=1, description="The share of l1 in elastic-net and sparse-group-lasso.")
     standardize: bool = Field(True, description="Penalise coefficients of standardised columns.")
-    weights: str = Field("samples", description="samples counts every row once, sites every site alike.")
+    weights: str = Field("samples", description="What counts the same: samples (rows), or sites.")
     ties: str = Field("efron", description="Cox: efron or breslow.")
-    tol: float = Field(1e-6, gt=0, description="|F_nat| at which the fit ends.")
-    max_rounds: int = Field(1000, ge=1, description="Rounds, at most.")
+    tol: float = Field(1e-6, gt=0, description="Stop when |F_nat| is at most this.")
+    max_rounds: int = Field(1000, ge=1, description="Largest number of rounds.")
     step: float = Field(1.0, gt=0, le=1, description="Share of 1 / L that is a step; halve it if the run diverges.")
 
     @classmethod

@@ -42,16 +42,19 @@ class Config(BaseModel):
     model: str = Field("auto", description="logistic, least-squares, or a network: linear, mlp:64, cnn, ...")
     intercept: bool | None = Field(
         None,
-        description="Whether logistic and least-squares have one, never penalised; default for one file per client.",
+        description="Unpenalised intercept in logistic and least-squares models; default: with one file per client.",
     )
     standardize: bool | None = Field(
-        None, description="Columns of deviation 1, with an intercept also of mean 0; default for one file per client."
+        None,
+        description="Scale columns to deviation 1 (and, with an intercept, mean 0); default: with one file per client.",
     )
     weights: Literal["clients", "samples"] = Field(
-        "clients", description="clients count the same, or every one of their samples does."
+        "clients", description="What counts the same in f: clients, or samples."
     )
-    clients: int = Field(20, ge=1, description="Number of clients n; a natural partition brings its own.")
-    partition: str = Field("auto", description="sorted, iid, shards[:k], dirichlet[:alpha] or natural.")
+    clients: int = Field(20, ge=1, description="Number of clients n; a natural partition has its own.")
+    partition: str = Field(
+        "auto", description="How samples are divided: sorted, iid, shards[:k], dirichlet[:alpha] or natural."
+    )
     algorithms: tuple[str, ...] = Field(("fednmap",), min_length=1, description="Methods to run.")
     reg: str = Field("l1:0.001", description="Regularizer phi; see `fednmap list regularizers`.")
     reg_only: str | None = Field(
@@ -62,20 +65,22 @@ class Config(BaseModel):
         0,
         ge=0,
         le=1000,
-        description="Secants FedNMap's server remembers, 10 to 40 say, for exact gradients (batch size 0).",
+        description="Quasi-Newton memory of FedNMap's server, 10 to 40 pairs; for exact gradients (batch size 0).",
     )
-    eta_a: float = Field(0.2, gt=0, description="Local step size; its first value where it follows a schedule.")
-    schedule: str = Field("constant", description="Of eta_a: constant, cosine[:LAST], sqrt, or steps:FACTOR,EVERY.")
+    eta_a: float = Field(0.2, gt=0, description="Local step size; with a schedule, its first value.")
+    schedule: str = Field(
+        "constant", description="Schedule of eta_a: constant, cosine[:LAST], sqrt, or steps:FACTOR,EVERY."
+    )
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
     local_steps: int = Field(10, ge=1, description="Local steps Q of a round.")
     rounds: int = Field(200, ge=0, description="Communication rounds T.")
     tol: float | None = Field(None, gt=0, lt=1, description="Stop when |F_nat| is at most this times its first value.")
     tol_absolute: float | None = Field(None, gt=0, description="Stop when |F_nat| is at most this.")
-    time_limit: float | None = Field(None, gt=0, description="Stop after so many seconds of computing and measuring.")
+    time_limit: float | None = Field(None, gt=0, description="Stop after this many seconds of computing and measuring.")
     patience: int | None = Field(
-        None, ge=1, description="Stop when psi has not fallen by 0.01 % in so many measurements."
+        None, ge=1, description="Stop when psi has not fallen by 0.01 % in this many measurements."
     )
-    batch_size: int = Field(32, ge=0, description="Samples of a local step; 0 for exact gradients.")
+    batch_size: int = Field(32, ge=0, description="Samples per local step; 0 for exact gradients.")
     minibatches: Literal["replacement", "reshuffle"] = Field(
         "replacement", description="How samples are drawn: replacement, or reshuffle (each once per epoch)."
     )
@@ -85,38 +90,50 @@ class Config(BaseModel):
     topology: str | None = Field(
         None, description="Graph of methods without a server: ring, torus, ...; see `fednmap list topologies`."
     )
-    secagg: bool = Field(False, description="Secure aggregation: the server sees sums of uplinks alone.")
+    secagg: bool = Field(False, description="Secure aggregation: the server sees only the sum of the uplinks.")
     secagg_bound: float | None = Field(
-        None, gt=0, description="Longest uplink with secagg; default norm-bound, else 2^20. It decides the rounding."
+        None,
+        gt=0,
+        description="Largest norm of an uplink with secagg, which sets the rounding; default norm-bound, else 2^20.",
     )
-    secagg_bits: int | None = Field(None, description="Of a number in a masked uplink: 32 or 64, the default.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Decides first model, partition, minibatches and participation.")
+    secagg_bits: int | None = Field(None, description="Bits per number of a masked uplink: 32 or 64; default 64.")
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="Random seed of first model, partition, minibatches and participation."
+    )
     trials: int = Field(1, ge=1, description="Independent repetitions, with seeds seed, seed + 1, ...")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
     eval_every: int = Field(10, ge=1, description="Rounds between measurements.")
     eval_samples: int | None = Field(
-        None, ge=1, description="Training samples that are measured, evenly spaced; all of them after the last round."
+        None, ge=1, description="Measure on this many training samples, evenly spaced; on all after the last round."
     )
-    eval_last: int = Field(1, ge=1, description="Closing rounds that are all measured.")
+    eval_last: int = Field(1, ge=1, description="Measure after each of this many last rounds.")
     measure_gamma: float | None = Field(
         None, gt=0, description="gamma of |F_nat|^2; default 1 / smoothness of f, the same for all methods."
     )
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
-    chunk: int | None = Field(None, ge=1, description="Clients computed side by side.")
-    dp_clip: float | None = Field(None, gt=0, description="Differential privacy: the largest norm of an uplink.")
+    chunk: int | None = Field(None, ge=1, description="Clients computed in one batch.")
+    dp_clip: float | None = Field(None, gt=0, description="Differential privacy: clip uplinks to this norm.")
     dp_noise: float | None = Field(None, ge=0, description="Noise on the clipped sum, in units of dp_clip.")
-    dp_epsilon: float | None = Field(None, gt=0, description="In place of dp_noise: as much as all rounds need for it.")
+    dp_epsilon: float | None = Field(
+        None, gt=0, description="Choose the noise so that all rounds together spend this epsilon."
+    )
     dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of the guarantee, below 1 / clients.")
     dp_forget: float | None = Field(
-        None, ge=0, le=1, description="Share of a correction that is forgotten per round; default 0.5 with noise."
+        None, ge=0, le=1, description="Share of a control variate that is forgotten per round; default 0.5 with noise."
     )
-    dp_unit: Literal["client", "example"] = Field("client", description="Who is hidden: a client, or an example of it.")
+    dp_unit: Literal["client", "example"] = Field(
+        "client", description="Unit of privacy: a client, or one example of a client."
+    )
     dp_among: int | None = Field(
-        None, ge=1, description="Clients whose own noise suffices; default: the server adds it."
+        None,
+        ge=1,
+        description="Clients add the noise themselves; this many together add enough. Default: the server adds it.",
     )
-    aggregate: str = Field("mean", description="Centre of the uplinks: mean, median, trimmed[:SHARE], ..., clip:C.")
-    attack: str | None = Field(None, description="First COUNT clients send wrong vectors: KIND:COUNT[,SIZE].")
+    aggregate: str = Field(
+        "mean", description="Aggregation of the uplinks: mean, median, trimmed[:SHARE], ..., clip:C."
+    )
+    attack: str | None = Field(None, description="Let the first COUNT clients send wrong vectors: KIND:COUNT[,SIZE].")
     set: dict[str, Value] = Field({}, description="Parameters of single methods, such as fedda.eta_s = 0.5.")
 
     @field_validator("*", mode="before")
