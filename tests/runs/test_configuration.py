@@ -108,7 +108,7 @@ def test_all_mistakes_are_told_at_once():
         ("eta_a", float("nan"), "eta_a is nan; it must be a number, above 0 (Local step size"),
         ("seed", 2**32, "seed is 4294967296; it must be a whole number, at least 0 and below 4294967296"),
         ("dtype", "float16", "dtype is 'float16'; it must be 'float32' or 'float64'"),
-        ("batch_size", [4], "batch_size is [4]; it must be a whole number, at least 0 (Samples of a local step"),
+        ("batch_size", [4], "batch_size is [4]; it must be a whole number, at least 0 (Samples per local step"),
         ("data", 3, "data is 3; it must be text"),
         ("data", "digit", "data: unknown data set 'digit'; did you mean 'digits'?"),
         ("model", "mlpp:3", "model: unknown model 'mlpp'; did you mean 'mlp'?"),
