@@ -27,10 +27,13 @@ def _described(title: str, command: click.Command, level: int) -> Iterator[str]:
         for name, below in command.commands.items():
             yield from _described(f"{title} {name}", below, level + 1)
         return
-    yield from ("| | |", "|---|---|")
+    panel = None
     for parameter in command.params:
         if "--help" in parameter.opts:
             continue
+        if (here := getattr(parameter, "rich_help_panel", None) or "Options") != panel:
+            yield from (*([""] if panel else []), f"| {here} | |", "|---|---|")
+            panel = here
         names = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.name or "").upper()
         text = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
         yield f"| `{names}` | {text} |"
