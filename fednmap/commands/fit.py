@@ -58,7 +58,8 @@ def fit(
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):  # before the tables are read
         why = "exists already; choose another folder" if out.is_dir() else "is a file; name a folder"
         raise InputError(f"{out} {why} with --out")
-    sites = tables.read_sites(data, listed(values.get("drop_columns")))
+    needed = [values[name] for name in ("target", "time", "event") if name in values]
+    sites = tables.read_sites(data, listed(values.get("drop_columns")), needed)
     penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
     choice = _choice(cv, select, values.get("lam"), penalty)
     given = (values.get(name) for name in ("family", "target", "time", "event"))
@@ -76,7 +77,9 @@ def fit(
     estimator = _estimator(config, choice, preprocessor.groups() if penalty_name(penalty) in GROUPED else None)
     frame = _frame(X, columns)
     if choice:
-        estimator.on_fold = lambda k, of, name: _say(quiet, f"fold {k} of {of}: {name}")
+        estimator.on_fold = lambda k, of, name: _say(
+            quiet, f"fold {k} of {of}" + ("" if name == f"fold {k}" else f": {name}")
+        )
         if any(s.kind == "number" and s.missing for s in preprocessor.statistics_):
             estimator.refill = _refill(preprocessor, list(features.values()))
     folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path})

@@ -23,10 +23,11 @@ SEPARATORS = (",", ";", "\t")
 DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 
 
-def read_sites(spec: str, drop: Sequence[str] = ()) -> dict[str, Table]:
+def read_sites(spec: str, drop: Sequence[str] = (), needed: Sequence[str] = ()) -> dict[str, Table]:
     """The sites of csv:FOLDER or csv:a.csv,b.parquet: a site is a file, and called like it.
 
-    drop: columns that are left out unread; a name that no file has is refused.
+    drop:   columns that are left out unread; a name that no file has is refused.
+    needed: columns that every file must have; checked before any cell is read.
     """
     kind, colon, rest = spec.partition(":")
     if kind != "csv" or not colon or not rest:
@@ -40,6 +41,9 @@ def read_sites(spec: str, drop: Sequence[str] = ()) -> dict[str, Table]:
             )
         columns, separator = _columns(path)
         have |= set(columns)
+        for name in needed:
+            if name not in columns:
+                raise InputError(f"{path.stem}: there is no column {name!r}; there are {', '.join(columns)}")
         found[path.stem] = _table(path, {name: columns[name] for name in columns if name not in drop}, separator)
     for name in drop:
         if name not in have:

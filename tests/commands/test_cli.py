@@ -488,3 +488,9 @@ def test_help_tells_what_an_argument_is(command):
     code, out, _ = command("reproduce", "--help")
     assert code == 0
     assert "speedup-n" in out  # a newer click drops it
+
+
+def test_a_misspelt_command_is_suggested_once(command):
+    code, _, err = command("trian")
+    assert code == 2
+    assert err.count("Did you mean 'train'?") == 1

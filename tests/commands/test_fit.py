@@ -428,3 +428,23 @@ def test_show_list_report_and_export_know_a_fit(command, hospitals, monkeypatch)
     scores = rows @ tensors["1.weight"].numpy().T + tensors["1.bias"].numpy()
     command("predict", "runs/fit", hospitals / "zug.csv", "--out", "said.csv")
     assert pl.read_csv("said.csv")["P(sick)"].to_numpy() == pytest.approx(1 / (1 + np.exp(-scores[:, 0])))
+
+
+def test_a_typo_in_the_target_is_said_before_anything_about_other_columns(command, tmp_path):
+    for site in "ab":
+        rows = "".join(f"2024-01-{k + 1:02d},{k},{k % 2}\n" for k in range(12))
+        (tmp_path / f"{site}.csv").write_text("when,x,y\n" + rows)
+    code, _, err = command("fit", "--data", f"csv:{tmp_path}", "--target", "yy", "--out", tmp_path / "out")
+    assert (code, "there is no column 'yy'; there are when, x, y" in err) == (2, True)
+    code, _, err = command("fit", "--data", f"csv:{tmp_path}", "--target", "y", "--out", tmp_path / "out")
+    assert (code, "holds dates" in err) == (2, True)
+
+
+def test_folds_within_sites_are_counted_once(command, tmp_path):
+    for site in "ab":
+        rows = "".join(f"{(7 * k) % 5},{k % 3},{k}\n" for k in range(24))
+        (tmp_path / f"{site}.csv").write_text("u,v,y\n" + rows)
+    words = ("fit", "--data", f"csv:{tmp_path}", "--target", "y", "--family", "gaussian", "--cv", 3)
+    code, out, err = command(*words, "--out", tmp_path / "out")
+    assert code == 0
+    assert "fold 1 of 3\n" in out + err
