@@ -187,7 +187,7 @@ class Algorithm(ABC):
             return client
         raise InputError(
             f"{type(self).__name__} cannot say what its state is when its uplink is changed; use FedNMap, Zhang, "
-            "FedCanon, SCAFFOLD or a method without state on the clients, such as FedAvg"
+            "FedCanon, SCAFFOLD or a method without client state, such as FedAvg, or write its state_after_sending"
         )
 
     @abstractmethod

@@ -314,8 +314,10 @@ def _killed(folder: RunFolder, before: object) -> bool:
         return False
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # nobody can tell
+        return False
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def compare(
 def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolder, list[dict[str, Any]]]:
     """Make a new run, or continue one; return its folder and its closing numbers."""
     check_trackers(launch.track)
+    check_workers(launch.workers)
     take_threads(launch.threads, launch.workers)
     if launch.preset and (launch.config or launch.resume):
         other = "--config" if launch.config else "--resume"

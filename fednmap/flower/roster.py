@@ -151,7 +151,9 @@ class Roster:
     def wait(self, least: int) -> dict[str, int]:
         """Until everybody is connected, or the deadline has passed and `least` are."""
         end = time.monotonic() + self.deadline
-        while len(nodes := self.refresh()) < len(self.names) and (time.monotonic() < end or len(nodes) < least):
+        while len(nodes := self.refresh()) + len(self.unfit & self.nodes.keys()) < len(self.names) and (
+            time.monotonic() < end or len(nodes) < least
+        ):
             if time.monotonic() > end + max(self.deadline, STUCK):
                 missing = ", ".join(name for name in self.names if name not in nodes)
                 raise TimeoutError(f"{len(nodes)} clients connected, at least {least} are needed; missing: {missing}")

@@ -94,7 +94,7 @@ class Config(BaseModel):
     secagg_bound: float | None = Field(
         None,
         gt=0,
-        description="Largest norm of an uplink with secagg, which sets the rounding; default norm-bound, else 2^20.",
+        description="Largest norm of an uplink with secagg; it sets the rounding. Default 2^20 (Flower: norm-bound).",
     )
     secagg_bits: int | None = Field(None, description="Bits per number of a masked uplink: 32 or 64; default 64.")
     seed: int = Field(

@@ -150,7 +150,7 @@ def _parquet(path: Path) -> dict[str, Any]:
     _check_distinct(path, [name.strip() for name in frame.columns])
     if frame.height == 0:
         raise InputError(f"{path} has no rows; it needs at least one")
-    return {name.strip(): frame[name].to_numpy() for name in frame.columns}
+    return {name.strip(): frame[name] for name in frame.columns}
 
 
 def _check_distinct(path: Path, names: Sequence[str]) -> None:

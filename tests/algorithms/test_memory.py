@@ -37,7 +37,7 @@ def bfgs(S, Y):
 def test_the_model_is_that_of_bfgs(m):
     S, Y, _ = secants(9, m)
     S[0], Y[0] = 1e-5 * S[0], 1e-5 * Y[0]  # the length of a secant does not matter
-    model, B = quasi_newton.Model(S, Y, 1.0), bfgs(S, Y)
+    model, B = quasi_newton.QuadraticModel(S, Y, 1.0), bfgs(S, Y)
     got = torch.stack([model(e) for e in torch.eye(9, dtype=torch.float64)])
     torch.testing.assert_close(got, B, rtol=1e-8, atol=1e-8)
     assert model.largest == pytest.approx(float(torch.linalg.eigvalsh(B)[-1]), rel=1e-8)
@@ -49,7 +49,7 @@ def test_the_model_is_that_of_bfgs(m):
 def test_the_next_z_solves_the_normal_map_of_the_model(phi):
     S, Y, _ = secants(9, 4)
     x, g = S[0].sin(), 3 * S[1].cos()
-    model, gamma = quasi_newton.Model(S, Y, 1.0), 0.7
+    model, gamma = quasi_newton.QuadraticModel(S, Y, 1.0), 0.7
     z = quasi_newton.minimised(phi, gamma, x, g, model, model.largest, 1e-13)
     u = phi.prox(z, gamma)
     torch.testing.assert_close(g + model(u - x) + (z - u) / gamma, torch.zeros_like(x), atol=1e-9, rtol=0)

@@ -335,3 +335,19 @@ def test_seeds_are_integers_from_0(seed):
 def test_smooth_methods_refuse_phi_and_name_composite_ones(name):
     with pytest.raises(ValueError, match="FedNMap, Zhang"):
         getattr(A, name)(L1(0.1))
+
+
+def test_a_state_that_is_not_built_from_what_was_sent_is_noticed():
+    """Whatever the traits say: the method is run with uplinks that are changed on their way."""
+
+    class Forgetful(A.SCAFFOLD):
+        traits = replace(A.SCAFFOLD.traits, control_variate=None)
+
+        def state_after_sending(self, down, client, up, sent):
+            return super().state_after_sending(down, client, up, up)
+
+    def make(phi, L, Q):
+        return Forgetful(phi, eta_a=0.5 / (L * Q), Q=Q)
+
+    with pytest.raises(AssertionError, match="promises the exact optimum"):
+        check_algorithm(make)

@@ -10,6 +10,7 @@ import pytest
 
 from fednmap import InputError
 from fednmap.tables import FederatedPreprocessor, read, read_sites, table
+from fednmap.tables.files import read_as_text
 
 
 def hospitals():
@@ -315,3 +316,11 @@ def test_files_that_are_not_there(tmp_path):
     (tmp_path / "empty.csv").write_text("age,sex\n")
     with pytest.raises(InputError, match="has no rows"):
         read_sites(f"csv:{tmp_path}/empty.csv")
+
+
+def test_the_cells_of_a_parquet_file_are_read_as_they_are_written_there(tmp_path):
+    """Ids are carried to predictions as text: no number may become another one."""
+    ids = [9007199254740993, None, 3]
+    pl.DataFrame({"pid": ids, "x": [0.5, None, 2.0]}).write_parquet(tmp_path / "a.parquet")
+    assert read_as_text(tmp_path / "a.parquet", "pid") == ["9007199254740993", "", "3"]
+    assert np.isnan(np.asarray(read(tmp_path / "a.parquet").columns["x"], float)[1])
