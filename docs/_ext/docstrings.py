@@ -70,6 +70,10 @@ FOREIGN = ("sklearn", "enum", "torch", "numpy")
 def skip(app: object, what: str, name: str, thing: object, skipped: bool, options: object) -> bool | None:
     """What other libraries have put into our classes is on their pages, not on ours; a re-export is where it began."""
     field = type(thing).__name__ == "_tuplegetter"  # of a NamedTuple, whose signature names them all
+    if isinstance(thing, type) and "." in thing.__qualname__:  # the state of the method that another one wraps
+        here = app.env.temp_data.get("autodoc:class")  # type: ignore[attr-defined]
+        if here and thing.__qualname__.rpartition(".")[0] != here:
+            return True
     if field or str(getattr(thing, "__module__", "")).startswith(FOREIGN) or name.endswith(("_request", "InputError")):
         return True
     return None
