@@ -134,7 +134,9 @@ def up(
     config: ConfigFile = None,
     out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the trial in this folder.")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds after which a round ends without those who are late.")] = 600,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds after which a round ends without those who are late. (default 600)")
+    ] = None,
     min_clients: Annotated[
         int | None, typer.Option(help="Replies that a round needs, default all; with fewer it is repeated.")
     ] = None,
@@ -157,7 +159,8 @@ def up(
     from fednmap.flower.settings import FederationSettings, read, run_settings
 
     if resume is not None:
-        if values or algorithm or set or config or out:
+        fixed = (deadline, min_clients, secagg_threshold, None if measure_stationarity else False)
+        if values or algorithm or set or config or out or pin_on_first_use or any(v is not None for v in fixed):
             raise InputError("--resume takes the settings of its folder; leave the other options out")
         folder, settings, federation = _resumed(resume)
     else:
@@ -171,7 +174,7 @@ def up(
         federation = FederationSettings.make(
             names=tuple(f"client-{i}" for i in range(settings.clients)),
             run_folder=".",
-            deadline=deadline,
+            deadline=600 if deadline is None else deadline,
             min_clients=min_clients,
             measure_stationarity=measure_stationarity and not settings.dp_noise,
             secagg_threshold=secagg_threshold,

@@ -11,7 +11,7 @@ import typer
 
 from fednmap.commands.options import Launch, take_threads, trusting, with_config
 from fednmap.commands.tune import measured_every, settle, take_auto
-from fednmap.commands.watch import watched
+from fednmap.commands.watch import waiting, watched
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table, ending
 from fednmap.report.plots import comparison
@@ -119,7 +119,10 @@ def _prepared(values: dict[str, Any], launch: Launch) -> Experiment:
     if paced:
         del values["eval_every"]
     config, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-    experiment = settled(experiment or prepare(config))
+    with waiting(f"loading {config.data}", launch.quiet):
+        experiment = experiment or prepare(config)
+    with waiting("estimating the smoothness of the loss, for |F_nat|", launch.quiet):
+        experiment = settled(experiment)
     return experiment.with_settings(eval_every=measured_every(experiment)) if paced else experiment
 
 

@@ -69,6 +69,11 @@ def tune(
         raise InputError("eta_a and gamma are both given, so that there is nothing to find; leave one of them out")
     in_parallel = partial(parallel_map, count=how_many(jobs, PILOTS))
     checked = Config.make(**given)
+    for name in ("schedule", "memory"):
+        if (value := getattr(checked, name)) != Config.model_fields[name].default:
+            raise InputError(
+                f"expected a constant step and no memory, got {name} {value}; leave it out"
+            )
     check_auto(checked, auto)
     found = search(prepare(checked), auto, budget=budget, residual_only=residual_only, parallel_map=in_parallel)
     if json:

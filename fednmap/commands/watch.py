@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 
 import typer
 
@@ -11,6 +12,19 @@ from fednmap.report.progress import Bar, Lines, Warnings
 from fednmap.report.terminal import console
 from fednmap.runs.execution import Reporter
 from fednmap.runs.process_pool import Interrupted
+
+
+@contextmanager
+def waiting(line: str, quiet: bool = False) -> Iterator[None]:
+    """Print the line on stderr if what follows takes longer than a second."""
+    timer = Timer(1.0, lambda: console(stderr=True).print(line, highlight=False))
+    timer.daemon = True
+    if not quiet:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -27,12 +27,13 @@ def linear(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
 
 
-def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), activation: str = "sigmoid") -> nn.Sequential:
+def mlp(inputs: int, outputs: int, hidden: int | Sequence[int] = (64,), activation: str = "sigmoid") -> nn.Sequential:
     """Linear layers with an activation between; one hidden sigmoid layer by default.
 
     >>> [tuple(p.shape) for p in mlp(784, 10).parameters()]
     [(64, 784), (64,), (10, 64), (10,)]
     """
+    hidden = (hidden,) if isinstance(hidden, int) else hidden
     if not hidden or min(hidden) < 1:
         raise InputError(f"hidden layers of {list(hidden)} units; give at least one layer of at least 1")
     sizes = [inputs, *hidden, outputs]

@@ -22,6 +22,9 @@ Trials = Sequence[dict[str, Any]]
 NAMES = ("method", "trial", "error", "ended", "ended_by", "warning", "jobs")
 """What a closing record says besides numbers that were measured."""
 
+MARKED = ("objective", "test_accuracy", "support_precision", "support_recall")
+"""Columns whose best is bold. Residual and sparsity belong to models that differ in psi."""
+
 DENSE = 0.05
 """Models with a smaller share of zeros are called dense."""
 
@@ -50,7 +53,7 @@ def columns(results: Mapping[str, Trials]) -> list[Quantity]:
 
 
 def rows(results: Mapping[str, Trials]) -> list[ClosingRow]:
-    """Return a row per method, label -> the closing numbers of its trials: mean, spread, and the best of each column.
+    """Return a row per method, label -> the closing numbers of its trials: mean, spread, and the best psi and accuracy.
 
     A method that diverged, or whose psi rose, is never the best, and where all are equal none is.
     """
@@ -61,7 +64,7 @@ def rows(results: Mapping[str, Trials]) -> list[ClosingRow]:
 
 
 def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None) -> TextTable:
-    """Return a table with a row per method, mean and spread over the trials, the best of each column in bold.
+    """Return a table with a row per method, mean and spread over the trials, the best psi and accuracy in bold.
 
     gamma: that of |F_nat|^2, said below the table, where the results do not hold it themselves as `measure_gamma`.
     """
@@ -126,7 +129,7 @@ def _column(column: Quantity, results: Mapping[str, Trials], flaws: Sequence[str
     cells = [_cell(column, trials) for trials in results.values()]
     values = [None if flaw else cell.value for cell, flaw in zip(cells, flaws, strict=True)]
     known = {value for value in values if value is not None and isfinite(value)}
-    if not column.better or len(known) < 2:
+    if column.key not in MARKED or len(known) < 2:
         return cells
     best = max(known) if column.better > 0 else min(known)
     return [cell._replace(best=value == best) for cell, value in zip(cells, values, strict=True)]

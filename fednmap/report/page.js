@@ -10,12 +10,27 @@ for (const [k, head] of document.querySelectorAll("#numbers th").entries())
     body.append(...[...body.rows].sort((r, s) => order(key(r), key(s))));
   };
 
+// plotly.js is in the page, compressed; it draws every figure into its place.
+async function draw() {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), letter => letter.charCodeAt(0));
+  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(unpacked).text();
+  document.head.append(script);
+  // Plotly offers to upload the chart unless it is switched off
+  const options = {displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: ""};
+  for (const figure of document.querySelectorAll("script.figure")) {
+    const {data, layout} = JSON.parse(figure.textContent);
+    await Plotly.newPlot(figure.dataset.for, data, layout, options);
+  }
+}
+
 // On a narrow screen the panels stand in one column, with the legend below them.
 const curves = document.getElementById("curves");
-const wide = JSON.parse(JSON.stringify(curves.layout));
-const panels = [...new Set(curves.data.map(line => (line.xaxis || "x").slice(1)))];
-let narrow = false;
+let narrow = false, wide, panels;
 function arrange() {
+  wide ??= JSON.parse(JSON.stringify(curves.layout));
+  panels ??= [...new Set(curves.data.map(line => (line.xaxis || "x").slice(1)))];
   if ((window.innerWidth < 700) === narrow) return;
   narrow = !narrow;
   const n = panels.length, change = {};
@@ -34,5 +49,7 @@ function arrange() {
   curves.style.height = curves.parentNode.style.height = change.height + "px";
   Plotly.relayout(curves, change);
 }
-arrange();
-window.addEventListener("resize", arrange);
+draw().then(() => {
+  arrange();
+  window.addEventListener("resize", arrange);
+});

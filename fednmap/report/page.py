@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,10 +21,8 @@ from fednmap.runs.folder import RunFolder
 
 def report(folders: Sequence[RunFolder], path: Path) -> None:
     """Write the page about these runs."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise InputError("the report needs plotly; pip install 'fednmap[report]'") from None
+    if find_spec("plotly") is None:
+        raise InputError("the report needs plotly; pip install 'fednmap[report]'")
     series = collect(folders)
     if not series:
         raise InputError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
@@ -33,13 +32,16 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     gammas = "; ".join(filter(None, dict.fromkeys(gamma_lines)))
     names = [f"{folder.path.resolve().name}, " if len(folders) > 1 else "" for folder in folders]
     ended = [name + line for name, f in zip(names, folders, strict=True) for line in ended_lines(f.results())]
+    several = ""
+    if any(len(one.trials) > 1 for one in series):
+        several = "Line: the mean of the trials. Band: from the least to the greatest. "
     body = [
         *(f"<p class=note>{escape(note)}</p>" for note in [*_notes(folders, left_out), *damaged]),
         f"<h2>Closing numbers</h2>{_numbers({s.label: s.results for s in series if s.results})}",
-        f"<p>The best of each column is bold. A click on a heading sorts. {escape(gammas)}</p>",
+        f"<p>Bold: the lowest psi and the best accuracy. A click on a heading sorts. {escape(gammas)}</p>",
         f"<p>{'<br>'.join(map(escape, ended))}</p>",
-        "<h2>Curves</h2><p>A click on a name hides or shows a method, a double click shows it alone; drag to zoom, "
-        "double click to go back.</p>",
+        f"<h2>Curves</h2><p>{several}A click on a name hides or shows a method, a double click shows it alone; drag to "
+        "zoom, double click to go back.</p>",
         _figure(curves, "curves"),
         coefficients.page(trained),
     ]
@@ -57,7 +59,7 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     body.append(f"<script>{_file('page.js')}</script>")
     title = ", ".join(folder.path.resolve().name for folder in folders)
     subtitle = [about_line(folder.about()) for folder in folders]
-    write_page(path, title, subtitle, body, f"<script>{get_plotlyjs()}</script>")
+    write_page(path, title, subtitle, body, f"<script type=text/plain id=plotly>{_plotly()}</script>")
 
 
 def write_page(path: Path, title: str, subtitle: Sequence[str], body: Sequence[str], head: str = "") -> None:
@@ -65,6 +67,11 @@ def write_page(path: Path, title: str, subtitle: Sequence[str], body: Sequence[s
     lines = "<br>".join(map(escape, subtitle))
     page = Template(_file("page.html")).substitute(title=escape(title), subtitle=lines, head=head, body="\n".join(body))
     write_atomically(path, page.encode())
+
+
+def _plotly() -> str:
+    """Return plotly.js (MIT), its bundle of curves and heat maps, compressed, in base64; page.js unpacks it."""
+    return b64encode(files(__package__).joinpath("plotly-cartesian.min.js.gz").read_bytes()).decode()
 
 
 def _file(name: str) -> str:
@@ -116,7 +123,7 @@ def _numbers(results: Mapping[str, Trials]) -> str:
 
 
 def _figure(figure: Any, name: str) -> str:
-    # Plotly offers to upload the chart unless it is switched off
-    options = {"displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": ""}
-    html = figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=options)
-    return str(html) if name == "curves" else f"<div class=wide>{html}</div>"  # which scrolls
+    """Return the figure's place, and its data for page.js to draw there."""
+    data = figure.to_json().replace("<", "\\u003c")
+    html = f"<div id={name}></div><script type=application/json class=figure data-for={name}>{data}</script>"
+    return html if name == "curves" else f"<div class=wide>{html}</div>"  # which scrolls

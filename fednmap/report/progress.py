@@ -15,9 +15,14 @@ from fednmap.simulation import Record, Round
 PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar
 
 
-def describe(record: Record) -> str:
-    """The state of a run in a few words."""
-    return "  ".join(q.words(record[q.key]) for q in quantities(record) if q.brief)
+def describe(record: Record, width: int = 200) -> str:
+    """Return the state of a run in a few words; of these the first ones that fit into the width."""
+    line = ""
+    for words in (q.words(record[q.key]) for q in quantities(record) if q.brief):
+        if len(line) + 2 + len(words) > width:
+            break
+        line += "  " * bool(line) + words
+    return line
 
 
 class Warnings(Reporter):
@@ -34,9 +39,10 @@ class Bar(Reporter):
     """One live line per method."""
 
     def __init__(self, console: Console) -> None:
+        self.bar_width = 20 if console.width >= 100 else 10
         self.progress = Progress(
-            TextColumn("{task.fields[name]:<16}", markup=False),
-            BarColumn(bar_width=20),
+            TextColumn("{task.fields[name]:<13}", markup=False),
+            BarColumn(bar_width=self.bar_width),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[state]}", markup=False),
@@ -52,7 +58,8 @@ class Bar(Reporter):
         self.progress.update(self.task, completed=round.t + 1)
 
     def on_record(self, record: Record) -> None:
-        self.progress.update(self.task, completed=record["round"], state=describe(record))
+        room = self.progress.console.width - self.bar_width - 40  # beside name, bar, counter and time
+        self.progress.update(self.task, completed=record["round"], state=describe(record, room))
 
     def message(self, line: str) -> None:
         self.progress.console.print(line, highlight=False)

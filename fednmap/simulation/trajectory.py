@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fednmap.core import Algorithm, Problem, Regularizer, State, info_of
-from fednmap.measure import EVALUATED, evaluate, objective, problem_gamma, residual, rise
+from fednmap.measure import EVALUATED, evaluate, objective, problem_gamma, quantity, residual, rise
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 from fednmap.simulation.callbacks import Listener, Reason, Record, heard, listeners
@@ -33,6 +33,8 @@ from fednmap.simulation.uplink import Federation, Part, Pipeline, UplinkParts
 Metric = Callable[[Tensor], float]
 
 TOTALS = ("train_seconds", "eval_seconds", "bytes_up", "bytes_down")
+BRIEF = ("objective", "stationarity", "zeros")
+"""What the repr of a Result shows."""
 KEPT = (
     *("method", "trial", "rounds", "seconds", "measure_gamma", "error", "ended", "ended_by", "warning", "check"),
     "model_sha256",
@@ -40,7 +42,7 @@ KEPT = (
 """What a run folder writes apart from measured numbers; no metric may have these names."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The result of a run: the last model x, a record per measurement, and the last round, to continue from."""
 
@@ -60,8 +62,18 @@ class Result:
     warning: str = ""
     """That psi ended above its start; empty if it did not."""
 
+    def __repr__(self) -> str:
+        told = (
+            [quantity(key).words(value) for key, value in self.records[-1].items() if key in BRIEF]
+            if self.records
+            else []
+        )
+        done = f"{self.records[-1]['round']:g} rounds" if self.records else "no records"
+        return f"Result({', '.join([done, *told, *filter(None, (self.ended, self.warning))])})"
+
     @property
     def final(self) -> Record:
+        """The last record."""
         return self.records[-1]
 
     def column(self, name: str) -> list[float]:
@@ -114,7 +126,9 @@ def run_and_measure(
     pool = ThreadPool(threads)
     whole = divided(problem, pool)
     part = whole if sample is None else divided(sample, pool)
+    began = time.perf_counter()
     gamma = problem_gamma(whole, phi, origin(problem, start)) if measure_gamma is None else measure_gamma
+    found_gamma = time.perf_counter() - began
     others = listeners(callbacks)
     hearers = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
@@ -124,6 +138,7 @@ def run_and_measure(
     if isinstance(after, Round) and earlier and sample is None:
         _check_belongs(after, earlier[-1], float(objective(whole, phi, result.x)))
     clock = result.totals
+    clock["eval_seconds"] += found_gamma
 
     def recorded(of: Problem, done: int, server: State) -> Record:
         began, x = time.perf_counter(), algorithm.model(server)

@@ -154,7 +154,7 @@ def test_nothing_measured_and_nothing_installed_are_said(tmp_path, monkeypatch):
     folder = RunFolder.create(tmp_path / "run", small(), "train")
     with pytest.raises(ValueError, match="nothing was measured yet"):
         report([folder], tmp_path / "page.html")
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setattr("fednmap.report.page.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs plotly; pip install 'fednmap\[report\]'"):
         report([folder], tmp_path / "page.html")
 
