@@ -33,7 +33,7 @@ from fednmap.privacy import Counted, Privacy, PrivateRows, noise_for
 from fednmap.problems import Logistic
 from fednmap.regularizers import L1
 from fednmap.simulation import Diverged
-from fednmap.simulation.participation import Poisson
+from fednmap.simulation.participation import PoissonSampler
 from fednmap.testing import heterogeneous, optimum, smoothness
 
 CLIENTS, SHARE, ROUNDS, Q, ETA, DELTA = 1000, 0.1, 100, 5, 0.1, 1e-5
@@ -69,7 +69,7 @@ class Mnist:
     def reached(self, algorithm: Algorithm, privacy: Privacy, seed: int) -> tuple[float, float]:
         """Test accuracy, mean of the last three measurements, and epsilon after the last round."""
         self.problem.seed = seed
-        options: dict[str, Any] = {"sampler": Poisson(SHARE), "seed": seed, "uplink": privacy, "threads": 1}
+        options: dict[str, Any] = {"sampler": PoissonSampler(SHARE), "seed": seed, "uplink": privacy, "threads": 1}
         try:
             result = run(
                 algorithm,

@@ -6,7 +6,6 @@ mean of n clients' smooth losses f_i and phi is a regularizer whose prox is chea
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkab
 import torch
 from torch import Tensor
 
-from fednmap.names import InputError
+from fednmap.names import InputError, renamed
 
 Oracle = Callable[[Tensor, int], Tensor]
 """g(x, q): the gradient at x on the minibatch of local step q. x is only lent: the next step may be written over it.
@@ -416,11 +415,4 @@ def nbytes(message: State) -> int:
     return sum(v.numel() * v.element_size() for v in message if isinstance(v, torch.Tensor) and v.ndim > 0)
 
 
-def __getattr__(name: str) -> Any:
-    """Names of the last version."""
-    renamed: dict[str, Any] = {"Adding": AccumulatingOracle, "declared": info_of}
-    if name not in renamed:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = renamed[name]
-    warnings.warn(f"fednmap.core.{name} is now {new.__name__}; use that name", DeprecationWarning, stacklevel=2)
-    return new
+__getattr__ = renamed(__name__, {"Adding": "AccumulatingOracle", "declared": "info_of"})

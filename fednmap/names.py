@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -17,6 +18,24 @@ class InputError(ValueError):
 
 
 T = TypeVar("T")
+
+
+def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__` under which its old names, old -> new, still work, with a DeprecationWarning.
+
+    A new name with a colon, package.module:Name, is in another module.
+    """
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        place, _, new = names[name].rpartition(":")
+        warnings.warn(
+            f"{module}.{name} is now {place or module}.{new}; use that name", DeprecationWarning, stacklevel=2
+        )
+        return getattr(import_module(place or module), new)
+
+    return find
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> InputError:

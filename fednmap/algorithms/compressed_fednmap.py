@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.compressors import Compressor, compressor
+from fednmap.algorithms.compressors import ContractiveCompressor, compressor
 from fednmap.algorithms.fednmap import FedNMap
 from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.core import Algorithm, Oracle, Regularizer
@@ -122,5 +122,5 @@ class CompressedFedNMap(Algorithm):
     def model(self, server: Server) -> Tensor:
         return self.phi.prox(server.z, self.gamma)
 
-    def compression(self) -> Compressor:
+    def compression(self) -> ContractiveCompressor:
         return compressor(self.compressor, self.K, self.bits, self.seed)

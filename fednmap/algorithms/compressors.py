@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fednmap import core
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, choose, renamed
 
 ENTRIES = 5
 """In the address between seed and round: these draws are not those of who takes part, which may have the same seed."""
@@ -38,7 +38,7 @@ class Codes(NamedTuple):
     size: Tensor
 
 
-class Compressor(core.Compressor, ABC):
+class ContractiveCompressor(core.Compressor, ABC):
     """C, and how what it gives is packed: `pack`, and `unpack`, which gives the same bits back."""
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Compressor(core.Compressor, ABC):
 
 
 @dataclass(frozen=True)
-class _Sparsifier(Compressor):
+class _Sparsifier(ContractiveCompressor):
     """Keeps K entries; K below 1 is a fraction of all."""
 
     K: float
@@ -90,7 +90,7 @@ class _Sparsifier(Compressor):
 
 
 @dataclass(frozen=True)
-class TopK(_Sparsifier):
+class TopKCompressor(_Sparsifier):
     """The K entries that are largest in magnitude; K below 1 is a fraction of all."""
 
     def pace(self, p: int) -> float:
@@ -116,7 +116,7 @@ class RandomK(_Sparsifier):
 
 
 @dataclass(frozen=True)
-class Quantised(Compressor):
+class QuantisedCompressor(ContractiveCompressor):
     """Every entry in `bits` bits: rounded to a whole multiple, at most 2^(bits - 1) - 1, of a unit.
 
     The unit is the smallest power of two with which the largest entry fits, one for each client: products with it are
@@ -163,11 +163,20 @@ class Quantised(Compressor):
         return torch.where(unit > 0, v / unit, 0.0).round()
 
 
-def compressor(name: str, K: float, bits: int, seed: int) -> Compressor:
+def compressor(name: str, K: float, bits: int, seed: int) -> ContractiveCompressor:
     """By name: top, random, quantised; what does not fit is refused."""
     if K >= 1 and int(K) != K:
         raise InputError(f"K is {K}; use a whole number of coordinates, or a fraction below 1")
     if bits not in (4, 8):
         raise InputError(f"bits is {bits}; choose from 4, 8")
-    made: dict[str, Compressor] = {"top": TopK(K), "random": RandomK(K, seed), "quantised": Quantised(bits)}
+    made: dict[str, ContractiveCompressor] = {
+        "top": TopKCompressor(K),
+        "random": RandomK(K, seed),
+        "quantised": QuantisedCompressor(bits),
+    }
     return choose("compressor", name, made)
+
+
+__getattr__ = renamed(
+    __name__, {"Compressor": "ContractiveCompressor", "TopK": "TopKCompressor", "Quantised": "QuantisedCompressor"}
+)

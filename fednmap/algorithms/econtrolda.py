@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.compressors import Compressor, compressor
+from fednmap.algorithms.compressors import ContractiveCompressor, compressor
 from fednmap.algorithms.hyperparameters import check, convex, default
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
@@ -106,5 +106,5 @@ class EControlDA(Algorithm):
     def model(self, server: Server) -> Tensor:
         return self.phi.prox(server.z, server.A / self.gamma)
 
-    def compression(self) -> Compressor:
+    def compression(self) -> ContractiveCompressor:
         return compressor(self.compressor, self.K, self.bits, self.seed)

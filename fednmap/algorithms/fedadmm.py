@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, default, safe_step, weakly_convex
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 
 
@@ -68,7 +68,7 @@ class FedADMM(Algorithm):
         return self.Down(server.xbar)
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, lam, step = client.x, client.lam, Steps(self.eta_a, g)
+        x, lam, step = client.x, client.lam, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = step.down(x, x, q, lam + self.beta * (x - down.xbar))
         lam = lam + self.beta * (x - down.xbar)

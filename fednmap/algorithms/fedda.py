@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, convex
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
@@ -63,7 +63,7 @@ class FedDA(Algorithm):
         return self.Server(start, start.new_zeros((), dtype=torch.float64)), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        z_i, step = down.z, Steps(self.eta_a, g)
+        z_i, step = down.z, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             z_i = step.down(z_i, self.phi.prox(z_i, down.s + self.eta_a * q), q)
         return self.Up(z_i - down.z), client

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.names import InputError
 
@@ -73,7 +73,7 @@ class FedDR(Algorithm):
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         y = client.y + self.alpha * (down.xbar - client.x)
-        x, step = client.x, Steps(self.eta_a, g)
+        x, step = client.x, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = step.down(x, x, q, (x - y) / self.r)
         xhat = 2 * x - y

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, convex
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
@@ -61,7 +61,7 @@ class FedMiD(Algorithm):
         return self.Server(start), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        w, step = down.w, Steps(self.eta_a, g)
+        w, step = down.w, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             w = step.down(w, w, q)
             if not self.server_only:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers.parameters import fraction
 
@@ -89,7 +89,7 @@ class FedNMap(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, d, step = down.z, self._direction(down, client), Steps(self.eta_a, g)
+        z, d, step = down.z, self._direction(down, client), LocalSteps(self.eta_a, g)
         z_i = z
         for q in range(self.Q):
             z_i = step.down(z_i, self._prox(z_i), q, d)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, default
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 
@@ -60,7 +60,7 @@ class FedPD(Algorithm):
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
         x, lam = client
-        step = Steps(self.eta_a, g)
+        step = LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = step.down(x, x, q, lam + (x - down.x) / self.r)
         lam = lam + (x - down.x) / self.r

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import nonnegative
@@ -54,7 +54,7 @@ class FedProx(Algorithm):
         return self.Server(start), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        y, step = down.x, Steps(self.eta_a, g)
+        y, step = down.x, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             y = step.down(y, y, q, self.mu * (y - down.x))
         return self.Up(y - down.x), client

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Oracle
+from fednmap.names import renamed
 
 
-class Steps:
+class LocalSteps:
     """Local steps of size eta, each written over the iterate before it; with g, the gradients that they follow.
 
     step(z, *directions) = z - eta (the sum of the directions)
     step.down(z, x, q, *directions) = z - eta (g(x, q) + the sum of the directions)
 
-    >>> step = Steps(0.5, lambda x, q: 2 * x)
+    >>> step = LocalSteps(0.5, lambda x, q: 2 * x)
     >>> step(torch.zeros(2), torch.ones(2), torch.ones(2))
     tensor([-1., -1.])
     >>> step.down(torch.zeros(2), torch.ones(2), 0)
@@ -54,3 +55,6 @@ class Steps:
     def mean(self, z: Tensor, last: Tensor, count: int) -> Tensor:
         """(z - last) / (eta count), written over `last`, the iterate after `count` steps from z."""
         return torch.sub(z, last, out=last).div_(self.eta * count)
+
+
+__getattr__ = renamed(__name__, {"Steps": "LocalSteps"})

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
@@ -60,7 +60,7 @@ class NormalMapSGD(Algorithm):
         return self.Server(start), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        z, step = down.z, Steps(self.eta_a, g)
+        z, step = down.z, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)
             z = step.down(z, x, q, (z - x) / self.gamma)

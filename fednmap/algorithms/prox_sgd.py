@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, weakly_convex
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Traits
 
 
@@ -45,7 +45,7 @@ class ProxSGD(Algorithm):
         return self.Server(start), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        x, step = down.x, Steps(self.eta_a, g)
+        x, step = down.x, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(step.down(x, x, q), self.eta_a)
         return self.Up(x), client

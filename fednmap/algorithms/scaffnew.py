@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import integer
@@ -76,7 +76,7 @@ class Scaffnew(Algorithm):
 
     def local(self, down: Down, client: Client, g: Oracle) -> tuple[Up, Client]:
         h = client.h + (down.x - client.xhat) / (self.Q * down.eta_a)
-        x, step = down.x, Steps(self.eta_a, g)
+        x, step = down.x, LocalSteps(self.eta_a, g)
         for q in range(int(down.steps)):
             x = step.down(x, x, q, -h)
         return self.Up(x), self.Client(x, h)

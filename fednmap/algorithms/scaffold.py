@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import fraction
@@ -74,7 +74,7 @@ class SCAFFOLD(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, d, step = down.x, down.c - client.c, Steps(self.eta_a, g)
+        x, d, step = down.x, down.c - client.c, LocalSteps(self.eta_a, g)
         y = x
         for q in range(self.Q):
             y = step.down(y, y, q, d)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, weakly_convex
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers.parameters import fraction
 
@@ -78,7 +78,7 @@ class Zhang(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, c, step = down.x, (1 - self.forget) * (down.h - client.h), Steps(self.eta_a, g)
+        x, c, step = down.x, (1 - self.forget) * (down.h - client.h), LocalSteps(self.eta_a, g)
         z_i = x
         for q in range(self.Q):
             z_i = step.down(z_i, self.phi.prox(z_i, q * self.eta_a), q, c)

@@ -57,7 +57,7 @@ def with_config(
         launching = [_option(name, kind, getattr(Launch, name)) for name, kind in hints.items() if name not in hidden]
         fields = []
         for name, field in settings.model_fields.items():
-            if name in hidden or name in ("algorithms", "set"):
+            if name in hidden or name in ("algorithms", "set", "labels"):
                 continue
             default = defaults.get(name, field.default)
             shown = f"(default {default})" if default not in (None, "") else None
@@ -146,6 +146,7 @@ class Launch:
     """
 
     set: Set = None
+    label: Annotated[list[str] | None, typer.Option(help="METHOD=NAME, what tables and plots call a method.")] = None
     preset: Annotated[str | None, typer.Option(help="Named settings; see `fednmap list presets`.")] = None
     config: ConfigFile = None
     out: Out = None

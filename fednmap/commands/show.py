@@ -47,7 +47,7 @@ def show(
         screen.print(line, highlight=False, soft_wrap=True)
     parts = sweep.parts() if sweep else []
     if results := folder.results() + [{**r, "method": part.path.name} for part in parts for r in part.results()]:
-        screen.print(closing_table(results, said.measure_gamma))
+        screen.print(closing_table(results, said))
     if measured := [one for one in collect(parts or [folder]) if one.trials]:
         screen.print(_sparks(measured))
     if not sweep:

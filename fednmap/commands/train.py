@@ -85,7 +85,7 @@ def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolde
         experiment = _prepared(values, launch)
         config = experiment.config
     else:
-        if values or launch.set or launch.config or launch.out:
+        if values or launch.set or launch.label or launch.config or launch.out:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
         if is_sweep(launch.resume):
             raise InputError(f"{launch.resume} is a sweep; continue it with fednmap speedup --resume {launch.resume}")
@@ -112,25 +112,43 @@ def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolde
 
 def _prepared(values: dict[str, Any], launch: Launch) -> Experiment:
     """Build what the settings name; what can be refused is refused before there is a folder."""
-    file = preset_file(launch.preset) if launch.preset else launch.config
+    file, typed = preset_file(launch.preset) if launch.preset else launch.config, values
     base = Config.read(file, trust=launch.trust_code).model_dump(exclude_unset=True) if file else {}
     values, auto = take_auto(base | values | {"set": base.get("set", {}) | parse_set(launch.set)})
+    if launch.label:
+        values["labels"] = base.get("labels", {}) | dict(_label(word) for word in launch.label)
     paced = values.get("eval_every") == "auto"
     if paced:
         del values["eval_every"]
     config, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
     with waiting(f"loading {config.data}", launch.quiet):
         experiment = experiment or prepare(config)
+    _check_used(experiment, typed)
     with waiting("estimating the smoothness of the loss, for |F_nat|", launch.quiet):
         experiment = settled(experiment)
     return experiment.with_settings(eval_every=measured_every(experiment)) if paced else experiment
+
+
+def _check_used(experiment: Experiment, typed: dict[str, Any]) -> None:
+    """Refuse a step size that was typed if all methods are the user's own and none has it."""
+    names = experiment.config.algorithms
+    for name in ("eta_a", "eta_s"):
+        if name in typed and not any(":" not in n or hasattr(experiment.algorithm(n), name) for n in names):
+            raise InputError(f"expected a method with {name}, got {names[0]}; use --set {names[0]}.NAME=VALUE")
+
+
+def _label(word: str) -> tuple[str, str]:
+    method, sign, name = word.partition("=")
+    if not (method and sign and name):
+        raise InputError(f"expected --label METHOD=NAME, got {word!r}; give such as --label fednmap=ours")
+    return method, name
 
 
 def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, Any] | None) -> None:
     """What the user sees at the end: a table or JSON, the plot, and which methods diverged."""
     screen = console()
     if as_json is None:
-        screen.print(closing_table(results, folder.about().measure_gamma))
+        screen.print(closing_table(results, folder.about()))
     else:
         print(json_text(as_json))
     with clear_errors(folder.path):

@@ -71,9 +71,7 @@ def tune(
     checked = Config.make(**given)
     for name in ("schedule", "memory"):
         if (value := getattr(checked, name)) != Config.model_fields[name].default:
-            raise InputError(
-                f"expected a constant step and no memory, got {name} {value}; leave it out"
-            )
+            raise InputError(f"expected a constant step and no memory, got {name} {value}; leave it out")
     check_auto(checked, auto)
     found = search(prepare(checked), auto, budget=budget, residual_only=residual_only, parallel_map=in_parallel)
     if json:

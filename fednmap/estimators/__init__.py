@@ -3,9 +3,6 @@
 `fednmap.flower.tables` does the same fit between machines, where no row leaves its site.
 """
 
-import warnings
-from typing import Any
-
 from fednmap.estimators.inference import Bootstrap, Inference
 from fednmap.estimators.linear_models import (
     FederatedCoxRegression,
@@ -26,6 +23,7 @@ from fednmap.estimators.model_selection import (
     FederatedPoissonRegressorCV,
 )
 from fednmap.estimators.path import RegularizationPath
+from fednmap.names import renamed
 
 __all__ = [
     "Bootstrap",
@@ -48,8 +46,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Path":
-        warnings.warn("estimators.Path is now estimators.RegularizationPath", DeprecationWarning, stacklevel=2)
-        return RegularizationPath
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = renamed(__name__, {"Path": "RegularizationPath"})

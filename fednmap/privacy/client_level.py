@@ -15,7 +15,7 @@ from fednmap.privacy.noise import CLIENT, SERVER, gaussian, share_of_noise
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
 from fednmap.simulation.loop import dry_run
-from fednmap.simulation.participation import Poisson, Uniform
+from fednmap.simulation.participation import PoissonSampler, Uniform
 from fednmap.simulation.uplink import Aggregated, Aggregator, Federation, Received, Rounding, Stage, Uplinks
 
 FORGET = 0.5
@@ -50,8 +50,8 @@ class Privacy(Stage, Aggregator):
                       adds its part, so that `among` of them together add enough; a round with fewer is not opened.
 
     Sampling amplifies privacy only where every client comes by a coin of its own: with participation < 1 the sampler
-    must be `Poisson`. With `among` it does not at all: the server, from whom clients hide too, knows whom it drew, and
-    every round is counted for every client.
+    must be `PoissonSampler`. With `among` it does not at all: the server, from whom clients hide too, knows whom it
+    drew, and every round is counted for every client.
 
     >>> Privacy(clip=1.0, noise_multiplier=1.5).forget
     0.5
@@ -181,7 +181,7 @@ def without_phi(algorithm: Algorithm) -> Algorithm:
 def coin(federation: Federation) -> float:
     """The probability with which every client takes part; refused where it is not by a coin of its own."""
     sampler: Any = federation.sampler
-    if isinstance(sampler, Poisson) or (isinstance(sampler, Uniform) and sampler.share == 1):
+    if isinstance(sampler, PoissonSampler) or (isinstance(sampler, Uniform) and sampler.share == 1):
         return float(sampler.share)
     raise InputError(
         f"the noise of a sampled round is counted for clients that come by a coin of their own, not for {sampler}; "

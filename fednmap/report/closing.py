@@ -63,12 +63,13 @@ def rows(results: Mapping[str, Trials]) -> list[ClosingRow]:
     return [ClosingRow(title, [column[k] for column in cells]) for k, title in enumerate(titles)]
 
 
-def closing_table(results: Sequence[dict[str, Any]], gamma: float | None = None) -> TextTable:
+def closing_table(results: Sequence[dict[str, Any]], said: About | None = None) -> TextTable:
     """Return a table with a row per method, mean and spread over the trials, the best psi and accuracy in bold.
 
-    gamma: that of |F_nat|^2, said below the table, where the results do not hold it themselves as `measure_gamma`.
+    said: what run.toml says: the labels, and the gamma of |F_nat|^2 where the results do not hold it.
     """
-    by_method = _by_method(results)
+    labels, gamma = (said.labels, said.measure_gamma) if said else ({}, None)
+    by_method = {labels.get(method, method): trials for method, trials in _by_method(results).items()}
     table = rows(by_method)
     cells = [[Text(c.text.replace(" ±", "\n±"), "bold" if c.best else "") for c in row.cells] for row in table]
     columns_ = [(q.head, [row[k] for row in cells]) for k, q in enumerate(columns(by_method))]

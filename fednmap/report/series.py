@@ -22,8 +22,9 @@ class Series(NamedTuple):
     label: str
     trials: list[Curves]
     results: list[dict[str, Any]]
-    folder: RunFolder
-    first: Job
+    folder: RunFolder | None = None
+    """None for a `Result`, which has no folder."""
+    first: Job = Job("", 0)
     """The first trial, whose model is shown."""
 
     def has(self, name: str) -> bool:
@@ -59,10 +60,12 @@ def collect(folders: Sequence[RunFolder]) -> list[Series]:
         curves, results = folder.curves(), folder.results()
         known = sorted({*curves, *(Job(r["method"], r["trial"]) for r in results)})
         there = dict.fromkeys(job.method for job in (*curves, *known))
-        named = [method for method in folder.about().algorithms if method in there]
+        said = folder.about()
+        named = [method for method in said.algorithms if method in there]
         for method in dict.fromkeys([*named, *there]):
             jobs = [job for job in known if job.method == method]
-            label = method if len(folders) == 1 else f"{name}: {method}"
+            called = said.labels.get(method, method)
+            label = called if len(folders) == 1 else f"{name}: {called}"
             ended = [r for r in results if r["method"] == method]
             found.append(Series(label, [curves[job] for job in jobs if job in curves], ended, folder, jobs[0]))
     return found
@@ -74,7 +77,7 @@ def models(series: Sequence[Series]) -> tuple[dict[str, Model], list[str]]:
     damaged = []
     for one in series:
         try:
-            model = one.folder.model(one.first)
+            model = one.folder.model(one.first) if one.folder else None
         except InputError as error:
             damaged.append(str(error))
         else:

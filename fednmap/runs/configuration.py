@@ -135,6 +135,7 @@ class Config(BaseModel):
     )
     attack: str | None = Field(None, description="Let the first COUNT clients send wrong vectors: KIND:COUNT[,SIZE].")
     set: dict[str, Value] = Field({}, description="Parameters of single methods, such as fedda.eta_s = 0.5.")
+    labels: dict[str, str] = Field({}, description="What methods are called in tables, plots and reports.")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -297,6 +298,13 @@ def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
     served = {name: kind for name, kind in kinds.items() if issubclass(kind, Algorithm)}
     names, with_server = ", ".join(kinds), ", ".join(served)
     serverless = ", ".join(name for name in kinds if name not in served)
+    unknown = [name for name in config.labels if name not in kinds]
+    yield unknown, f"expected labels of {names}, got one of {', '.join(unknown)}; name a method that runs"
+    called = [config.labels.get(name, name) for name in kinds]
+    yield (
+        len(set(called)) < len(called),
+        f"expected labels that differ, got {', '.join(called)}; change one",
+    )
     everybody = ", ".join(name for name, kind in served.items() if kind.traits.full_participation)
     memory, graph, aggregate = given("memory"), given("topology"), f"aggregate is {config.aggregate}"
     sampling = f"participation = {config.participation} and sampler = {config.sampler}"

@@ -74,7 +74,10 @@ class Methods:
             algorithm = methods.algorithm(name)
             if config.schedule != "constant":
                 step_of(algorithm)
-        return methods
+        own = {name: methods.algorithm(name).name for name in config.algorithms if ":" in name}
+        taken = [*config.algorithms, *config.labels.values(), *own.values()]
+        labels = {name: label for name, label in own.items() if taken.count(label) == 1} | config.labels
+        return replace(methods, config=config.model_copy(update={"labels": labels}))
 
     def algorithm(self, name: str) -> Algorithm:
         """Return the method with the common step sizes, its own defaults, and what `set` says about it; built once."""
@@ -104,6 +107,8 @@ class Methods:
             overrides["of"] = self.algorithm(of)
             phi, common = overrides["of"].phi, {}
         declared: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+        if "phi" not in declared:
+            raise InputError(f"expected a method with a field phi, got {name} without; add `phi: Regularizer`")
         given = {k: v for k, v in common.items() if k in declared} | overrides
         needed = [k for k, f in declared.items() if f.init and f.default is f.default_factory is MISSING]
         if missing := [k for k in needed if k not in ("phi", *given)]:

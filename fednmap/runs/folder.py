@@ -54,7 +54,7 @@ HEADING = b"method,trial,round,metric,value\n"
 COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
 """Metrics that every measurement has; one without them is half written."""
 VERSIONS = ("fednmap", "torch", "numpy")
-EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "checkpoint_every", *STOPPING})
+EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "labels", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
 
 SECRET = "(?:token|password|passphrase|secret)"
@@ -73,7 +73,8 @@ class Job(NamedTuple):
     trial: int
 
     def __str__(self) -> str:
-        return f"{self.method}-{self.trial}"
+        """Return the name of its files; of an own method, package.module:Name, without the colon."""
+        return f"{self.method.replace(':', '.')}-{self.trial}"
 
 
 class Row(NamedTuple):
@@ -100,6 +101,7 @@ class About(BaseModel):
     rounds: int | None = None
     trials: int | None = None
     algorithms: tuple[str, ...] = Field((), strict=False)
+    labels: dict[str, str] = {}
     measure_gamma: float | None = None
     made_in: str | None = None
     """"Python" for `fednmap.run`, "fit" for `fednmap fit`; None for a run that a configuration describes."""

@@ -1,7 +1,6 @@
 """Running a method on one machine."""
 
-import warnings
-
+from fednmap.names import renamed
 from fednmap.simulation.callbacks import Callback, Patience, Record, TimeLimit, Tolerance
 from fednmap.simulation.loop import Diverged, Round, simulate
 from fednmap.simulation.trajectory import Result
@@ -19,10 +18,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name != "run":
-        raise AttributeError(f"module 'fednmap.simulation' has no attribute {name!r}")
-    from fednmap.simulation.trajectory import run_and_measure
-
-    warnings.warn("fednmap.simulation.run is deprecated; use fednmap.run", DeprecationWarning, stacklevel=2)
-    return run_and_measure
+__getattr__ = renamed(__name__, {"run": "fednmap:run"})

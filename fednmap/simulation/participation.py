@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, choose, renamed
 
 Generator = np.random.Generator
 
@@ -35,7 +35,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class PoissonSampler:
     """Every client independently with probability `share`; sometimes nobody."""
 
     share: float = 0.1
@@ -124,7 +124,7 @@ def uneven(sampler: Sampler, n: int) -> bool:
     return False
 
 
-SAMPLERS: dict[str, Callable[[float], Sampler]] = {"uniform": Uniform, "poisson": Poisson, "cyclic": Cyclic}
+SAMPLERS: dict[str, Callable[[float], Sampler]] = {"uniform": Uniform, "poisson": PoissonSampler, "cyclic": Cyclic}
 
 
 def sampler_of(spec: str, share: float) -> Sampler:
@@ -175,3 +175,6 @@ def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Pa
 def _check_share(share: float) -> None:
     if not isinstance(share, Real) or not 0 < share <= 1:
         raise InputError(f"participation is {share!r}; it must be in (0, 1]")
+
+
+__getattr__ = renamed(__name__, {"Poisson": "PoissonSampler"})

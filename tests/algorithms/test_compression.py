@@ -7,7 +7,7 @@ import torch
 from lasso import PHI, PROBLEM, L, best, distance, last
 
 from fednmap.algorithms import CompressedFedNMap, EControlDA
-from fednmap.algorithms.compressors import Quantised, RandomK, TopK
+from fednmap.algorithms.compressors import QuantisedCompressor, RandomK, TopKCompressor
 from fednmap.core import nbytes
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, MCP
@@ -16,7 +16,12 @@ from fednmap.simulation.participation import Uniform, take_part
 from fednmap.testing import check_algorithm, heterogeneous, optimum, smoothness
 
 T0 = torch.tensor(0.0)
-KINDS = {"top": TopK(3), "random": RandomK(3, 0), "8 bits": Quantised(8), "4 bits": Quantised(4)}
+KINDS = {
+    "top": TopKCompressor(3),
+    "random": RandomK(3, 0),
+    "8 bits": QuantisedCompressor(8),
+    "4 bits": QuantisedCompressor(4),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -52,7 +57,7 @@ def test_a_compressor_is_a_contraction(kind):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_entries_are_rounded_to_the_nearest(bits):
     v = torch.linspace(-3, 5, 200, dtype=torch.float64)
-    sent = Quantised(bits)(v, T0)
+    sent = QuantisedCompressor(bits)(v, T0)
     unit = torch.unique(sent).diff().min()
     assert float((sent - v).abs().max()) <= float(unit) / 2
     assert float(5 / unit) <= 2 ** (bits - 1) - 1 < float(10 / unit)  # the smallest power of two that does
@@ -72,8 +77,8 @@ def test_who_takes_part_says_nothing_of_which_entries_are_sent():
 
 @pytest.mark.parametrize("K", [0.5, 0.9, 0.95, 0.99])
 def test_error_control_never_swings(K):
-    assert 0 < TopK(K).control(1000) <= 1
-    assert TopK(1000).control(1000) == 0
+    assert 0 < TopKCompressor(K).control(1000) <= 1
+    assert TopKCompressor(1000).control(1000) == 0
 
 
 @pytest.mark.slow
@@ -155,7 +160,7 @@ def test_pace_of_compressed_fednmap_is_the_share_of_a_step():
     given = {"eta_a": 0.5 / L, "gamma": 1 / L, "Q": 5, "K": 2}
     one, other = CompressedFedNMap(PHI, **given, pace=0.5), CompressedFedNMap(PHI, **given, eta_s=0.5, pace=1.0)
     assert torch.equal(last(one, rounds=9).server.z, last(other, rounds=9).server.z)
-    assert TopK(8).pace(8) == RandomK(8, 0).pace(8) == Quantised(4).pace(8) == 1
+    assert TopKCompressor(8).pace(8) == RandomK(8, 0).pace(8) == QuantisedCompressor(4).pace(8) == 1
     for pace in (0.0, 1.5, "1"):
         with pytest.raises(ValueError, match=r"^CompressedFedNMap: pace is [^\n]*$"):
             CompressedFedNMap(PHI, pace=pace)

@@ -10,7 +10,7 @@ from lasso import PHI, PROBLEM, L, best, distance, last, models
 from methods import MAKE
 
 from fednmap import algorithms as A
-from fednmap.algorithms.kernels import Steps
+from fednmap.algorithms.kernels import LocalSteps
 from fednmap.core import FixedPoint, Regularizer, nbytes, pack, unpack, with_fields
 from fednmap.names import InputError
 from fednmap.regularizers import L1, Zero
@@ -51,7 +51,7 @@ def test_who_starts_at_a_z():
 def test_steps_written_in_place_are_the_same_steps(directions):
     z, *given = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(3, 10).sin().split(1)
     given = [v.expand(4, -1) for v in given[:directions]]  # of 4 clients; z is common to them
-    step = Steps(0.1)
+    step = LocalSteps(0.1)
     expected = z - 0.2 * sum(given)
     torch.testing.assert_close(step(step(z, *given), *given), expected, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(step.mean(z, expected, 2), sum(given), rtol=1e-13, atol=1e-13)

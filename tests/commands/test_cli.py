@@ -395,8 +395,37 @@ def test_things_of_ones_own_are_imported_by_name(command, mine):
     assert 'algorithms = [\n    "mine:Step",\n]' in (mine / "run" / "run.toml").read_text()
     assert own["bytes_up"] == 3 * 4 * 4 * (64 * 5 + 5 + 5 * 10 + 10)
     code, out, _ = command("show", "run")
-    assert (code, "mine:Step" in out) == (0, True)
+    assert (code, " Step " in out) == (0, True)  # as the class says
+    assert (mine / "run" / "models" / "mine.Step-0.safetensors").exists()  # no colon, which Windows refuses
     assert "my_module:MyMethod" in command("list", "algorithms")[1]
+
+
+def test_an_own_method_without_phi_or_the_step_that_was_typed_is_refused_in_one_line(command, mine):
+    text = (mine / "mine.py").read_text()
+    (mine / "bare.py").write_text(text.replace("    phi: Regularizer\n", "").replace("class Step", "class Bare"))
+    for method, option, words in (
+        ("mine:Step", ["--eta-a", "0.1"], "a method with eta_a"),
+        ("bare:Bare", [], "a field phi"),
+    ):
+        code, out, err = command("train", "--data", "digits", "--algorithm", method, *option, "--out", "none")
+        assert (code, out, err.count("\n"), words in err) == (2, "", 1, True)
+    assert not (mine / "none").exists()
+
+
+def test_a_label_is_what_tables_call_a_method_and_a_wrong_one_is_refused_before_there_is_a_folder(command, tmp_path):
+    few = ["--preset", "digits", "--rounds", "1", "--algorithms", "fednmap,fedavg", "--quiet"]
+    code, out, err = command("compare", *few, "--label", "fednmap=ours [1]", "--out", str(tmp_path / "run"))
+    assert (code, err, " ours [1] " in out) == (0, "", True)
+    assert " ours [1] " in command("show", str(tmp_path / "run"))[1]
+    refused = {
+        "fednmap": "expected --label METHOD=NAME",
+        "zhang=x": "expected labels of",
+        "fednmap=fedavg": "that differ",
+    }
+    for label, words in refused.items():
+        code, out, err = command("compare", *few, "--label", label, "--out", str(tmp_path / "other"))
+        assert (code, out, words in err, err.count("\n")) == (2, "", True, 1)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_file_that_names_code_loads_it_only_if_trusted(command, mine):

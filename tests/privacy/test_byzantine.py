@@ -14,7 +14,7 @@ from fednmap.privacy.robust import median
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1
 from fednmap.simulation.loop import federation_of
-from fednmap.simulation.participation import Poisson
+from fednmap.simulation.participation import PoissonSampler
 from fednmap.simulation.uplink import Pipeline, Received, Stage
 from fednmap.testing import heterogeneous, optimum, smoothness
 
@@ -159,9 +159,9 @@ def test_the_monitor_names_the_attacker(attack, norms_only):
 def test_the_monitor_names_nobody_where_all_are_honest():
     for norms_only in (False, True):
         monitor = Monitor(norms_only=norms_only)
-        watched = last(NMAP, TEN, rounds=20, uplink=monitor, sampler=Poisson(0.7))
+        watched = last(NMAP, TEN, rounds=20, uplink=monitor, sampler=PoissonSampler(0.7))
         assert monitor.named() == []
-    assert torch.allclose(watched.server.z, last(NMAP, TEN, rounds=20, sampler=Poisson(0.7)).server.z)
+    assert torch.allclose(watched.server.z, last(NMAP, TEN, rounds=20, sampler=PoissonSampler(0.7)).server.z)
 
 
 def test_alike_is_not_suspect_whatever_the_spread():
@@ -177,7 +177,7 @@ def test_attackers_and_their_noise_are_addressed():
 
 
 def test_rounds_with_nobody_leave_all_as_it_is():
-    rounds = list(simulate(NMAP, TEN, rounds=30, sampler=Poisson(0.05), uplink=Median()))
+    rounds = list(simulate(NMAP, TEN, rounds=30, sampler=PoissonSampler(0.05), uplink=Median()))
     empty = [(a, b) for a, b in pairwise(rounds) if not len(b.counted)]
     assert empty
     assert all(torch.equal(a.server.z, b.server.z) for a, b in empty)

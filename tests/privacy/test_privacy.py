@@ -32,7 +32,7 @@ from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import LeastSquares, Logistic
 from fednmap.regularizers import L1, GroupLasso, Separable, Zero
 from fednmap.simulation.loop import federation_of
-from fednmap.simulation.participation import Poisson, Uniform
+from fednmap.simulation.participation import PoissonSampler, Uniform
 from fednmap.simulation.quantised import Quantised
 from fednmap.simulation.uplink import Federation, Received, Rounding, Stage, Uplinks
 from fednmap.testing import heterogeneous
@@ -40,7 +40,7 @@ from fednmap.testing import heterogeneous
 Q = 5
 NMAP = MAKE["FedNMap"](PHI, L, Q)
 TINY = 0.1  # far below |grad f_i(x*)|, which is 1.06 to 2.58
-HALF = {"sampler": Poisson(0.5)}
+HALF = {"sampler": PoissonSampler(0.5)}
 
 
 def error(algorithm, optimum=None, **options):
@@ -194,7 +194,7 @@ def test_who_clips_and_forgets_keeps_the_mean_of_the_corrections(name):
 
 def test_without_phi_zhang_is_fednmap_and_fedavg_is_one_that_forgets_everything():
     """Clipped and noised alike: Zhang is FedNMap; FedAvg is FedNMap that forgets all, its uplink eta_a Q as long."""
-    options = {"rounds": 30, "sampler": Poisson(0.5)}
+    options = {"rounds": 30, "sampler": PoissonSampler(0.5)}
     nmap, zhang, average = (MAKE[name](Zero(), L, Q) for name in ("FedNMap", "Zhang", "FedAvg"))
     private = Privacy(0.7, 0.1)
     assert torch.allclose(
@@ -229,7 +229,7 @@ def test_the_noise_is_as_much_as_the_epsilon_needs(target, share, rounds):
 
 
 def test_epsilon_is_measured_as_the_run_goes_on():
-    result = run(NMAP, PROBLEM, rounds=20, every=10, sampler=Poisson(0.5), uplink=Privacy(1.0, 2.0))
+    result = run(NMAP, PROBLEM, rounds=20, every=10, sampler=PoissonSampler(0.5), uplink=Privacy(1.0, 2.0))
     assert result.column("epsilon") == [epsilon(2.0, 0.5, t, 1e-5).pld for t in (0, 10, 20)]
     assert result.column("epsilon_rdp") == [epsilon(2.0, 0.5, t, 1e-5).rdp for t in (0, 10, 20)]
 
@@ -242,7 +242,7 @@ def test_without_noise_nothing_is_claimed():
 
 
 def test_one_client_more_moves_what_is_released_by_clip_over_expected_number_and_nothing_else():
-    privacy, federation = Privacy(clip=2.0, noise_multiplier=1.0), federation_of(PROBLEM, sampler=Poisson(0.5))
+    privacy, federation = Privacy(clip=2.0, noise_multiplier=1.0), federation_of(PROBLEM, sampler=PoissonSampler(0.5))
     client = torch.tensor([2.0, 0.0])
     total = torch.tensor([5.0, -3.0])
     without = privacy.aggregate(federation, Received(3, torch.tensor([0, 2]), [total], 2.0))
@@ -252,14 +252,14 @@ def test_one_client_more_moves_what_is_released_by_clip_over_expected_number_and
 
 
 def test_a_round_with_nobody_is_noise_too():
-    sampler, privacy = Poisson(0.01), Privacy(1.0, 1.0)
+    sampler, privacy = PoissonSampler(0.01), Privacy(1.0, 1.0)
     rounds = list(simulate(NMAP, PROBLEM, rounds=5, sampler=sampler, uplink=privacy))
     assert len(rounds[0].counted) == 0
     assert float(rounds[0].server.z.norm()) > 0
 
 
 def test_the_noise_is_addressed_by_seed_and_round():
-    options = {"uplink": Privacy(1.0, 0.5), "sampler": Poisson(0.5), "seed": 3}
+    options = {"uplink": Privacy(1.0, 0.5), "sampler": PoissonSampler(0.5), "seed": 3}
     whole = list(simulate(NMAP, PROBLEM, rounds=8, **options))
     again = list(simulate(NMAP, PROBLEM, rounds=8, after=whole[4], **options))
     assert torch.equal(whole[-1].server.z, again[-1].server.z)
@@ -388,7 +388,7 @@ def test_a_client_that_weighs_nothing_adds_no_noise():
 
 
 def test_a_round_with_too_little_noise_is_not_opened():
-    rounds = list(simulate(NMAP, PROBLEM, rounds=40, sampler=Poisson(0.5), uplink=Privacy(1.0, 0.5, among=4)))
+    rounds = list(simulate(NMAP, PROBLEM, rounds=40, sampler=PoissonSampler(0.5), uplink=Privacy(1.0, 0.5, among=4)))
     everybody, before = torch.arange(PROBLEM.n), NMAP.init(PROBLEM.start)[0]
     states = torch.zeros(PROBLEM.n, PROBLEM.dim, dtype=torch.float64)
     for r in rounds:
@@ -532,7 +532,7 @@ def test_a_run_that_goes_on_keeps_the_noise_of_its_target_and_spends_more(comman
 
 def test_sampling_hides_nobody_from_the_server_that_draws(command):
     """With noise of the clients' own every round counts for every client; the server's noise hides from others."""
-    sampled = {"rounds": 3, "every": 3, "sampler": Poisson(0.5)}
+    sampled = {"rounds": 3, "every": 3, "sampler": PoissonSampler(0.5)}
     own, central = (run(NMAP, PROBLEM, uplink=Privacy(1.0, 1.5, among=m), **sampled).final for m in (2, None))
     assert own["epsilon"] == pytest.approx(epsilon(1.5, 1.0, 3, 1e-5).pld)
     assert central["epsilon"] == pytest.approx(epsilon(1.5, 0.5, 3, 1e-5).pld)
@@ -545,7 +545,7 @@ def test_sampling_hides_nobody_from_the_server_that_draws(command):
 OTHER_NOISE = {
     "less": {"uplink": Privacy(1.0, 2.0)},
     "delta": {"uplink": Privacy(1.0, 3.0, delta=1e-3)},
-    "sampling": {"uplink": Privacy(1.0, 3.0), "sampler": Poisson(0.5)},
+    "sampling": {"uplink": Privacy(1.0, 3.0), "sampler": PoissonSampler(0.5)},
     "none": {},
     "clip": {"uplink": Privacy(1.0)},
 }

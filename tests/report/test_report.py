@@ -16,7 +16,7 @@ from fednmap.commands.show import sparkline, state
 from fednmap.measure import quantities, quantity
 from fednmap.report import coefficients, figures, report
 from fednmap.report.closing import closing_table, columns, rows
-from fednmap.report.plots import comparison
+from fednmap.report.plots import comparison, plot
 from fednmap.report.progress import Bar, describe
 from fednmap.report.series import collect
 from fednmap.report.terminal import console
@@ -171,6 +171,38 @@ def test_the_best_is_marked_but_no_diverged_method_and_nobody_where_all_are_alik
     assert table[1].cells[3].text == "-"
 
 
+def test_only_psi_and_accuracy_have_a_best(tmp_path):
+    worse = {"objective": 2.0, "stationarity": 1e-9, "zeros": 0.99, "test_accuracy": 0.5, "bytes_up": 1.0}
+    better = {"objective": 1.0, "stationarity": 1e-2, "zeros": 0.10, "test_accuracy": 0.6, "bytes_up": 9.0}
+    results = {"worse": [worse], "better": [better]}
+    keys = [q.key for q in columns(results)]
+    best = [[key for key, cell in zip(keys, row.cells, strict=True) if cell.best] for row in rows(results)]
+    assert best == [[], ["objective", "test_accuracy"]]
+
+
+def test_one_quantity_of_folders_and_results_is_drawn_with_the_labels_that_were_asked_for(tmp_path):
+    import numpy as np
+
+    from fednmap import run
+    from fednmap.algorithms import FedAvg
+    from fednmap.regularizers import Zero
+    from fednmap.testing import heterogeneous
+
+    made_up(tmp_path / "one", ("fednmap", "zhang"), rounds=20, trials=2, labels={"fednmap": "F [3]"})
+    result = run(FedAvg(Zero(), eta_a=0.01, Q=2), heterogeneous(), rounds=20)
+    figure = plot(tmp_path / "one", "stationarity", along="bytes_up", file=tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["F [3]", "zhang"]
+    assert np.allclose(figure.axes[0].get_lines()[0].get_xdata(), 0.04 * np.arange(21))
+    labels = {"mine": "ours", "one: zhang": "theirs"}
+    figure = plot({"mine": result, "one": tmp_path / "one"}, labels=labels)
+    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["ours", "one: F [3]", "theirs"]
+    assert np.allclose(figure.axes[0].get_lines()[0].get_ydata(), result.column("objective"))
+    assert len(plot([result, result, tmp_path / "one"]).axes[0].get_lines()) == 4
+    with pytest.raises(ValueError, match=r"one of .*stationarity.*, got 'nothing'"):
+        plot(result, "nothing")
+
+
 # --- what is measured is told by one catalogue
 
 
@@ -257,7 +289,7 @@ def test_the_gamma_of_the_natural_residual_is_said(tmp_path, command):
     assert line in command("show", "run")[1]
     command("report", "run")
     assert line in (tmp_path / "report.html").read_text()
-    assert line in closing_table(folder.results(), 0.25).below
+    assert line in closing_table(folder.results(), folder.about()).below
     told = [{**r, "measure_gamma": 0.5} for r in folder.results()]
     assert "|F_nat|^2 with gamma = 0.5" in closing_table(told).below
     own = {method: {"measure_gamma": 0.5} for method in METHODS[:2]}

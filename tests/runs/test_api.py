@@ -18,7 +18,7 @@ from fednmap.problems import LeastSquares, Network
 from fednmap.regularizers import L1
 from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import RunFolder
-from fednmap.simulation.participation import Cyclic, Poisson, Trace
+from fednmap.simulation.participation import Cyclic, PoissonSampler, Trace
 from fednmap.simulation.schedules import Cosine, InverseSqrt, StepDown
 from fednmap.testing import heterogeneous
 
@@ -107,7 +107,7 @@ def test_another_run_is_refused(tmp_path):
 
 
 def test_the_old_name_of_the_measuring_loop_still_works():
-    with pytest.warns(DeprecationWarning, match=r"use fednmap\.run"):
+    with pytest.warns(DeprecationWarning, match=r"is now fednmap\.run"):
         from fednmap.simulation import run as old
     assert torch.equal(old(method(), SIX, rounds=5, **HOW).x, run(method(), SIX, rounds=5, **HOW).x)
 
@@ -266,7 +266,10 @@ SMALL = [
         ("--schedule steps:0.5,2", {"eta_a": StepDown(0.1, 0.5, 2)}),
         ("--schedule cosine:0.01", {"eta_a": Cosine(0.1, 6, 0.01)}),
         ("--sampler cyclic --participation 0.34", {"sampler": Cyclic(0.34)}),
-        ("--sampler poisson --participation 0.5 --schedule sqrt", {"sampler": Poisson(0.5), "eta_a": InverseSqrt(0.1)}),
+        (
+            "--sampler poisson --participation 0.5 --schedule sqrt",
+            {"sampler": PoissonSampler(0.5), "eta_a": InverseSqrt(0.1)},
+        ),
         ("--sampler trace:who.txt", {"sampler": Trace([[0, 3], [], [5]])}),
     ],
 )

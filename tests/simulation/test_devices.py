@@ -19,7 +19,7 @@ from fednmap.algorithms import EControlDA, FedNMap, ProxSGD, Scaffnew
 from fednmap.core import pack, unpack
 from fednmap.measure import evaluate, problem_gamma, support
 from fednmap.problems import LeastSquares, Logistic, Network, Pooled
-from fednmap.simulation.participation import Poisson
+from fednmap.simulation.participation import PoissonSampler
 from fednmap.testing import check_algorithm, check_regularizer
 from fednmap.theory import estimate_smoothness, estimate_variance
 
@@ -160,7 +160,7 @@ def test_every_problem(kind, batch_size, weights, elsewhere):
     def run():
         torch.manual_seed(0)
         problem = PROBLEMS[kind](torch.float64, batch_size=batch_size, weights=weights)
-        models = trajectory(algorithm, problem, sampler=Poisson(0.7))
+        models = trajectory(algorithm, problem, sampler=PoissonSampler(0.7))
         gamma = problem_gamma(problem, phi, models[-1])
         numbers = evaluate(problem, phi, models[-1], gamma)
         labels = problem.predict(models[-1], problem.data.x)

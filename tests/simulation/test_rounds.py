@@ -20,7 +20,7 @@ from fednmap.names import InputError
 from fednmap.problems import LeastSquares, Pooled
 from fednmap.regularizers import L1, MCP, Zero
 from fednmap.simulation import Callback, Patience, TimeLimit, Tolerance, schedules
-from fednmap.simulation.participation import Cyclic, Poisson, Trace, Uniform, Weighted, sampler_of, take_part
+from fednmap.simulation.participation import Cyclic, PoissonSampler, Trace, Uniform, Weighted, sampler_of, take_part
 from fednmap.simulation.schedules import Cosine, InverseSqrt, StepDown, schedule_of
 from fednmap.simulation.states import Clients
 from fednmap.testing import heterogeneous, smoothness
@@ -125,7 +125,7 @@ def test_uniform_is_the_default():
 
 
 def test_poisson_takes_everyone_by_a_coin():
-    rounds = drawn(Poisson(0.3))
+    rounds = drawn(PoissonSampler(0.3))
     counts = np.array([len(r) for r in rounds])
     assert abs(counts.mean() - 3) < 4 * math.sqrt(10 * 0.3 * 0.7 / 400)
     assert counts.var() > 1.2  # 2.1 expected; a fixed number would give 0
@@ -134,7 +134,7 @@ def test_poisson_takes_everyone_by_a_coin():
 
 
 def test_a_round_without_anybody_changes_nothing():
-    rounds = list(simulate(method(), SIX, rounds=40, sampler=Poisson(0.05)))
+    rounds = list(simulate(method(), SIX, rounds=40, sampler=PoissonSampler(0.05)))
     empty = [k for k, r in enumerate(rounds) if not len(r.participants) and k]
     assert empty
     assert all(same(rounds[k].server, rounds[k - 1].server) and rounds[k].bytes_up == 0 for k in empty)
@@ -152,7 +152,7 @@ def test_cyclic_and_trace():
     assert drawn(Trace([[3, 1], [], [2]]), rounds=4) == [[1, 3], [], [2], [1, 3]]
 
 
-WHO = [Poisson(0.4), Cyclic(0.34), Trace([[0, 1], [2, 3, 4], [5], []]), Weighted([9, 1, 1, 1, 1, 1], 0.5)]
+WHO = [PoissonSampler(0.4), Cyclic(0.34), Trace([[0, 1], [2, 3, 4], [5], []]), Weighted([9, 1, 1, 1, 1, 1], 0.5)]
 
 
 @pytest.mark.parametrize("sampler", WHO)
@@ -196,11 +196,11 @@ def test_a_trace_from_a_file(tmp_path):
             lambda: simulate(method(), SIX, rounds=1, sampler=lambda n, t, rng: [7]),
             "different client numbers from 0 to 5",
         ),
-        (lambda: simulate(A.Scaffnew(), SIX, rounds=1, sampler=Poisson(0.5)), "needs every client"),
+        (lambda: simulate(A.Scaffnew(), SIX, rounds=1, sampler=PoissonSampler(0.5)), "needs every client"),
         (lambda: simulate(method(), SIX, rounds=1, sampler=Weighted([1, 1], 0.5)), "2 odds"),
         (lambda: sampler_of("poison", 0.5), "did you mean 'poisson'"),
         (lambda: sampler_of("trace:nowhere", 0.5), "cannot read the trace"),
-        (lambda: Poisson(0.0), "participation is 0.0"),
+        (lambda: PoissonSampler(0.0), "participation is 0.0"),
         (lambda: Trace([]), "empty"),
         (lambda: simulate(SIX, method(), rounds=1), "as the first argument, got an object of type LeastSquares"),
         (lambda: simulate(A.FedNMap, SIX, rounds=1), "as the first argument, got the class FedNMap"),
@@ -558,7 +558,7 @@ def test_a_sampler_may_name_a_set_or_a_tensor():
 
 EVERYDAY = {
     "sampler": {"sampler": "poisson"},
-    "sampler, class": {"sampler": Poisson},
+    "sampler, class": {"sampler": PoissonSampler},
     "eta_a, class": {"eta_a": Cosine},
     "rounds": {"rounds": 3.0},
     "seed": {"seed": -1},

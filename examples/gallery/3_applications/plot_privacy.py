@@ -17,7 +17,7 @@ from fednmap.data import ClientData
 from fednmap.privacy import Privacy, noise_for
 from fednmap.problems import Logistic
 from fednmap.regularizers import L1
-from fednmap.simulation.participation import Poisson
+from fednmap.simulation.participation import PoissonSampler
 
 ROUNDS, SHARE, DELTA = 60, 0.2, 1e-4
 rng = torch.Generator().manual_seed(0)
@@ -46,7 +46,7 @@ for i, n in enumerate(sizes):
     method = FedNMap(L1(0.001), eta_a=0.4, Q=5)
 
     def correct(uplink, problem=problem, method=method):
-        result = run(method, problem, rounds=ROUNDS, every=ROUNDS, sampler=Poisson(SHARE), uplink=uplink)
+        result = run(method, problem, rounds=ROUNDS, every=ROUNDS, sampler=PoissonSampler(SHARE), uplink=uplink)
         return float(((x_test @ result.x > 0).long() == y_test).double().mean())
 
     without[i] = correct(None)
