@@ -403,10 +403,8 @@ def test_things_of_ones_own_are_imported_by_name(command, mine):
 def test_an_own_method_without_phi_or_the_step_that_was_typed_is_refused_in_one_line(command, mine):
     text = (mine / "mine.py").read_text()
     (mine / "bare.py").write_text(text.replace("    phi: Regularizer\n", "").replace("class Step", "class Bare"))
-    for method, option, words in (
-        ("mine:Step", ["--eta-a", "0.1"], "a method with eta_a"),
-        ("bare:Bare", [], "a field phi"),
-    ):
+    step = ["--set", "mine:Step.size=0.5", "--eta-s", "2"]
+    for method, option, words in (("mine:Step", step, "a method with eta_s"), ("bare:Bare", [], "a field phi")):
         code, out, err = command("train", "--data", "digits", "--algorithm", method, *option, "--out", "none")
         assert (code, out, err.count("\n"), words in err) == (2, "", 1, True)
     assert not (mine / "none").exists()
