@@ -21,7 +21,7 @@ test-slow: $(VENV)/.test
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m slow
 
 docs: $(VENV)/.docs
-	$(VENV)/bin/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(VENV)/bin/sphinx-build -W --keep-going -b html $(SPHINXOPTS) docs docs/_build/html
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
