@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fednmap.flower.audit import AuditRow
 
 
+HEADS = ("what", "rounds", "messages", "bytes", "counted", "contents")
+
+
 def audit(
     run: Annotated[Path, typer.Argument(help="Run folder of a trial, or a client's state-dir.")],
     client: Annotated[str | None, typer.Option(help="Of this client alone.")] = None,
@@ -39,15 +42,16 @@ def audit(
     if json:
         print(json_text([row._asdict() for row in listed]))
         return
-    table = Table("client", "what", "rounds", "messages", "contents", "bytes", "counted", "how", box=box.SIMPLE_HEAD)
-    for k, row in enumerate(listed):
-        first = not k or listed[k - 1].client != row.client
-        span = "-" if row.rounds is None else "-".join(map(str, dict.fromkeys(row.rounds)))
-        counted = f"{row.counted}" if row.kind == "uplink" else ""
-        cells = [row.client if first else "", row.kind, span, f"{row.messages}", "\n".join(row.items), f"{row.bytes}"]
-        table.add_row(*map(Text, [*cells, counted, row.treated]))
     screen = console()
-    screen.print(table)
+    for name in chosen:
+        table = Table(*HEADS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(name), title_justify="left")
+        for row in (row for row in listed if row.client == name):
+            span = "-" if row.rounds is None else "-".join(map(str, dict.fromkeys(row.rounds)))
+            counted = f"{row.counted}" if row.kind == "uplink" else ""
+            contents = "\n".join([*row.items, *([f"({row.treated})"] if row.treated else [])])
+            cells = [row.kind, span, f"{row.messages}", f"{row.bytes}", counted, contents]
+            table.add_row(*map(Text, cells))
+        screen.print(table)
     vectors = [row for row in listed if row.kind == "uplink"]
     clear = sum(row.messages for row in vectors if "masked" not in row.treated)
     words = f"uplinks: {sum(row.messages for row in vectors)}, of them in the clear {clear}"
