@@ -240,7 +240,7 @@ def _unfinished(path: Path) -> bool:
         folder = RunFolder.open(path)
     except InputError:  # stopped before its first file was complete
         return all(p.name[0] == "." for p in path.iterdir())
-    return folder.about().made_in == MADE_IN and not folder.results()
+    return folder.about().made_in == MADE_IN and not folder.is_complete()
 
 
 def _digest(sites: dict[str, tables.Table]) -> str:

@@ -45,8 +45,8 @@ def csv(
     parts = [_read(p, label, client) for p in paths]
     for file, part in zip(paths, parts, strict=True):
         if part[0] != parts[0][0]:
-            names, trained = some_of(part[0]), some_of(parts[0][0])
-            raise InputError(f"{file} has the columns {names}, the training file {trained}; they must agree")
+            columns, trained = some_of(part[0]), some_of(parts[0][0])
+            raise InputError(f"{file} has the columns {columns}, the training file {trained}; they must agree")
     x = [torch.from_numpy(part[1]) for part in parts]
     y = targets(paths, [part[2] for part in parts], regression)
     named: dict[str, Any] = {"features": tuple(parts[0][0]), "labels": label_names(parts[0][2], y[0])}

@@ -65,9 +65,8 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
 
     def site(message: Message, node: Node) -> RecordDict:
         """What this site has: sizes, names and versions; or why it cannot say so."""
-        node.rules.asked("site")
         try:
-            about: dict[str, Any] = Site.of(load(node.context)).model_dump(mode="json")
+            about: dict[str, Any] = Site.of(guarded(node, "site")).model_dump(mode="json")
         except Exception as error:  # whatever a user's `load` provokes: the server names the site and says why
             about = {"failed": f"{type(error).__name__}: {error}"[:TEXT]}
         return RecordDict({"site": ConfigRecord(about)})

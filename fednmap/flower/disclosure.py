@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,10 +66,9 @@ class Rules(BaseModel):
     @classmethod
     def read(cls, path: object) -> Rules:
         """The rules of a file, none without one; a file that cannot be read is refused, not ignored."""
-        if path is None:
-            return cls()
         try:
-            return cls.model_validate(tomllib.loads(Path(str(path)).expanduser().read_text(encoding="utf-8")))
+            text = "" if path is None else Path(str(path)).expanduser().read_text(encoding="utf-8")
+            return cls.model_validate(tomllib.loads(text))
         except (OSError, ValueError, ValidationError) as error:
             log.error("the rules of this site cannot be read: %s", error)
             raise SiteError("the rules of this site cannot be read", "rules") from None
@@ -157,15 +157,17 @@ class Rules(BaseModel):
             if self.max_points is not None and mark not in seen and len(seen) >= self.max_points:
                 raise _refused("points", f"{len(seen)} points were answered, and max-points is {self.max_points}")
             if limit := self.min_effective_rows:
-                now, path = residuals(local, x), place / f"{local.samples}.npy"
+                now = residuals(local, x)
+                path = place / f"{local.samples}-{now.shape[1]}.npy"
                 before = np.load(path) if path.exists() else np.empty((0, *now.shape))
                 least = min(effective_rows(now - other) for other in (np.zeros_like(now), *before))
-                sizes = [int(other.stem) for other in place.glob("*.npy") if other != path]
+                sizes = {int(other.stem.partition("-")[0]) for other in place.glob("*-*.npy")} - {local.samples}
                 least = min([least, *(abs(size - local.samples) for size in sizes)])  # rows that came or went
                 if least < limit:
                     raise _refused("few-rows", f"the point rests on {least:.1f} rows, below {limit:g}")
                 if mark not in seen:
-                    np.save(path, np.concatenate([before, now[None]]))
+                    np.save(data := BytesIO(), np.concatenate([before, now[None]]))
+                    write_atomically(path, data.getvalue())
             if mark not in seen:
                 write_atomically(place / "points.json", to_json([*seen, mark]))
 

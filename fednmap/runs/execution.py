@@ -24,7 +24,7 @@ from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
-from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
+from fednmap.runs.folder import EXTENDABLE, MISSING, Job, Model, RunFolder
 from fednmap.runs.process_pool import Interrupted, ProcessPool, Send, StopFlag, interrupts
 from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation import (
@@ -296,6 +296,9 @@ def execute(
         stored = {job: stored_result(folder, job, config.rounds, stops_of(config), reporter.message) for job in jobs}
         finished = {job: result for job, result in stored.items() if result is not None}
         if len(finished) == len(jobs):
+            if not folder.is_complete():
+                reporter.message(f"{MISSING}; it is written again")
+                folder.seal()
             return [finished[job] for job in jobs]
         folder.unseal()
         folder.repair()

@@ -57,6 +57,7 @@ HEADING = b"method,trial,round,metric,value\n"
 COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
 """Metrics that every measurement has; one without them is half written."""
 SUMS = "SHA256SUMS"
+MISSING = f"{SUMS} is missing: the run was stopped at its very end, or the file was removed"
 SEALED = ("*.toml", "*.json", "*.csv", "*.png", "models/*.safetensors", "checkpoints/*/*")
 """What SHA256SUMS lists."""
 VERSIONS = ("fednmap", "torch", "numpy")
@@ -334,6 +335,11 @@ class RunFolder:
         order = sorted(found, key=lambda name: (name == "run.toml", name))  # a list that was cut has no run.toml
         write_atomically(self.path / SUMS, "".join(f"{found[name]}  {name}\n" for name in order).encode())
 
+    def is_complete(self) -> bool:
+        """Whether all files of a finished run are there, SHA256SUMS as the last; earlier versions had none."""
+        entries = self._entries()
+        return bool(entries) and ((self.path / SUMS).exists() or not any("measured" in facts for facts in entries))
+
     def unseal(self) -> None:
         """Remove SHA256SUMS before files change."""
         with clear_errors(self.path):
@@ -346,8 +352,6 @@ class RunFolder:
         except InputError as error:
             return [str(error)]
         lines = []
-        if not known and any("measured" in facts for facts in self._entries()) and not self.running():
-            lines = [f"{SUMS} is missing: the run was stopped at its very end, or the file was removed"]
         for name, digest in known.items():
             if not checkpoints and name.startswith("checkpoints/"):
                 continue
@@ -357,8 +361,10 @@ class RunFolder:
 
     def damages(self) -> list[str]:
         """Return a line for each file that is not as it was written, as far as closing numbers depend on it."""
-        jobs = [Job(result["method"], result["trial"]) for result in self.results()]
-        return [line for line in map(self.damage, jobs) if line] + self.changed_files(checkpoints=False)
+        jobs, said = [Job(result["method"], result["trial"]) for result in self.results()], self.about()
+        lines = [line for line in map(self.damage, jobs) if line] + self.changed_files(checkpoints=False)
+        whole = len(jobs) >= (said.trials or 1) * max(1, len(said.algorithms))
+        return lines + ([MISSING] if whole and not self.is_complete() and not self.running() else [])
 
     def _sums(self) -> dict[str, str]:
         """What SHA256SUMS holds; nothing if there is none."""
