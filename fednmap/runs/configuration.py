@@ -113,7 +113,7 @@ class Config(BaseModel):
     )
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed in one batch.")
-    dp_clip: float | None = Field(None, gt=0, description="Differential privacy: clip uplinks to this norm.")
+    dp_clip: float | None = Field(None, gt=0, le=1e30, description="Differential privacy: clip uplinks to this norm.")
     dp_noise: float | None = Field(None, ge=0, description="Noise on the clipped sum, in units of dp_clip.")
     dp_epsilon: float | None = Field(
         None, gt=0, description="Choose the noise so that all rounds together spend this epsilon."
