@@ -41,6 +41,7 @@ COMMANDS = {
 ELSEWHERE = {"compare": "train:compare", "predict": "fit:predict", "list": "listing:listing", "flower": "flower:app"}
 """Commands that are not the function of their name in the module of their name, in `fednmap.commands`."""
 
+LONGEST = 1000  # characters of a line on stderr: a name or cell in it may be of any length
 TORCH_OUT_OF_MEMORY = re.compile(
     r"(\[enforce fail at [^\]]*\] [^.]*\. )?DefaultCPUAllocator: |Storage size calculation overflowed"
 )
@@ -178,5 +179,6 @@ def _follows_torchrun() -> bool:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    print("\n".join(f"fednmap: {line}" for line in message.splitlines()), file=sys.stderr)
+    lines = [line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in message.splitlines()]
+    print("\n".join(f"fednmap: {line}" for line in lines), file=sys.stderr)
     sys.exit(code)

@@ -53,6 +53,17 @@ def choose(kind: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
+def some_of(names: Iterable[str], most: int = 20) -> str:
+    """The names for a message, or the first of them; long ones are cut.
+
+    >>> some_of(["age", "sex"]), some_of("abcde", most=3)
+    ('age, sex', 'a, b, c and 2 more')
+    """
+    each = [name if len(name) <= 60 else f"{name[:60]}..." for name in names]
+    more = f" and {len(each) - most} more" if len(each) > most else ""
+    return ", ".join(each[:most]) + more
+
+
 CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(:.*)?", re.DOTALL)
 
 

@@ -43,7 +43,9 @@ def export(
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
     folder = RunFolder.open(run)
-    job = Job(method or folder.about().algorithms[0], trial)
+    if not (methods := folder.about().algorithms) and method is None:
+        raise InputError(f"{folder.path / 'run.toml'} names no method; put it back from a copy, or give --method")
+    job = Job(method or methods[0], trial)
     module, example = trained(folder, job, trust_code)
     about = names(folder, job, folded=example is not None)
     if example is None and format == "onnx" and folder.made_in_python():

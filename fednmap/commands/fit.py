@@ -27,7 +27,7 @@ from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
 from fednmap.report.page import picture, write_page
 from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, json_text, locked, write_atomically
+from fednmap.runs.files import clear_errors, finite, json_text, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.tables.table import is_words
 
@@ -55,9 +55,10 @@ def fit(
     Example: fednmap fit --data csv:hospitals/ --target outcome --cv 5 --out heart
     """
     began = clock.perf_counter()
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):  # before the tables are read
-        why = "exists already; choose another folder" if out.is_dir() else "is a file; name a folder"
-        raise InputError(f"{out} {why} with --out")
+    if out is not None and out.exists() and not out.is_dir():  # before the tables are read
+        raise InputError(f"{out} is a file; name a folder with --out")
+    if out is not None and out.exists() and any(out.iterdir()) and not _unfinished(out):
+        raise InputError(f"{out} exists already; choose another folder with --out")
     needed = [values[name] for name in ("target", "time", "event") if name in values]
     sites = tables.read_sites(data, listed(values.get("drop_columns")), needed)
     penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
@@ -109,7 +110,6 @@ def fit(
         model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor)
         about = _about(folder, config, data, estimator)
         kept.save(folder.path, about, model)
-        _finish(folder, model, estimator, about["lam"], seconds)
         table = model.coefficient_table(found, errors)
         _write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
         lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
@@ -118,6 +118,8 @@ def fit(
         lines += [f"Coefficients are for {goals} = {classes[1]}."] if len(classes) == 2 else []
         lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
         _write_page(folder, model, estimator, table, lines)
+        _finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
+        folder.seal("report.html")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
@@ -209,7 +211,7 @@ def _estimator(config: FitConfig, choice: dict[str, Any], groups: Any) -> Any:
 def _folder(
     out: Path | None, config: FitConfig, data: str, classes: tuple[str, ...], sites: int, more: dict[str, Any]
 ) -> RunFolder:
-    """A new run folder; run.toml says what is fitted."""
+    """A new run folder, or that of the same fit if it was stopped; run.toml says what is fitted."""
     settings = {"data": data, **config.model_dump(), **more}
     target = " and ".join(config.goals) + (f" = {classes[1]}" if len(classes) == 2 else "")
     chosen = more["cv"] is not None or more["select"] != "min"
@@ -223,7 +225,22 @@ def _folder(
         "algorithms": [f"fit-{config.family}"],
         "settings": {name: value for name, value in settings.items() if value is not None},
     }
-    return RunFolder.create_plain(out, tomli_w.dumps(about), settings, "fit")
+    if out is None or not (out / "run.toml").exists():
+        return RunFolder.create_plain(out, tomli_w.dumps(about), settings, "fit")
+    folder = RunFolder.open(out)
+    if words := folder.changed(finite(settings), frozenset()):
+        raise InputError(f"{out} holds a fit that was stopped, of other settings ({words}); choose another folder")
+    folder.unseal()
+    return folder
+
+
+def _unfinished(path: Path) -> bool:
+    """Whether the folder is that of a fit that was stopped before its end."""
+    try:
+        folder = RunFolder.open(path)
+    except InputError:  # stopped before its first file was complete
+        return all(p.name[0] == "." for p in path.iterdir())
+    return folder.about().made_in == MADE_IN and not folder.is_complete()
 
 
 def _digest(sites: dict[str, tables.Table]) -> str:
@@ -329,6 +346,7 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
         "bytes_down": estimator.bytes_sent_ / 2,
     }
     folder.repair()
+    folder.forget_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
     ended = "converged" if estimator.converged_ else "not converged; raise --max-rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}

@@ -53,7 +53,7 @@ def show(
     if not sweep:
         for table in _coefficients(folder):
             screen.print(table)
-    for line in (line for part in parts or [folder] for line in part.cut()):
+    for line in (line for part in (folder, *parts) for line in part.damages()):
         screen.print(line, highlight=False, soft_wrap=True)
     if sweep and (found := sweep.outcome()):
         screen.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)

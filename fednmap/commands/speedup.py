@@ -72,6 +72,7 @@ def speedup(
         print(f"run folder: {sweep.folder.path}")
     with clear_errors(sweep.folder.path):
         plot(found, sweep.folder.path / PICTURE)
+    sweep.folder.seal()
 
 
 def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Sweep:

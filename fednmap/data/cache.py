@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fednmap.names import InputError
 
+LARGEST = 2**28  # bytes; the largest published file has 47 MB
 _FRESH = "delete it and put a fresh copy there"
 
 
@@ -64,11 +65,14 @@ def read(path: Path, digest: str, kind: str = "md5") -> bytes:
     import zlib
 
     try:
-        contents = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            contents = file.read(LARGEST + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is truncated or not a gzip file ({error}); {_FRESH}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_FRESH}") from None
+    if len(contents) > LARGEST:
+        raise InputError(f"{path} holds more than {LARGEST >> 20} MB, and the published file does not; {_FRESH}")
     check(path, contents, digest, kind)
     return contents
 

@@ -12,7 +12,7 @@ import torch
 
 from fednmap.data.dataset import Dataset, hold_out
 from fednmap.data.rows import LABELS, label_names, located, targets
-from fednmap.names import InputError
+from fednmap.names import InputError, some_of
 
 
 def csv(
@@ -45,7 +45,8 @@ def csv(
     parts = [_read(p, label, client) for p in paths]
     for file, part in zip(paths, parts, strict=True):
         if part[0] != parts[0][0]:
-            raise InputError(f"{file} has the columns {part[0]}, the training file {parts[0][0]}; they must agree")
+            columns, trained = some_of(part[0]), some_of(parts[0][0])
+            raise InputError(f"{file} has the columns {columns}, the training file {trained}; they must agree")
     x = [torch.from_numpy(part[1]) for part in parts]
     y = targets(paths, [part[2] for part in parts], regression)
     named: dict[str, Any] = {"features": tuple(parts[0][0]), "labels": label_names(parts[0][2], y[0])}
@@ -78,7 +79,7 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
     target = label or (usual[0] if usual else [name for name in columns if name != owner][-1])
     for name in (owner, target):
         if name is not None and name not in columns:
-            raise InputError(f"{path} has no column {name!r}; it has {', '.join(columns)}")
+            raise InputError(f"{path} has no column {name!r}; it has {some_of(columns)}")
     features = [name for name in columns if name not in (owner, target)]
     x = np.empty((len(columns[target]), len(features)), np.float32)
     for i, name in enumerate(features):
@@ -92,7 +93,8 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
 
 def _ids(names: list[str]) -> npt.NDArray[np.generic]:
     """Client ids in their natural order: 2 before 10 where all are whole numbers."""
-    return np.array([int(name) for name in names] if all(name.isdecimal() for name in names) else names)
+    whole = all(name.isdecimal() and len(name) < 19 for name in names)  # longer ones are no 64-bit numbers
+    return np.array([int(name) for name in names] if whole else names)
 
 
 def _numbers(path: Path, name: str, cells: list[str]) -> npt.NDArray[np.float64]:

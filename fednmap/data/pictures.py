@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import tarfile
 import warnings
@@ -66,7 +67,7 @@ def parse_idx(path: Path | str, contents: bytes) -> Tensor:
     axes = contents[3] if contents[:3] == b"\0\0\x08" and len(contents) > 3 else 0
     shape = np.frombuffer(contents, ">u4", axes, offset=4).tolist() if len(contents) >= 4 + 4 * axes else []
     start = 4 + 4 * axes
-    if not shape or len(contents) - start != int(np.prod(shape)):
+    if not shape or len(contents) - start != math.prod(shape):
         raise InputError(f"{path} is not a whole idx file of bytes; put a fresh copy there")
     return torch.from_numpy(np.frombuffer(contents, np.uint8, offset=start).reshape(shape).copy())
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fednmap.names import InputError
 
+MOST_LABELS = 10_000
 LABELS = ("label", "target", "y")
 """Names of the column to predict, if none is given."""
 
@@ -43,6 +44,11 @@ def targets(paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], re
             raise InputError(f"{paths[0]} has words for targets; a regression needs numbers")
         return [torch.from_numpy(value.astype(np.float32)) for value in values]
     names = np.unique(values[0])
+    if len(names) > MOST_LABELS:
+        raise InputError(
+            f"{paths[0]}: expected at most {MOST_LABELS:,} different labels, got {len(names):,}; for numbers to "
+            "predict use regression=true"
+        )
     for path, value in zip(paths, values, strict=True):
         strange = np.setdiff1d(value, names)
         if len(strange):

@@ -42,9 +42,15 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
 
     The node's own configuration says who it is and where its state is kept:
     `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`; besides, `key='FILE'` is the
-    node's private key, with which it proves its name, and `require-secagg=true` refuses to send a vector unmasked.
+    node's private key, with which it proves its name, `require-secagg=true` refuses to send a vector unmasked, and
+    `rules='FILE'` are the site's own limits (`fednmap.flower.disclosure`).
     """
     app = ClientApp()
+
+    def guarded(node: Node, question: str) -> LocalProblem:
+        """This client's problem, as far as its rules let it answer."""
+        node.rules.asked(question)
+        return node.rules.guarded(load(node.context), node.folder, node.name)
 
     def hello(message: Message, node: Node) -> RecordDict:
         """Who this is; the model's first values if asked for."""
@@ -60,7 +66,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     def site(message: Message, node: Node) -> RecordDict:
         """What this site has: sizes, names and versions; or why it cannot say so."""
         try:
-            about: dict[str, Any] = Site.of(load(node.context)).model_dump(mode="json")
+            about: dict[str, Any] = Site.of(guarded(node, "site")).model_dump(mode="json")
         except Exception as error:  # whatever a user's `load` provokes: the server names the site and says why
             about = {"failed": f"{type(error).__name__}: {error}"[:TEXT]}
         return RecordDict({"site": ConfigRecord(about)})
@@ -68,7 +74,8 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     def train(message: Message, node: Node) -> RecordDict:
         """The local steps of one round; the new state is on disk before the reply leaves."""
         order: Any = message.content["round"]
-        local, masks = load(node.context), _masks(message, node)
+        local, masks = guarded(node, "train"), _masks(message, node)
+        node.rules.spend(node.config.dp_noise, node.folder, node.name)
         if order["refused"]:
             log.warning("%s: the server refused the last reply: %.200s", node.name, order["refused"])
         store, made = Store(node.folder, order["run"], node.name), (plan or _plan)(node.context, local)
@@ -90,9 +97,10 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
 
     def evaluate(message: Message, node: Node) -> RecordDict:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
-        local, exactly = load(node.context), node.federation.measure_stationarity
+        local, exactly = guarded(node, "evaluate"), node.federation.measure_stationarity
         if node.config.dp_noise:
             raise InputError("dp_noise hides what this client has, and measurements carry none; refused")
+        node.rules.spend(None, node.folder, node.name)
         masks = _masks(message, node)
         x = wire.unpack(message.content["model"], Point(local.start)).x
         gradient = local.gradient(x) if exactly else x.new_zeros(0)

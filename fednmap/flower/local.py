@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ class LocalProblem:
     weight:  a factor of f_i: n times this client's share where not all count the same.
     columns: names of the features, in their order; sites whose names differ are found before the first round.
     labels:  names of the classes, in the order of their numbers; compared likewise.
+    look:    called with every point before a gradient or loss there leaves; it may refuse.
 
     >>> from fednmap.problems import LeastSquares
     >>> local = LocalProblem(LeastSquares([(torch.eye(2), torch.ones(2))]))
@@ -34,6 +36,7 @@ class LocalProblem:
     weight: float = 1.0
     columns: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    look: Callable[[Tensor], None] | None = None
 
     def __post_init__(self) -> None:
         if self.problem.n != 1:
@@ -55,7 +58,13 @@ class LocalProblem:
         """g(x, q) of round t; the minibatches are those that client number `client` has in a simulation."""
         self.problem.first = client
         g = self.problem.oracle(torch.tensor(0), t)
-        return g if self.weight == 1 else lambda x, q: self.weight * g(x, q)
+        return g if self.weight == 1 and self.look is None else lambda x, q: self.weight * g(self._seen(x), q)
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """The point, after `look` has seen it."""
+        if self.look is not None:
+            self.look(x)
+        return x
 
     def oracle_for(self, algorithm: Algorithm, client: int, t: int) -> Oracle:
         """The oracle that the method needs: of gradients, or also of Hessians."""
@@ -64,13 +73,13 @@ class LocalProblem:
             return g
         curved = oracle_of(algorithm, self.problem, torch.tensor(0), t)
         assert isinstance(curved, SecondOrder)
-        return SecondOrder(g, lambda x: self.weight * curved.hessian(x))
+        return SecondOrder(g, lambda x: self.weight * curved.hessian(self._seen(x)))
 
     def loss(self, x: Tensor) -> float:
-        return self.weight * float(self.problem.loss(x))
+        return self.weight * float(self.problem.loss(self._seen(x)))
 
     def gradient(self, x: Tensor) -> Tensor:
-        return self.weight * self.problem.gradient(x)
+        return self.weight * self.problem.gradient(self._seen(x))
 
     def accuracy(self, x: Tensor) -> float | None:
         """The share of test labels that x predicts; None without test samples."""

@@ -161,6 +161,7 @@ class Coordinator:
             began = (self.folder.environment().get("settings") or now)["algorithms"][0]
             if began != self.job.method:
                 raise InputError(f"{path} is a run of {began}, not {self.job.method}; begin a new run")
+        self.folder.unseal()
         self.folder.repair()
         if resume:  # what may be changed, and was, stands in run.toml from now on
             before = self.folder.config(trust=True)
@@ -445,7 +446,9 @@ class Coordinator:
         if not self.federation.resume:
             return 0, server
         plan, folder = self.plan, self.folder.checkpoints(self.job)
-        kept, refused = checkpoints.newest_server(folder, plan.algorithm, plan.start, settings(self.config))
+        kept, refused = checkpoints.newest_server(
+            folder, plan.algorithm, plan.start, settings(self.config), measured=self._measured
+        )
         for line in refused:
             log.warning(line)
         done = 0
@@ -470,7 +473,11 @@ class Coordinator:
         about = {"counted": self.counted, "took_part": self.took_part, "missed": self.missed}
         self.folder.flush()
         kept = checkpoints.Kept(t, server, self.totals | about)
-        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config))
+        measured = self.folder.measured(self.job)
+        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
+
+    def _measured(self, rows: int) -> dict[str, Any]:
+        return self.folder.measured(self.job, rows)
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""
@@ -491,6 +498,7 @@ class Coordinator:
             log.warning(warning)
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=done, finished=True)
+        self.folder.seal()
         return closing
 
 

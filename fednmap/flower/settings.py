@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from flwr.app import Context, MessageType
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fednmap.flower.disclosure import Rules
 from fednmap.names import InputError, unknown
 from fednmap.runs.configuration import Config, code_in, parse_set
 from fednmap.runs.uplink_config import check_between_machines, grid_of
@@ -143,6 +145,11 @@ class Node:
             raise InputError("this node has no name; start it with --node-config \"client='hospital-a'\"")
         self.name = client_name(about["client"])
         self.folder = Path(str(about.get("state-dir", Path.home() / ".fednmap" / "clients"))).expanduser()
+
+    @cached_property
+    def rules(self) -> Rules:
+        """What this site allows, from its own file."""
+        return Rules.read(self.context.node_config.get("rules"))
 
 
 def grid_for(config: Config, kind: str) -> Quantised | None:

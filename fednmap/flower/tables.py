@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fednmap.estimators import folder as kept
-from fednmap.estimators.fit_config import FitConfig
+from fednmap.estimators.fit_config import FitConfig, listed
 from fednmap.estimators.handshake import Agreement, Disagreement, answer, negotiate
 from fednmap.estimators.penalties import told_lam
 from fednmap.flower import client as plain
@@ -69,7 +69,8 @@ def client_app(load: LoadTable) -> ClientApp:
     """
 
     def rows(node: Node) -> Table:
-        return Table(table(load(node.context)).columns, node.name)
+        own, task = Table(table(load(node.context)).columns, node.name), read(node.context.run_config)[0]
+        return node.rules.table(own, task.goals, list(task.features(own).columns), listed(task.categorical))
 
     def local(context: Context) -> LocalProblem:
         node = Node(context)
@@ -85,13 +86,19 @@ def client_app(load: LoadTable) -> ClientApp:
             question = json.loads(str(message.content["question"]["json"]))
             if node.context.node_config.get("require-secagg"):
                 raise Disagreement("this client takes part with secure aggregation alone; a fit of tables has none")
+            rules = node.rules
+            rules.asked(str(question["ask"]))
+            rules.spend(None, node.folder, node.name)
             _ask_once(node, question)
             said, own, task = {}, rows(node), read(node.context.run_config)[0]
             if question["ask"] == "agree":  # kept if this site is part of it
                 Agreement.model_validate(question["agreement"]).check(task, own)
                 write_atomically(_place(node), to_json(question["agreement"]))
             else:
-                said = answer(question, own, task)
+                said = rules.answer(question, answer(rules.coarse(question, own), own, task), own)
+            if "agreement" in question:
+                known = Agreement.model_validate(question["agreement"])
+                rules.model(len(known.names) * known.outputs, own.rows)
             return RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
         except Exception as error:
             return RecordDict({"refused": ConfigRecord(_refusal(node.name, error))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,9 @@ FROM_SHAPE: dict[str, Callable[[Size], Any]] = {
     "nuclear": matrix,
 }
 """Where the last argument comes from the shape of each weight of a network."""
+
+
+LARGEST = 1e30  # times a step it is still a number in float32
 
 
 def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
@@ -105,4 +109,6 @@ def _number(spec: str, word: str) -> float:
         number = float(word)
     except ValueError:
         raise InputError(f"{word!r} in {spec!r} is not a number") from None
+    if LARGEST < abs(number) < math.inf:
+        raise InputError(f"expected numbers of at most {LARGEST:g} in {spec!r:.60}, got {number:g}; use a smaller one")
     return int(number) if number.is_integer() else number

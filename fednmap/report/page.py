@@ -92,7 +92,7 @@ def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
         if len(done) < expected(folder):
             notes.append(f"{folder.path.resolve().name} is not finished; unfinished methods are missing in the table.")
         notes += [f"{r['method']}: {r['error']}" for r in done if "error" in r]
-        notes += [f"{folder.path.resolve().name}: {line}" for line in folder.cut()]
+        notes += [f"{folder.path.resolve().name}: {line}" for line in folder.damages()]
     said = [from_toml(folder.path / "run.toml") for folder in folders]
     names = dict.fromkeys(name for values in said for name in values if name != "algorithms")
     differ = [name for name in names if any(values.get(name) != said[0].get(name) for values in said)]

@@ -186,17 +186,21 @@ def _run_in_folder(path: Path, task: Task, callbacks: list[Callback]) -> Result:
     """Run the rounds that the folder does not hold yet, if any; return what it then holds."""
     folder = _opened(path, task)
     with locked(path), interrupts() as asked:
+        for line in folder.changed_files():
+            warnings.warn(line, stacklevel=4)
         known = from_toml(path / "run.toml")
         same = known["rounds"] == task.rounds  # with other rounds a callback may end the run elsewhere
         enders = [name_of(callback) for callback in callbacks] if same else []
-        closing = stored_result(folder, task.job, task.rounds, task.options["stop"], enders)
+        closing = stored_result(folder, task.job, task.rounds, task.options["stop"], warnings.warn, enders)
         closing = closing or _ended_by_round(folder, task)
         if closing is None:
+            folder.unseal()
             folder.repair()
             if not same:
                 write_atomically(path / "run.toml", tomli_w.dumps(known | {"rounds": task.rounds}).encode())
             try:
                 closing = run_and_record(task, folder, callbacks, asked)
+                folder.seal()
             except Interrupted:
                 raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
     return _result(task, folder, closing)
@@ -232,7 +236,7 @@ def _ended_by_round(folder: RunFolder, task: Task) -> dict[str, Any] | None:
     """Return the closing numbers if a reason to stop that judges rounds ends the run after its last one."""
     closing = folder.result(task.job)
     last, totals, _ = task.found(folder) if closing else (None, None, [])
-    if closing is None or last is None or totals is None:
+    if closing is None or last is None or totals is None or last.t + 1 != closing["rounds"]:
         return None
     reason = heard(task.options["stop"], lambda callback: callback.on_round(last, totals))
     return closing | {"ended": reason} if reason is not None else None

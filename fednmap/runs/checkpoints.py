@@ -6,7 +6,7 @@ No pickle: reading a checkpoint runs no code.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,16 +33,29 @@ class Kept(NamedTuple):
     clients: Clients | None = None
 
 
-def write(folder: Path, round: Round, totals: Record, settings: dict[str, Any]) -> None:
+Measured = Callable[[int], dict[str, Any]]
+"""The number and digest of a job's first rows of metrics.csv; see `RunFolder.measured`."""
+
+
+def write(
+    folder: Path, round: Round, totals: Record, settings: dict[str, Any], measured: dict[str, Any] | None = None
+) -> None:
     """Write the state after `round`, of server and clients; see `keep`."""
-    keep(folder, Kept(round.t, round.server, totals), settings, round.clients.tensors())
+    keep(folder, Kept(round.t, round.server, totals), settings, round.clients.tensors(), measured)
 
 
-def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[str, Tensor] | None = None) -> None:
+def keep(
+    folder: Path,
+    kept: Kept,
+    settings: dict[str, Any],
+    clients: Mapping[str, Tensor] | None = None,
+    measured: dict[str, Any] | None = None,
+) -> None:
     """Write the state after round kept.t; delete all but the last two, and later ones, which will be run again.
 
     settings: what the state depends on; a checkpoint is read with the same settings only.
     clients:  the clients' states and their numbers; None where clients store them themselves.
+    measured: the number and digest of the measurements so far, which a reader compares with metrics.csv.
     """
     tensors = {f"server.{name}": v for name, v in kept.server._asdict().items()}
     tensors |= {f"clients.{name}": v for name, v in (clients or {}).items()}
@@ -54,7 +67,9 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
         seen.add(where)
     data = save(tensors)
     facts = {
+        "job": folder.name,
         "round": kept.t,
+        "measured": measured,
         "totals": kept.totals,
         "settings": digest(settings),
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -73,10 +88,15 @@ def keep(folder: Path, kept: Kept, settings: dict[str, Any], clients: Mapping[st
 
 
 def newest(
-    folder: Path, algorithm: Algorithm, problem: Problem, start: Tensor, settings: dict[str, Any]
+    folder: Path,
+    algorithm: Algorithm,
+    problem: Problem,
+    start: Tensor,
+    settings: dict[str, Any],
+    measured: Measured | None = None,
 ) -> tuple[Round | None, Record | None, list[str]]:
     """Return the newest intact checkpoint, its totals, and a line about each that was refused."""
-    kept, refused = newest_server(folder, algorithm, start, settings, problem.n)
+    kept, refused = newest_server(folder, algorithm, start, settings, problem.n, measured)
     if kept is None or kept.clients is None:
         return None, None, refused
     nobody = torch.arange(0, device="cpu")
@@ -84,17 +104,23 @@ def newest(
 
 
 def newest_server(
-    folder: Path, algorithm: Algorithm, start: Tensor, settings: dict[str, Any], clients: int | None = None
+    folder: Path,
+    algorithm: Algorithm,
+    start: Tensor,
+    settings: dict[str, Any],
+    clients: int | None = None,
+    measured: Measured | None = None,
 ) -> tuple[Kept | None, list[str]]:
     """Return the newest intact checkpoint, and a line about each that was refused.
 
-    clients: their number; None where they store their states themselves.
+    clients:  their number; None where they store their states themselves.
+    measured: says what metrics.csv holds; None where it is not compared.
     """
     refused: list[str] = []
     paths = _newest_first(folder)
     for k, path in enumerate(paths):
         try:
-            return _read(path, algorithm, start, settings, clients), refused
+            return _read(path, algorithm, start, settings, clients, measured), refused
         except InputError as error:
             instead = "beginning at round 0" if path is paths[-1] else f"going on from {paths[k + 1].stem}"
             refused.append(f"checkpoint {folder.name}/{path.stem} is refused: {error}; {instead}")
@@ -105,13 +131,33 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.json"), reverse=True)
 
 
-def _read(path: Path, algorithm: Algorithm, start: Tensor, settings: dict[str, Any], clients: int | None) -> Kept:
+def drop(folder: Path, done: int) -> None:
+    """Delete the checkpoints after `done` rounds or more, so that these rounds are run again."""
+    with clear_errors(folder):
+        for path in _newest_first(folder):
+            if not path.stem[6:].isdecimal() or int(path.stem[6:]) + 1 >= done:
+                path.unlink()
+
+
+def _read(
+    path: Path,
+    algorithm: Algorithm,
+    start: Tensor,
+    settings: dict[str, Any],
+    clients: int | None,
+    measured: Measured | None,
+) -> Kept:
     found = from_json(path, dict)
     facts = verified(found) if "check" in found else None
     if facts is None or path.stem != f"round-{facts['round']:08d}":
         raise InputError("its JSON was changed or cut short")
+    if facts.get("job", path.parent.name) != path.parent.name:
+        raise InputError(f"it is one of {facts['job']}")
     if facts["settings"] != digest(settings):
         raise InputError("it was made with other settings")
+    rows = facts.get("measured")
+    if measured is not None and rows and measured(rows["rows"]) != rows:
+        raise InputError("metrics.csv does not hold the measurements before it")
     try:
         data = path.with_suffix(".safetensors").read_bytes()
     except OSError as error:

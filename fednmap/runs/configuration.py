@@ -113,10 +113,13 @@ class Config(BaseModel):
     )
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed in one batch.")
-    dp_clip: float | None = Field(None, gt=0, description="Differential privacy: clip uplinks to this norm.")
+    dp_clip: float | None = Field(None, gt=0, le=1e30, description="Differential privacy: clip uplinks to this norm.")
     dp_noise: float | None = Field(None, ge=0, description="Noise on the clipped sum, in units of dp_clip.")
     dp_epsilon: float | None = Field(
         None, gt=0, description="Choose the noise so that all rounds together spend this epsilon."
+    )
+    dp_budget: float | None = Field(
+        None, gt=0, description="Refuse rounds that would spend more epsilon than this; default dp_epsilon."
     )
     dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of the guarantee, below 1 / clients.")
     dp_forget: float | None = Field(
@@ -333,10 +336,13 @@ def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
     yield config.secagg and robust, f"{aggregate} with secagg, which shows the server sums alone; use one"
 
     clip, rows, among = given("dp_clip"), config.dp_unit == "example", given("dp_among")
-    private, noise = given("dp_noise", "dp_epsilon", "dp_forget", "dp_among"), config.dp_noise or config.dp_epsilon
+    private = given("dp_noise", "dp_epsilon", "dp_budget", "dp_forget", "dp_among")
+    noise = config.dp_noise or config.dp_epsilon
     both = config.dp_noise is not None and config.dp_epsilon is not None
     yield private and not clip, f"{private} without dp_clip: noise hides what is bounded only"
     yield both, "dp_noise and dp_epsilon are both given; one follows from the other, so leave one out"
+    budget = "dp_budget is given without noise: epsilon is infinite; give dp_noise or dp_epsilon"
+    yield config.dp_budget and not noise, budget
     yield among and not noise, "dp_among says who adds the noise, and there is none; give dp_noise or dp_epsilon"
     clients, sampler = noise and not rows, config.sampler
     poisson = f"the accounting assumes Poisson sampling, given {sampling}; use sampler = poisson"

@@ -24,7 +24,7 @@ from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.files import locked
-from fednmap.runs.folder import EXTENDABLE, Job, Model, RunFolder
+from fednmap.runs.folder import EXTENDABLE, MISSING, Job, Model, RunFolder
 from fednmap.runs.process_pool import Interrupted, ProcessPool, Send, StopFlag, interrupts
 from fednmap.runs.uplink_config import uplink_of
 from fednmap.simulation import (
@@ -105,8 +105,8 @@ class Task:
 
     def found(self, folder: RunFolder) -> tuple[Round | None, Record | None, list[str]]:
         """Return the state to continue from, its totals, and a line about each checkpoint that was refused."""
-        where = folder.checkpoints(self.job)
-        return checkpoints.newest(where, self.algorithm, self.problem, self.start, self.settings)
+        where, measured = folder.checkpoints(self.job), partial(folder.measured, self.job)
+        return checkpoints.newest(where, self.algorithm, self.problem, self.start, self.settings, measured)
 
     def go(self, **given: Any) -> tuple[Result, str]:
         """Run the rounds that are not done yet; return the result, and the error if the iterates diverged."""
@@ -146,7 +146,8 @@ class Recorder(Callback):
             round.clients.tensors()
             return
         self.folder.flush()
-        checkpoints.write(self.folder.checkpoints(self.task.job), round, totals, self.task.settings)
+        where, measured = self.folder.checkpoints(self.task.job), self.folder.measured(self.task.job)
+        checkpoints.write(where, round, totals, self.task.settings, measured)
 
 
 def run_and_record(
@@ -208,14 +209,26 @@ def run_and_record(
 
 
 def stored_result(
-    folder: RunFolder, job: Job, rounds: int, stops: Sequence[Callback], enders: Sequence[str] = ()
+    folder: RunFolder,
+    job: Job,
+    rounds: int,
+    stops: Sequence[Callback],
+    message: Callable[[str], None],
+    enders: Sequence[str] = (),
 ) -> dict[str, Any] | None:
     """Return the closing numbers of a job with nothing left to run: all rounds are done, or it stays ended early.
 
-    stops:  reasons to stop, which are asked again.
-    enders: names of callbacks; a run that one of them ended is not continued.
+    A job whose files were damaged has something left: its last rounds, from the checkpoint before them.
+
+    stops:   reasons to stop, which are asked again.
+    message: receives what is damaged.
+    enders:  names of callbacks; a run that one of them ended is not continued.
     """
     found = folder.result(job)
+    if found is not None and found["rounds"] <= rounds and (damage := folder.damage(job)):
+        message(f"{damage}; {job} is run again from its last intact checkpoint")
+        checkpoints.drop(folder.checkpoints(job), found["rounds"])
+        return None
     if found is None or "error" in found or found["rounds"] == rounds:
         return found
     if found["rounds"] > rounds:
@@ -278,24 +291,31 @@ def execute(
     with locked(folder.path), interrupts() as asked:
         for line in folder.check_settings(config.model_dump(mode="json")):
             reporter.message(line)
-        stored = {job: stored_result(folder, job, config.rounds, stops_of(config)) for job in jobs}
+        for line in folder.changed_files():
+            reporter.message(line)
+        stored = {job: stored_result(folder, job, config.rounds, stops_of(config), reporter.message) for job in jobs}
         finished = {job: result for job, result in stored.items() if result is not None}
         if len(finished) == len(jobs):
+            if not folder.is_complete():
+                reporter.message(f"{MISSING}; it is written again")
+                folder.seal()
             return [finished[job] for job in jobs]
+        folder.unseal()
         folder.repair()
         seeded = [config.model_copy(update={"seed": config.seed + trial}) for trial in range(config.trials)]
         orders = [Order(job, seeded[job.trial], folder.path) for job in jobs if job not in finished]
         if pool is not None and len(orders) > 1 and not callbacks:
             parallel = min(pool.count, len(orders))
             finished |= _run_in(pool, [order._replace(parallel=parallel) for order in orders], reporter, asked)
-            folder.arrange(jobs)
-            return [finished[job] for job in jobs]
-        work = Worker(experiment, seeded[0])
-        for order in orders:
-            if asked.is_set():
-                raise Interrupted
-            order = order._replace(threads=threads.asked())
-            finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, order)
+        else:
+            work = Worker(experiment, seeded[0])
+            for order in orders:
+                if asked.is_set():
+                    raise Interrupted
+                order = order._replace(threads=threads.asked())
+                finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, order)
+        folder.arrange(jobs)
+        folder.seal()
     return [finished[job] for job in jobs]
 
 

@@ -124,6 +124,15 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file; "" if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
 def add_checksum(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts as JSON keeps them, with their digest under `check`; `verified` is the way back."""
     facts = finite(facts)

@@ -6,9 +6,11 @@ metrics.csv                       long form (method, trial, round, metric, value
 checkpoints/METHOD-TRIAL/         the last two states, safetensors with a JSON file each
 models/METHOD-TRIAL.safetensors   the trained parameters
 results.json                      the closing numbers of every finished method and trial
+SHA256SUMS                        digests of all files of a finished run, as `sha256sum --check` reads them
 
-Each entry of results.json holds its own SHA-256 and that of its model, which are checked when they are read. In
-metrics.csv a last line without its end is ignored. Folders of earlier versions stay readable.
+Each entry of results.json holds its own SHA-256, that of its model and that of its measurements; a checkpoint holds
+those of its tensors and of the measurements before it. They are checked when they are read. In metrics.csv a last line
+without its end is ignored. Folders of earlier versions stay readable.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +40,7 @@ from fednmap.runs.files import (
     LOCK,
     add_checksum,
     clear_errors,
+    file_digest,
     finite,
     from_json,
     from_toml,
@@ -53,6 +56,10 @@ from fednmap.simulation import Record, lock
 HEADING = b"method,trial,round,metric,value\n"
 COSTS = frozenset({"train_seconds", "eval_seconds", "bytes_up", "bytes_down"})
 """Metrics that every measurement has; one without them is half written."""
+SUMS = "SHA256SUMS"
+MISSING = f"{SUMS} is missing: the run was stopped at its very end, or the file was removed"
+SEALED = ("*.toml", "*.json", "*.csv", "*.png", "models/*.safetensors", "checkpoints/*/*")
+"""What SHA256SUMS lists."""
 VERSIONS = ("fednmap", "torch", "numpy")
 EXTENDABLE = frozenset({"rounds", "trials", "algorithms", "labels", "checkpoint_every", *STOPPING})
 """Settings that may be changed in run.toml before `--resume`: no state depends on them."""
@@ -141,6 +148,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._measured: dict[Job, tuple[int, Any]] = {}  # rows and their running SHA-256, of jobs that are written here
 
     @classmethod
     def create(
@@ -171,7 +179,7 @@ class RunFolder:
                 for name, data in (more or {}).items():
                     write_atomically(path / name, data)
                 write_atomically(path / "run.toml", toml.encode())
-                write_atomically(path / "environment.json", to_json(provenance(settings)))
+                write_atomically(path / "environment.json", to_json(add_checksum(provenance(settings))))
         return cls(path)
 
     @classmethod
@@ -207,13 +215,16 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """What is known of the run's beginning; nothing if it was killed before that was written."""
         path = self.path / "environment.json"
-        return dict(from_json(path, dict)) if path.exists() else {}
+        found = verified(from_json(path, dict)) if path.exists() else {}
+        if found is None or not isinstance(found.get("settings", {}), dict):
+            raise InputError(f"{path} was changed: it is not what was written; put it back from a copy")
+        return found
 
     def check_data_digest(self, data: str) -> None:
         """Refuse to continue with other data than the run began with; `data` is their digest."""
         began = self.environment()
         if "data" not in began:
-            write_atomically(self.path / "environment.json", to_json(began | {"data": data}))
+            write_atomically(self.path / "environment.json", to_json(add_checksum(began | {"data": data})))
         elif began["data"] != data:
             raise InputError(
                 f"the data of {self.path} have changed since the run began; put them back, or start a new run with "
@@ -228,7 +239,9 @@ class RunFolder:
             file = self.path / "run.toml"
             raise InputError(f"{file} was edited: {words}; put it back, or use it for a new run with --config")
         began = self.environment()
-        return [
+        before = began.get("settings") or now
+        edited = sorted(k for k in EXTENDABLE & before.keys() & now.keys() if before[k] != now[k])
+        return [f"{k} is {now[k]!r} and was {before[k]!r} when the run began" for k in edited] + [
             f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
             for name in VERSIONS
             if began.get(name, version(name)) != version(name)
@@ -250,7 +263,8 @@ class RunFolder:
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
                 known = from_toml(self.path / "run.toml")
-                write_atomically(self.path / "environment.json", to_json(provenance(known.get("settings", known))))
+                facts = provenance(known.get("settings", known))
+                write_atomically(self.path / "environment.json", to_json(add_checksum(facts)))
             self._rewrite(self._rows())
 
     def append(self, job: Job, record: Record) -> None:
@@ -259,8 +273,26 @@ class RunFolder:
         for row in rows:
             if any(character in row.metric for character in ',"\r\n'):
                 raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
+        lines = b"".join(row.line() for row in rows)
         with self._writing(), (self.path / "metrics.csv").open("ab") as file:
-            file.write(b"".join(row.line() for row in rows))
+            file.write(lines)
+        if job in self._measured:
+            before, digest = self._measured[job]
+            digest.update(lines)
+            self._measured[job] = before + len(rows), digest
+
+    def measured(self, job: Job, rows: int | None = None) -> dict[str, Any]:
+        """Return how many rows of metrics.csv are the job's, at most `rows`, and their SHA-256."""
+        if rows is not None or job not in self._measured:
+            count, digest = 0, hashlib.sha256()
+            for row in islice((row for row in self._rows() if row.job == job), rows):
+                count += 1
+                digest.update(row.line())
+            if rows is not None:
+                return {"rows": count, "sha256": digest.hexdigest()}
+            self._measured[job] = count, digest
+        count, digest = self._measured[job]
+        return {"rows": count, "sha256": digest.hexdigest()}
 
     def flush(self) -> None:
         """Measurements are on disk before the checkpoint that relies on them."""
@@ -278,16 +310,76 @@ class RunFolder:
                     values.append(record[name])
         return found
 
-    def cut(self) -> list[str]:
-        """A line for each finished method whose measurements end before it did: rows of metrics.csv are missing."""
-        curves, lines = self.curves(), []
-        for result in self.results():
-            job = Job(result["method"], result["trial"])
-            last = int(max(curves[job]["round"])) if job in curves else None
-            if last is None or last < result["rounds"]:
-                there = "are missing" if last is None else f"end at round {last} of {result['rounds']}"
-                lines.append(f"metrics.csv was cut short: the measurements of {job} {there}")
+    def damage(self, job: Job) -> str:
+        """Say what of a finished job is not as it was written: its measurements or its model; nothing if all is."""
+        facts = next((facts for facts in self._entries() if (facts["method"], facts["trial"]) == job), None)
+        if facts is None:
+            return ""
+        known, model = facts.get("measured"), self.model_path(job)
+        if known and self.measured(job, known["rows"]) != known:
+            return f"metrics.csv was changed or cut short: the measurements of {job} are not those that were written"
+        if not known:  # of an earlier version
+            last = max((row.round for row in self._rows() if row.job == job), default=-1)
+            if last < facts["rounds"]:
+                there = f"end at round {last} of {facts['rounds']}" if last >= 0 else "are missing"
+                return f"metrics.csv was cut short: the measurements of {job} {there}"
+        if (sha := facts.get("model_sha256")) and sha != file_digest(model):
+            return f"models/{model.name} is {'not the file that was written' if model.exists() else 'missing'}"
+        return ""
+
+    def seal(self, *names: str) -> None:
+        """Write SHA256SUMS, with all files of the run; where there is one, only add these files to it."""
+        found = self._sums() if names else {}
+        paths = [self.path / name for name in names]
+        if not found:  # pages, logs and exported models may be written again by other commands
+            paths += [p for kind in SEALED for p in self.path.glob(kind) if p.name[0] != "."]
+        found |= {p.relative_to(self.path).as_posix(): file_digest(p) for p in paths}
+        order = sorted(found, key=lambda name: (name == "run.toml", name))  # a list that was cut has no run.toml
+        write_atomically(self.path / SUMS, "".join(f"{found[name]}  {name}\n" for name in order).encode())
+
+    def is_complete(self) -> bool:
+        """Whether all files of a finished run are there, SHA256SUMS as the last; earlier versions had none."""
+        entries = self._entries()
+        return bool(entries) and ((self.path / SUMS).exists() or not any("measured" in facts for facts in entries))
+
+    def unseal(self) -> None:
+        """Remove SHA256SUMS before files change."""
+        with clear_errors(self.path):
+            (self.path / SUMS).unlink(missing_ok=True)
+
+    def changed_files(self, checkpoints: bool = True) -> list[str]:
+        """Return a line for each file that SHA256SUMS does not know as it is; a run.toml may have been edited."""
+        try:
+            known = self._sums()
+        except InputError as error:
+            return [str(error)]
+        lines = []
+        for name, digest in known.items():
+            if not checkpoints and name.startswith("checkpoints/"):
+                continue
+            if (now := file_digest(self.path / name)) != digest:
+                lines.append(f"{name} is {'not the file that was written' if now else 'missing'}")
         return lines
+
+    def damages(self) -> list[str]:
+        """Return a line for each file that is not as it was written, as far as closing numbers depend on it."""
+        jobs, said = [Job(result["method"], result["trial"]) for result in self.results()], self.about()
+        lines = [line for line in map(self.damage, jobs) if line] + self.changed_files(checkpoints=False)
+        whole = len(jobs) >= (said.trials or 1) * max(1, len(said.algorithms))
+        return lines + ([MISSING] if whole and not self.is_complete() and not self.running() else [])
+
+    def _sums(self) -> dict[str, str]:
+        """What SHA256SUMS holds; nothing if there is none."""
+        try:
+            lines = (self.path / SUMS).read_text().splitlines()
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            lines = [""]
+        found = {line[66:]: line[:64] for line in lines if re.fullmatch(r"[0-9a-f]{64}  [^/.].*", line)}
+        if len(found) < len(lines) or "run.toml" not in found:
+            raise InputError(f"{self.path / SUMS} was changed or cut short; delete it if all else is right")
+        return found
 
     def records(self, method: str, trial: int) -> list[Record]:
         """What was measured of one method, a record for each measurement."""
@@ -297,6 +389,7 @@ class RunFolder:
     def forget_after(self, job: Job, done: int) -> None:
         """Drop the measurements of rounds that will be run again."""
         with self._writing():
+            self._measured.pop(job, None)
             if any(row.job == job and row.round > done for row in self._rows()):
                 self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
 
@@ -304,7 +397,7 @@ class RunFolder:
         """Put measurements and closing numbers of jobs that ran at the same time into this order."""
         place = {job: k for k, job in enumerate(jobs)}
         self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
-        results = sorted(self.results(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
+        results = sorted(self._entries(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
         write_atomically(self.path / "results.json", to_json([add_checksum(r) for r in results]))
 
     @contextmanager
@@ -342,6 +435,10 @@ class RunFolder:
 
     def results(self) -> list[dict[str, Any]]:
         """The closing numbers of what is finished."""
+        return [{name: v for name, v in facts.items() if name != "measured"} for facts in self._entries()]
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """What results.json holds, checked."""
         path = self.path / "results.json"
         if not path.exists():
             return []
@@ -373,8 +470,9 @@ class RunFolder:
             write_atomically(path, data)
             facts["model_sha256"] = hashlib.sha256(data).hexdigest()
         with self._writing():
-            entries = [add_checksum(r) for r in self.results() if (r["method"], r["trial"]) != job]
-            write_atomically(self.path / "results.json", to_json([*entries, add_checksum(facts)]))
+            entries = [add_checksum(r) for r in self._entries() if (r["method"], r["trial"]) != job]
+            new = add_checksum(facts | {"measured": self.measured(job)})
+            write_atomically(self.path / "results.json", to_json([*entries, new]))
         return dict(finite(facts))
 
     def model(self, job: Job) -> Model | None:
@@ -384,9 +482,8 @@ class RunFolder:
             return None
         known = (self.result(job) or {}).get("model_sha256")
         try:
-            with path.open("rb") as data:
-                if known and known != hashlib.file_digest(data, "sha256").hexdigest():
-                    raise InputError("it is not the file that results.json knows")
+            if known and known != file_digest(path):
+                raise InputError("it is not the file that results.json knows")
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("fednmap", "{}"))
                 parameters = {name: file.get_tensor(name) for name in about.get("order") or list(file.keys())}

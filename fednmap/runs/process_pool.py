@@ -5,6 +5,7 @@ The number of processes does not change the bits of a run. Only the process that
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Protocol, Self
@@ -207,6 +208,9 @@ def lost_process(process: BaseProcess) -> str:
 
 def end_with(parent: int) -> None:
     """End this process when its parent has ended, even if it was killed or this process waits."""
+    if sys.platform == "linux":  # also where a long computation does not let the thread below run
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
     def look() -> None:
         while os.getppid() == parent:

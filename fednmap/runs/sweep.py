@@ -76,6 +76,9 @@ class Sweep:
         with locked(self.folder.path):
             for line in self.folder.check_settings(config.model_dump(mode="json")):
                 reporter.message(line)
+            for line in self.folder.changed_files():
+                reporter.message(line)
+            self.folder.unseal()
             return [self._run(value, varied(config, self.over, value), reporter, pool) for value in self.values]
 
     def _run(self, value: int, config: Config, reporter: Reporter, pool: ProcessPool | None) -> list[float]:

@@ -62,13 +62,23 @@ def with_noise(config: Config, problem: FiniteSum, steps: int) -> Config:
         accounting.check_delta(config.dp_delta, int(problem.data.sizes.min()) if rows else problem.n)
     if config.dp_epsilon is not None:
         noise = accounting.noise_for(config.dp_epsilon, share, times, config.dp_delta)
-        config = config.model_copy(update={"dp_noise": noise, "dp_epsilon": None})
+        budget = config.dp_budget or config.dp_epsilon  # kept: a run that is made longer may not spend more
+        config = config.model_copy(update={"dp_noise": noise, "dp_epsilon": None, "dp_budget": budget})
     if config.dp_noise:
         spent = accounting.epsilon(config.dp_noise, share, times, config.dp_delta).pld
+        _check_budget(config, spent)
         line = accounting.doubt(spent, "any one row" if rows else "any one client")
         if line:
             warnings.warn(line, UserWarning, stacklevel=2)
     return config
+
+
+def _check_budget(config: Config, spent: float) -> None:
+    if config.dp_budget is not None and spent > config.dp_budget:
+        raise InputError(
+            f"{config.rounds} rounds would spend an epsilon of {spent:.4g}, and the budget is {config.dp_budget:g}; "
+            "use fewer rounds, or begin a new run with more noise"
+        )
 
 
 def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
@@ -107,6 +117,8 @@ def check_between_machines(config: Config) -> None:
     if config.dp_among > config.clients:
         raise InputError(f"dp_among is {config.dp_among}, of {config.clients} clients; it must be at most their number")
     accounting.check_delta(config.dp_delta, config.clients)
+    if config.dp_budget is not None:
+        _check_budget(config, accounting.epsilon(config.dp_noise, 1.0, config.rounds, config.dp_delta).pld)
 
 
 def privacy_of(config: Config) -> Privacy | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fednmap.names import InputError, is_number
+from fednmap.names import InputError, is_number, some_of
 from fednmap.tables.table import Column, Table, table
 
+MOST_COLUMNS = 50_000
 KINDS = (".csv", ".parquet")
 GAPS = {"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?"}
 """Cells that stand for a missing value, as R, pandas, spreadsheets and databases write them."""
@@ -43,7 +45,7 @@ def read_sites(spec: str, drop: Sequence[str] = (), needed: Sequence[str] = ()) 
         have |= set(columns)
         for name in needed:
             if name not in columns:
-                raise InputError(f"{path.stem}: there is no column {name!r}; there are {', '.join(columns)}")
+                raise InputError(f"{path.stem}: there is no column {name!r}; there are {some_of(columns)}")
         found[path.stem] = _table(path, {name: columns[name] for name in columns if name not in drop}, separator)
     for name in drop:
         if name not in have:
@@ -65,7 +67,7 @@ def read_as_text(path: Path, name: str) -> list[str]:
     """Return one column of a file, every cell as it is written there: 007 is no number, NA no gap."""
     columns, _ = _columns(path)
     if name not in columns:
-        raise InputError(f"{path}: there is no column {name!r}; there are {', '.join(columns)}")
+        raise InputError(f"{path}: there is no column {name!r}; there are {some_of(columns)}")
     return ["" if value is None else str(value) for value in columns[name]]
 
 
@@ -113,6 +115,12 @@ def _columns(path: Path) -> tuple[dict[str, Any], str]:
 def _table(path: Path, columns: Mapping[str, Any], separator: str) -> Table:
     if separator:
         columns = {name: _parsed(values, separator == ";") for name, values in columns.items()}
+    for name, values in {} if separator else columns.items():
+        if values.dtype.is_nested() or str(values.dtype) in ("Binary", "Object"):
+            raise InputError(
+                f"{path}: expected numbers or words in column {name!r}, got {values.dtype!s:.60}; write it as several "
+                "columns, or drop it"
+            )
     return table(columns, path.stem)
 
 
@@ -154,9 +162,11 @@ def _parquet(path: Path) -> dict[str, Any]:
 
 
 def _check_distinct(path: Path, names: Sequence[str]) -> None:
-    for k, name in enumerate(names):
-        if name in names[:k]:
-            raise InputError(f"{path} has two columns called {name!r}; names must differ")
+    if len(names) > MOST_COLUMNS:
+        raise InputError(f"{path}: expected at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out")
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise InputError(f"{path} has two columns called {name!r:.60}; names must differ")
 
 
 def places(words: str) -> list[Path]:

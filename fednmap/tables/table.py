@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fednmap.names import InputError
+from fednmap.names import InputError, some_of
 
 Column = npt.NDArray[Any]
 """float64 with NaN for a gap, or words (object) with None for one."""
@@ -46,6 +47,13 @@ REFUSALS = {
     "identifier": "column {column!r} looks like an identifier; drop the column",
     "dates": "column {column!r} holds dates or times; turn it into a number, or drop the column",
     "one-row": "there is one row, and its sums would be that row; leave the site out",
+    "rules": "the rules of the site cannot be read",
+    "rule-question": "the site's rules do not allow this question",
+    "rule-rows": "the site has fewer rows than its rules ask for",
+    "rule-column": "the site's rules do not allow column {column!r}; drop the column",
+    "rule-level": "column {column!r} has a level, class or gap in too few rows for the site's rules",
+    "rule-parameters": "the model has too many parameters for the site's rules",
+    "rule-budget": "the privacy budget of the site does not allow this",
     "other": "the site refused",
 }
 """What a site may send about an error in its table, by code."""
@@ -73,7 +81,7 @@ class Table:
 
     def __getitem__(self, name: str) -> Column:
         if name not in self.columns:
-            message = f"{self.where}there is no column {name!r}; there are {', '.join(self.columns)}"
+            message = f"{self.where}there is no column {name!r}; there are {some_of(self.columns)}"
             raise SiteError(message, "no-column", name)
         return self.columns[name]
 
@@ -140,7 +148,7 @@ def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Tab
     if not isinstance(frame, Mapping) and "columns" not in dir(frame):
         raise InputError(f"a {type(frame).__name__} has no named columns; give a pandas or polars frame, or a mapping")
     names = list(frame) if isinstance(frame, Mapping) else list(frame.columns)
-    twice = [name for name in map(str, names) if list(map(str, names)).count(name) > 1]
+    twice = [name for name, times in Counter(map(str, names)).items() if times > 1]
     if twice:
         raise InputError(f"{name or 'the table'} has two columns called {twice[0]!r}; names must differ")
     taken = [each for each in names if only is None or str(each) in only]

@@ -35,7 +35,7 @@ def test_a_fit_with_names_path_and_choice(command, hospitals):
     run = hospitals.parent / "run"
     assert {p.name for p in run.iterdir()} == {
         *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html"),
-        *("run.toml", "environment.json", "metrics.csv", "results.json", "models", ".lock"),
+        *("run.toml", "environment.json", "metrics.csv", "results.json", "models", ".lock", "SHA256SUMS"),
     }
     page = (run / "report.html").read_text()
     assert "pressure=missing" in page

@@ -515,17 +515,22 @@ def test_a_private_run_is_resumed_to_the_same_bits(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ci(turn=1)
-def test_a_run_that_goes_on_keeps_the_noise_of_its_target_and_spends_more(command, tmp_path):
-    """The noise that epsilon 4 needs for 3 rounds: after 6 of them more is spent, and said; stopped early, less."""
+def test_a_run_that_goes_on_spends_no_more_than_it_was_asked_for(command, tmp_path):
+    """The noise that epsilon 4 needs for 3 rounds: 6 of them are refused; stopped early, less is spent."""
     assert command(*DP, "--dp-clip", 1, "--dp-epsilon", 4, "--rounds", 3, "--out", "a")[0] == 0
     file, noise = tmp_path / "a/run.toml", noise_for(4.0, 1.0, 3, 1e-5)
     first = json.loads((tmp_path / "a/results.json").read_text())[0]["epsilon"]
     assert first == pytest.approx(epsilon(noise, 1.0, 3, 1e-5).pld)
     file.write_text(file.read_text().replace("\nrounds = 3", "\nrounds = 6"))
-    assert command("train", "--resume", "a")[0] == 0
-    later = json.loads((tmp_path / "a/results.json").read_text())[0]["epsilon"]
-    assert later == pytest.approx(epsilon(noise, 1.0, 6, 1e-5).pld)
+    later = epsilon(noise, 1.0, 6, 1e-5).pld
     assert first <= 4 < later
+    code, _, err = command("train", "--resume", "a")
+    assert code == 2
+    assert f"6 rounds would spend an epsilon of {later:.4g}, and the budget is 4; use fewer rounds" in err
+    assert json.loads((tmp_path / "a/results.json").read_text())[0]["epsilon"] == first
+    file.write_text(file.read_text().replace("dp_budget = 4.0", "dp_budget = 40.0"))
+    code, _, err = command("train", "--resume", "a")
+    assert (code, "dp_budget is 40.0 and was 4.0" in err) == (2, True)
     early = run(NMAP, PROBLEM, rounds=9, every=3, stop=lambda record: record["round"] >= 3, uplink=Privacy(1.0, 1.0))
     assert early.final["epsilon"] == pytest.approx(epsilon(1.0, 1.0, 3, 1e-5).pld)
 

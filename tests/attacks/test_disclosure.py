@@ -1,0 +1,235 @@
+"""What a site's own rules refuse: attacks by whoever submits the run, ended at the site with a code and no cell."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flower_grid import FakeGrid
+from hospital_files import write_hospitals
+
+from fednmap import InputError
+from fednmap.flower import tables
+from fednmap.flower.audit import logs
+from fednmap.flower.disclosure import Rules, effective_rows
+from fednmap.flower.local import LocalProblem
+from fednmap.problems import GLM, LeastSquares
+from fednmap.tables import Table, read
+from fednmap.tables.table import SiteError
+
+NAMES = ("basel", "bern", "chur", "zug")
+ZUG = 104
+SICK = {"target": "outcome", "drop_columns": "time,event"}
+
+
+def fit(folder, text, change=None, **settings):
+    """A fit in one process in which zug has rules: its closing numbers and all that zug has sent."""
+    hospitals = folder / "hospitals"
+    if not hospitals.exists():
+        write_hospitals(hospitals)
+    (folder / "rules.toml").write_text(text)
+    given = {"names": ",".join(NAMES), "run-folder": str(folder / "run"), "deadline": 1.0, "attempts": 1}
+    given |= {key.replace("_", "-"): v for key, v in settings.items()}
+    sent = []
+
+    def load(context):
+        name = context.node_config["client"]
+        rows = read(hospitals / f"{name}.csv")
+        return change(rows) if change and name == "zug" else rows
+
+    def listen(name, message, answer):
+        reply = answer()
+        if name == "zug":
+            sent.append(str(reply.error) if reply.has_error() else str(reply.content))
+        return [reply]
+
+    grid = FakeGrid(
+        {101 + i: name for i, name in enumerate(NAMES)}, tables.client_app(load), given, folder / "s", listen
+    )
+    grid.about = {ZUG: {"rules": str(folder / "rules.toml")}}
+    return lambda: tables.fit(grid, *tables.read(given)), sent
+
+
+def with_levels(*words):
+    """The first rows of ecg hold these words."""
+
+    def change(rows):
+        ecg = rows["ecg"].copy()
+        ecg[: len(words)] = words
+        return Table({**rows.columns, "ecg": ecg}, rows.name)
+
+    return change
+
+
+def first(n):
+    return lambda rows: rows.some(slice(0, n))
+
+
+@pytest.mark.parametrize(
+    ("rules", "change", "settings", "code", "words"),
+    [
+        ("min-rows = 5", first(2), {}, "rule-rows", "the site has fewer rows than its rules ask for"),
+        ("min-rows = 5", first(3), {"impute": "median"}, "rule-rows", "fewer rows"),
+        ("min-level-count = 5", with_levels("Miller"), {}, "rule-level", "'ecg' has a level, class or gap in too few"),
+        ('min-level-count = 5\nsmall-levels = "merge"', with_levels("Miller"), {}, "rule-level", "'ecg' has a level"),
+        ("max-parameters-per-row = 0.1", None, {}, "rule-parameters", "the model has too many parameters"),
+        ('columns = ["age", "outcome"]', None, {}, "rule-column", "do not allow column 'sex'; drop the column"),
+        ('columns = ["age", "sex"]', None, {}, "rule-column", "do not allow column 'outcome'"),
+        ('questions = ["columns", "target"]', None, {}, "rule-question", "do not allow this question"),
+        ("max-epsilon = 1.0", None, {}, "rule-budget", "the privacy budget of the site does not allow this"),
+        ("min-rows = many", None, {}, "rules", "the rules of the site cannot be read"),
+        ("min-row = 5", None, {}, "rules", "the rules of the site cannot be read"),
+    ],
+)
+def test_refused_at_the_site_with_a_code(tmp_path, caplog, rules, change, settings, code, words):
+    run, sent = fit(tmp_path, rules, change, **SICK, **settings)
+    with pytest.raises(InputError, match=words) as error:
+        run()
+    assert str(error.value).startswith("zug")
+    assert "\n" not in str(error.value)
+    last = logs(tmp_path / "s")["zug"][-1]
+    assert {"refused.code", "refused.column"} == {item["name"] for item in last["items"]}
+    assert last["items"][0]["value"] == code
+    assert "rules of this site" in caplog.text
+    assert not any("Miller" in reply for reply in [*sent, str(error.value)])
+
+
+def test_small_levels_are_merged_into_one_if_the_site_says_so(tmp_path):
+    change = with_levels(*("Miller", "Smith", "Jones") * 2)
+    run, sent = fit(tmp_path, 'min-level-count = 5\nsmall-levels = "merge"', change, **SICK)
+    run()
+    assert "ecg=other" in json.loads((tmp_path / "run" / "model.json").read_text())["columns"]
+    assert not any("Miller" in reply for reply in sent)
+
+
+def test_rules_that_nothing_breaks_change_nothing(tmp_path):
+    rules = (
+        "min-rows = 10\nmin-level-count = 3\nmax-parameters-per-row = 0.33\nmin-effective-rows = 5\nmax-points = 500"
+    )
+    for name, text in (("with", rules), ("without", "")):
+        (tmp_path / name).mkdir()
+        fit(tmp_path / name, text, **SICK)[0]()
+    with_rules, without = (
+        json.loads((tmp_path / name / "run" / "model.json").read_text()) for name in ("with", "without")
+    )
+    assert with_rules["coef"] == without["coef"]
+
+
+def test_extremes_and_quantiles_are_rounded(tmp_path):
+    """All ages through the cuts of a median: with few digits the cuts tell no age, and counts come in steps."""
+    run, sent = fit(tmp_path, "digits = 1\nmin-cell = 5", **SICK, impute="median")
+    run()
+    answers = [json.loads(reply.split("'json': '")[1].split("'}")[0]) for reply in sent if "'json': '{\"age\"" in reply]
+    ranges = next(a["age"] for a in answers if isinstance(a["age"], list) and len(a["age"]) == 2)
+    counts = [a["age"] for a in answers if isinstance(a["age"], list) and len(a["age"]) > 2]
+    assert all(v % 10 == 0 for v in ranges)
+    assert counts
+    assert all(v % 5 == 0 for found in counts for v in found)
+    ages = read(tmp_path / "hospitals" / "zug.csv")["age"]
+    own = Table({"age": ages})
+    cut = {"ask": "counts", "cuts": {"age": [float(np.sort(ages)[7]) + 1e-9]}}
+    assert Rules(digits=1).coarse(cut, own)["cuts"]["age"][0] % 10 == 0
+
+
+def people(n=60, p=4, seed=0):
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(n, p)))
+    y = torch.from_numpy((rng.random(n) < 0.5).astype(np.int64))
+    return x, y
+
+
+def half_spaces(x, scale=1e4):
+    """Points between the rows in the order of a direction: neighbours differ in the residual of one row."""
+    direction = torch.from_numpy(np.random.default_rng(1).normal(size=x.shape[1]))
+    places = torch.sort(x @ direction).values
+    for low, high in pairwise(places):
+        yield torch.cat([scale * direction, -scale * (low + high)[None] / 2])
+
+
+def recovered(local, x):
+    """How many rows are read off differences of gradients at half-spaces."""
+    found, before = 0, None
+    for point in half_spaces(x):
+        try:
+            now = local.gradient(point)
+        except SiteError:
+            continue
+        if before is not None:
+            row = (now - before)[:-1] / (now - before)[-1]
+            found += bool((x - row).abs().max(1).values.min() < 1e-6)
+        before = now
+    return found
+
+
+def test_gradients_at_half_spaces_recover_no_row(tmp_path):
+    x, y = people()
+    local = LocalProblem(GLM([(x, y)], "logistic", intercept=True))
+    assert recovered(local, x) > 40
+    guarded = Rules(min_effective_rows=5).guarded(local, tmp_path, "zug")
+    assert recovered(guarded, x) == 0
+
+
+def test_a_table_that_has_lost_a_row_is_not_asked_again(tmp_path):
+    x, y = people()
+    whole, less = (LocalProblem(GLM([(x[k:], y[k:])], "logistic", intercept=True)) for k in (0, 1))
+    rules, point = Rules(min_effective_rows=5), torch.zeros(5, dtype=torch.float64)
+    rules.guarded(whole, tmp_path, "zug").gradient(point)
+    rules.guarded(whole, tmp_path, "zug").gradient(point)
+    with pytest.raises(SiteError, match="few-rows"):
+        rules.guarded(less, tmp_path, "zug").gradient(point)
+    changed = LocalProblem(GLM([(x, torch.cat([1 - y[:1], y[1:]]))], "logistic", intercept=True))
+    with pytest.raises(SiteError, match="few-rows"):
+        rules.guarded(changed, tmp_path, "zug").gradient(point)
+
+
+def test_the_number_of_points_is_one_of_all_runs(tmp_path):
+    x, y = people()
+    local = LocalProblem(LeastSquares([(x, y.double())]))
+    rules = Rules(max_points=3)
+    for k in (0, 1, 2, 1):
+        rules.guarded(local, tmp_path, "zug").loss(torch.full((4,), float(k), dtype=torch.float64))
+    with pytest.raises(SiteError, match="points"):
+        rules.guarded(local, tmp_path, "zug").oracle(0, 0)(torch.full((4,), 9.0, dtype=torch.float64), 0)
+
+
+def test_no_setting_of_a_run_reaches_the_rules(tmp_path):
+    for name in ("rules", "min-rows", "max-points"):
+        with pytest.raises(InputError, match="unknown setting"):
+            fit(tmp_path, "", **SICK, **{name: "0"})[0]()
+
+
+def test_a_lifetime_budget_is_kept_at_the_client_and_fails_closed(tmp_path):
+    pytest.importorskip("dp_accounting")
+    from fednmap.privacy.accounting import epsilon
+
+    rules, replies = Rules(max_epsilon=2.0), 0
+    try:
+        while replies < 100:  # two runs with different noise: one budget
+            rules.spend(5.0 if replies < 4 else 10.0, tmp_path, "zug")
+            replies += 1
+    except SiteError as error:
+        refused = error.code
+    assert refused == "rule-budget"
+    kept = json.loads((tmp_path / "budget" / "zug-all.json").read_text())
+    assert kept["epsilon"] <= 2.0
+    assert kept["spent"] == pytest.approx(4 / 25 + (replies - 4) / 100)
+    assert epsilon((kept["spent"] + 1 / 100) ** -0.5, 1.0, 1, 1e-5).pld > 2.0
+    assert epsilon(5.0, 1.0, 4, 1e-5).pld == pytest.approx(epsilon((4 / 25) ** -0.5, 1.0, 1, 1e-5).pld, rel=1e-2)
+    Rules(max_epsilon=2.0, study="other").spend(5.0, tmp_path, "zug")
+    for noise in (None, 0.0):
+        with pytest.raises(SiteError, match="budget"):
+            Rules(max_epsilon=2.0, study="new").spend(noise, tmp_path, "zug")
+    for text in ("", "{}", '{"spent": -5}', "x"):
+        (tmp_path / "budget" / "zug-all.json").write_text(text)
+        with pytest.raises(SiteError, match="budget"):
+            rules.spend(100.0, tmp_path, "zug")
+
+
+def test_effective_rows():
+    assert effective_rows(np.ones((7, 1))) == pytest.approx(7)
+    assert effective_rows(np.array([[3.0], [0.0], [0.0]])) == 1
+    assert effective_rows(np.array([[1e-300], [1e-300]])) == pytest.approx(2)
