@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from fednmap.problems import batch_norm, probe
 from fednmap.problems.finite_sum import FiniteSum, Samples, Weight, like
 from fednmap.problems.kernels import Kernel, OneByOneKernel, choose_kernel
 from fednmap.problems.label_loss import LabelLoss
+from fednmap.problems.metrics import Measure, measure_of
 from fednmap.problems.minibatch import seeded, step_seed
 from fednmap.problems.module_loss import Forward, ModuleLoss, forward_of
 from fednmap.problems.probe import Loss
@@ -248,6 +249,19 @@ class Network(FiniteSum):
             return torch.cat(list(outs)).squeeze(-1)
         return torch.cat([out.argmax(self._class_axis) for out in outs])
 
+    def metric(self, measure: str | Measure, data: Any) -> Metric:
+        """`measure` on these data as a function of the model x, as `fednmap.run` takes it in `metrics`.
+
+        measure: "accuracy", "auc", "f1", "perplexity", or a function of (outputs, targets) of all samples.
+        data:    test samples, in a form that a client's may have.
+
+        >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
+        >>> problem = Network(nn.Linear(2, 2), nn.functional.cross_entropy, data)
+        >>> problem.metric("accuracy", data[0])(torch.tensor([1.0, 0, 0, 1, 0, 0]))
+        1.0
+        """
+        return Metric(self, measure_of(measure), _rows(self._function.loss, [data], None))
+
     def _exact(self, clients: Tensor) -> Oracle:
         if self.data.stackable:
             return super()._exact(clients)
@@ -294,6 +308,22 @@ class Network(FiniteSum):
 
     def _oracle(self, samples: Callable[[Tensor, int], Samples], clients: Tensor) -> Oracle:
         return _KernelOracle(self._step_kernel, samples, clients.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A measure of a network's outputs on some data, as a function of the model x."""
+
+    problem: Network
+    measure: Measure
+    data: ClientData | Records
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> float:
+        step = self.problem.rows_at_once()
+        parts = [self.data.batch(slice(c, c + step)) for c in range(0, self.data.count, step)]
+        outs = torch.cat([self.problem.outputs(x, a) for a, _ in parts])
+        return float(self.measure(outs, torch.cat([b for _, b in parts]).to(outs.device)))
 
 
 _PLAIN: dict[str, Any] = {"forward": forward_of("call"), "autocast": None}
