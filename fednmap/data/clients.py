@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fednmap.data.sparse import digest, from_scipy, is_scipy, is_sparse, joined, numbers, take
+from fednmap.data.sparse import digest, from_scipy, is_scipy, is_sparse, joined, numbers, stored, take
 from fednmap.names import InputError
 
 ONE_PER_CLIENT = "give a list with one pair (x, y) per client"
@@ -117,6 +117,33 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
     @property
     def offsets(self) -> Tensor:
         return self.sizes.cumsum(0) - self.sizes
+
+    @property
+    def count(self) -> int:
+        """Rows of all clients."""
+        return len(self.x)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sample, on average."""
+        return max(1, sum(v.numel() * v.element_size() for v in stored(self.x)) // len(self.x))
+
+    @property
+    def stackable(self) -> bool:
+        """Whether `batch` takes rows of several clients, (k, B)."""
+        return not is_sparse(self.x)
+
+    def batch(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """The samples and targets in these rows, in the shape of `rows`."""
+        if isinstance(rows, slice):
+            return take(self.x, rows), self.y[rows]
+        flat = rows.reshape(-1).to(self.x.device)
+        a, b = (v.index_select(0, flat).reshape(*rows.shape, *v.shape[1:]) for v in (self.x, self.y))
+        return a, b
+
+    def client(self, i: int) -> ClientData:
+        """Client i alone."""
+        return ClientData.of([self[i]])
 
     def __len__(self) -> int:
         return len(self.sizes)

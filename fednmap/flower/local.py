@@ -44,7 +44,7 @@ class LocalProblem:
 
     @property
     def samples(self) -> int:
-        return len(self.problem.data.x)
+        return self.problem.data.count
 
     @property
     def start(self) -> Tensor:

@@ -60,6 +60,8 @@ class PrivateRows:
             raise InputError(f"PrivateRows clips row by row, and {type(problem).__name__} is not a problem of rows")
         if problem.made_of()["sample_weights"] is not None:
             raise InputError("PrivateRows: every row counts the same; leave sample_weights out")
+        if isinstance(problem, Network) and problem.one_by_one:
+            raise InputError("PrivateRows needs rows in memory and a module without dropout; give tensors, and eval()")
         if is_sparse(problem.data.x):
             raise InputError("PrivateRows needs dense rows; use to_dense() on the features")
         if isinstance(problem, Network) and problem.normalised:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,12 @@ def drop_running(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def calibrate(module: nn.Module, clients: Iterable[Iterable[Tensor]], weights: Iterable[float]) -> None:
+def calibrate(
+    module: nn.Module,
+    forward: Callable[[nn.Module, Any], Tensor],
+    clients: Iterable[Iterable[Any]],
+    weights: Iterable[float],
+) -> None:
     """Give the layers running statistics: averages over each client's batches, and their weighted mean over clients."""
     tracked = [layer for layer in layers(module) if layer.running_mean is not None]
     means = [[torch.zeros_like(v) for v in _running(layer)] for layer in tracked]
@@ -36,7 +42,7 @@ def calibrate(module: nn.Module, clients: Iterable[Iterable[Tensor]], weights: I
             layer.reset_running_stats()
             layer.momentum = None  # torch's word for the plain average of all batches
         for inputs in batches:
-            trial(inputs)
+            forward(trial, inputs)
         for mean, layer in zip(means, found, strict=True):
             torch._foreach_add_(mean, [weight * v for v in _running(layer)])
     for layer, mean in zip(tracked, means, strict=True):

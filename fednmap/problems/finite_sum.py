@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, cast
 
 import torch
 from torch import Tensor
 
 from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs, tensor
-from fednmap.data.sparse import is_sparse, stored, take
+from fednmap.data.records import Records
 from fednmap.names import InputError, choose
 from fednmap.problems.minibatch import BLOCK, blocks, by_step, reshuffled, sample_numbers
 
@@ -99,7 +99,7 @@ class ClientSum(ABC):
     def alone(self, i: int) -> Self:
         """Client i by itself: its data, and the minibatches that it has here."""
         counts = None if self._counts is None else self._counts[self._rows_of(i)]
-        return self._changed(n=1, weights=None, _counts=counts, **_held(ClientData.of([self.data[i]])))
+        return self._changed(n=1, weights=None, _counts=counts, **_held(self.data.client(i)))
 
     @abstractmethod
     def oracle(self, clients: Tensor, t: int) -> Oracle:
@@ -148,7 +148,7 @@ class FiniteSum(ClientSum):
 
     def __init__(
         self,
-        data: Pairs,
+        data: Pairs | Records,
         *,
         batch_size: int | None = None,
         seed: int = 0,
@@ -160,14 +160,13 @@ class FiniteSum(ClientSum):
         for name, value in (("batch_size", batch_size), ("local_steps", local_steps)):
             if value is not None and not (isinstance(value, Integral) and value >= 1):
                 raise InputError(f"{name} is {value!r}; expected a whole number of at least 1, or None")
-        given = ClientData.of(data)
+        given = cast(ClientData, data) if isinstance(data, Records) else ClientData.of(data)  # they offer the same
         super().__init__(given, weights, row_weights(sample_weights, given))
         self.batch_size, self.seed = batch_size, seed
         self.minibatches, self.local_steps = minibatches, local_steps
         rules = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)}
         self._draw = choose("minibatches", minibatches, rules)
-        held = sum(v.numel() * v.element_size() for v in stored(given.x))
-        self._row_bytes = max(1, held // len(given.x))  # of one sample, on average
+        self._row_bytes = given.row_bytes
         self._shares = row_shares(self._sizes, self._counts)
 
     @property
@@ -210,7 +209,7 @@ class FiniteSum(ClientSum):
     def subsample(self) -> Self:
         """The same problem on fewer rows where there are very many, evenly spaced ones of every client; else itself."""
         step = self.rows_at_once()
-        if len(self.data.x) <= MANY * step or self._counts is not None:
+        if self.data.count <= MANY * step or self._counts is not None:
             return self
         few = self.data.thinned(FEW * step)
         return self._changed(_shares=row_shares(few.sizes, None), **_held(few))
@@ -240,12 +239,12 @@ class FiniteSum(ClientSum):
         block = blocks(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first, self._draw)
         equal, held = 1.0 / self.batch_size, self._sizes[clients.cpu()].unsqueeze(-1)
         once = BLOCK * clients.numel() * self.batch_size * self._row_bytes <= AT_ONCE_BYTES
-        if once and self._counts is None and not is_sparse(self.data.x):
+        if once and self._counts is None and self.data.stackable:
             batch = by_step(lambda number: self._apart(block(number)))
 
             def small(x: Tensor, q: int) -> Samples:
                 a, b = batch(q)
-                return like(a, x), like(b, x), equal
+                return self._inputs(a, x), like(b, x), equal
 
             return self._oracle(small, clients)
         rows = by_step(block)
@@ -295,7 +294,7 @@ class FiniteSum(ClientSum):
         weights = self._row_weights(x)
         rank, ranks = self._part
         for rows in islice(self._chunks(), rank, None, ranks):
-            yield like(take(self.data.x, rows), x), like(self.data.y[rows], x), weights[rows]
+            yield *self._read(rows, x), weights[rows]
 
     def _row_weights(self, like: Tensor) -> Tensor:
         """What each row contributes to f."""
@@ -304,13 +303,20 @@ class FiniteSum(ClientSum):
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
         step = self.rows_at_once()
-        return (slice(c, c + step) for c in range(0, len(self.data.x), step))
+        return (slice(c, c + step) for c in range(0, self.data.count, step))
 
     def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The samples in these rows."""
-        flat = rows.reshape(-1).to(self.data.x.device)
-        a, b = (v.index_select(0, flat).reshape(*rows.shape, *v.shape[1:]) for v in (self.data.x, self.data.y))
-        return like(a, x), like(b, x)
+        return self._read(rows, x)
+
+    def _read(self, rows: Tensor | slice, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples in these rows, as they enter the model x, and their targets."""
+        a, b = self.data.batch(rows)
+        return self._inputs(a, x), like(b, x)
+
+    def _inputs(self, a: Tensor, x: Tensor) -> Tensor:
+        """Samples as they enter the model x."""
+        return like(a, x)
 
     def _apart(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The samples in rows (steps, ...), step by step, as precise as they are: x may be more so than the start."""
@@ -343,8 +349,9 @@ def total(
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:
-    """Real values in x's dtype, labels as they are."""
-    return values if values.dtype == x.dtype or not values.is_floating_point() else values.to(x.dtype)
+    """Real values in x's dtype, labels as they are; both on x's device."""
+    dtype = x.dtype if values.is_floating_point() else values.dtype
+    return values if values.dtype == dtype and values.device == x.device else values.to(x.device, dtype)
 
 
 def client_weights(weights: Weights, sizes: Tensor, rows: Tensor | None) -> Tensor | None:
@@ -376,9 +383,9 @@ def row_weights(given: RowWeights, data: ClientData) -> Tensor | None:
     if len(parts) > 1 and [len(part) for part in parts] != data.sizes.tolist():
         raise InputError("sample_weights must hold one number per row of every client; their lengths differ")
     w = torch.cat([part.reshape(-1) for part in parts]).to("cpu", torch.float64)
-    if len(w) != len(data.x) or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool((w > 0).any()):
+    if len(w) != data.count or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool((w > 0).any()):
         raise InputError(
-            f"sample_weights must be {len(data.x)} finite numbers >= 0, one per row and not all 0, given {len(w)}"
+            f"sample_weights must be {data.count} finite numbers >= 0, one per row and not all 0, given {len(w)}"
         )
     return w
 

@@ -9,7 +9,8 @@ a client goes through its rows in an order that is another one in every epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,34 @@ def sample_numbers(seed: int, clients: Numbers, t: int, steps: Numbers, batch: i
     h = absorb(h[..., None], np.arange(batch))
     scaled = (h >> np.uint64(32)) * sizes[..., None].astype(np.uint64)
     return (scaled >> np.uint64(32)).astype(np.int64)
+
+
+def step_seed(seed: int, client: int, t: int, step: int) -> int:
+    """The seed of all other randomness of a local step, such as dropout: a pure function of its address.
+
+    >>> step_seed(0, client=3, t=1, step=2) == step_seed(0, client=3, t=1, step=2) != step_seed(0, 3, 1, 3)
+    True
+    """
+    h = mix(np.array([seed], dtype=np.int64).astype(np.uint64) + GOLDEN)  # other numbers than the minibatch's
+    for value in (client, t, step):
+        h = absorb(h, np.array([value]))
+    return int(h[0] >> np.uint64(1))
+
+
+@contextmanager
+def seeded(number: int, device: torch.device) -> Iterator[None]:
+    """Torch's random numbers as after torch.manual_seed(number); afterwards those of before."""
+    states = [(torch.get_rng_state(), torch.set_rng_state)]  # torch.random.fork_rng takes 70 times as long
+    torch.default_generator.manual_seed(number)
+    if device.type != "cpu":
+        there = torch.get_device_module(device)
+        states.append((there.get_rng_state(device), partial(there.set_rng_state, device=device)))
+        there.manual_seed(number)
+    try:
+        yield
+    finally:
+        for state, restore in states:
+            restore(state)
 
 
 def reshuffled(local_steps: int | None) -> Draw:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
-from fednmap.data.clients import ClientData
-from fednmap.names import InputError
+from fednmap.data.records import Tree, leaves, mapped
+from fednmap.names import InputError, choose
 from fednmap.problems import batch_norm, probe
 from fednmap.problems.finite_sum import Weight
 from fednmap.problems.probe import Loss
@@ -21,19 +23,59 @@ HALF = (torch.float16, torch.bfloat16)
 """Precisions in which a module may compute, but which are too coarse for x and for sums."""
 
 
+Forward = Callable[[nn.Module, Any], Tensor]
+"""forward(module, inputs): the outputs, one tensor."""
+
+
+def call(module: nn.Module, inputs: Tree) -> Any:
+    """The module called with its inputs: a dict by name, a tuple in order."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
+FORWARDS: dict[str, Forward] = {
+    "call": call,
+    "first": lambda module, inputs: call(module, inputs)[0],
+    "logits": lambda module, inputs: call(module, inputs).logits,
+    "token_logits": lambda module, inputs: call(module, inputs).logits.movedim(-1, 1),
+}
+"""What is taken of what a module returns; `token_logits` has the classes where torch's losses want them, in axis 1."""
+
+
+def forward_of(given: str | Forward) -> Forward:
+    """The adapter of this name, or the one given."""
+    return choose("forward", given, FORWARDS) if isinstance(given, str) else given
+
+
 class ModuleLoss:
     """loss(module_x(a), b) for a flat vector x of the parameters that are trained, in the order of the module.
 
     Frozen parameters and buffers are in the precision of x, and shared by all threads. A module in half precision
     computes in it; x, gradients and losses are in float32.
 
-    data: decides the shape of a batch and the kind of its targets.
+    a, b:      samples and targets: their shapes and kinds are those of every batch.
+    by_sample: the loss of each sample, (B,), from outputs and targets; default: one call of the loss for each.
+    forward:   the outputs, from module and inputs.
+    autocast:  the precision of torch.autocast, if the forward pass is computed under it.
+    training:  keep the modes of the module's layers; else all are in eval mode, without dropout.
     """
 
     output_shape: tuple[int, ...]
     """Of the outputs for one sample; known after the first probe."""
 
-    def __init__(self, module: nn.Module, loss: Loss, data: ClientData) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        a: Tree,
+        b: Tensor,
+        *,
+        by_sample: Loss | None = None,
+        forward: Forward = call,
+        autocast: torch.dtype | None = None,
+        training: bool = False,
+    ) -> None:
         shared = {id(p): p for p in module.parameters()}
         shared |= {
             id(p): nn.Parameter(channels_last(p.detach()), requires_grad=False)
@@ -45,10 +87,18 @@ class ModuleLoss:
         for layer in self.module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 layer.sparse = False  # the same gradients, as parts of one flat vector
-        self.loss, self.real_inputs, self.axes = loss, data.x.is_floating_point(), data.x.ndim
-        self.classifies = loss is nn.functional.cross_entropy and not data.y.is_floating_point()
-        self.local = ThreadLocalModule(self.module)
-        self._places = places(self.local.module)
+        if not training:
+            self.module.eval()  # batch norm without running statistics has a batch's in this mode too
+        self.loss, self._by_sample = loss, by_sample
+        one = a if isinstance(a, Tensor) else None
+        self.axes = 0 if one is None else one.ndim
+        self.real_inputs = one is not None and (one.is_floating_point() or one.dtype == torch.uint8)  # pixels
+        self.classifies = loss is nn.functional.cross_entropy and not b.is_floating_point() and by_sample is None
+        self.forward, self._autocast = forward, autocast
+        self.plain = one is not None and forward is call and autocast is None
+        """Whether the module is called with one tensor, returns one, and computes in its own precision."""
+        self.local = ThreadLocalModule(self.module, forward)
+        self._places = {f"module.{place}": name for place, name in places(self.local.module).items()}
         named = dict(self.local.module.named_parameters())
         self.names = [name for name, p in named.items() if p.requires_grad]
         if not self.names:
@@ -57,6 +107,7 @@ class ModuleLoss:
         leaves = self.local.leaves
         self._shapes, self.numels = [p.shape for p in leaves], [p.numel() for p in leaves]
         self._fixed = fixed(self.module)
+        self._buffers = [name for name in self._fixed if name not in named]
         self._half = {name: p.dtype for name, p in named.items() if p.dtype in HALF}
         self.half = bool(self._half)
         first = next(p.dtype for p in named.values() if p.is_floating_point())
@@ -66,9 +117,9 @@ class ModuleLoss:
         start = parameters_to_vector(leaves).detach()
         self.start = start.float() if start.dtype in HALF else start.clone()
 
-    def is_stack(self, a: Tensor) -> bool:
+    def is_stack(self, a: Tree) -> bool:
         """Whether these are the samples of several clients, (k, B, ...)."""
-        return a.ndim > self.axes
+        return isinstance(a, Tensor) and a.ndim > self.axes
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
         """The flat vector x as named tensors."""
@@ -83,17 +134,21 @@ class ModuleLoss:
         """The inverse of `parameters`: named tensors as one vector."""
         return torch.cat([parameters[name].flatten() for name in self.names])
 
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
         """The module's outputs at x, in the precision of x."""
         values = self.parameters(x)
         values |= {name: values[name].to(dtype) for name, dtype in self._half.items() if name in values}
         values |= {name: v.to(used_dtype(v, x)) for name, v in self._fixed.items()}
         named = {place: values[name] for place, name in self._places.items() if name in values}
-        named |= {name: v for name, v in values.items() if name not in named}  # buffers
-        out: Tensor = functional_call(self.local.module, named, (self.entering(inputs),), tie_weights=False)
+        named |= {f"module.{name}": values[name] for name in self._buffers}
+        with self._precision(x):
+            out: Tensor = functional_call(self.local.adapted, named, (self.entering(inputs),), tie_weights=False)
         return self._leaving(out, x)
 
-    def __call__(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+    def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
+        return nullcontext() if self._autocast is None else torch.autocast(x.device.type, self._autocast)
+
+    def __call__(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> Tensor:
         """sum_j weight_j loss(x; a_j, b_j) at one point."""
         return self.weighted(self.outputs(x, a), b, weight)
 
@@ -101,23 +156,26 @@ class ModuleLoss:
         """The loss of these outputs; those of several clients, one after another, summed."""
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
             return self.loss(out, b) * clients
-        return (weight.flatten() * probe.by_sample(self.loss, out, b)).sum()
+        each = probe.by_sample(self.loss, out, b) if self._by_sample is None else self._by_sample(out, b)
+        return (weight.flatten() * each).sum()
 
     @torch.enable_grad()
-    def value_and_slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def value_and_slopes(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss at one point, and its gradient with respect to each of the module's parameters."""
         here = self.local
         here.bind(x)
-        a, asked = channels_last(self.entering(a)), list[Tensor](here.leaves)
-        if self._inputs_need_gradient and a.is_floating_point():
+        a, asked = mapped(channels_last, self.entering(a)), list[Tensor](here.leaves)
+        if self._inputs_need_gradient and isinstance(a, Tensor) and a.is_floating_point():
             a = a.detach().requires_grad_()
             asked.append(a)
-        total = self.weighted(self._leaving(here.module(a), x), b, weight)
+        with self._precision(x):
+            out = self.forward(here.module, a)
+        total = self.weighted(self._leaving(out, x), b, weight)
         slopes = torch.autograd.grad(total, asked, materialize_grads=True)[: len(here.leaves)]
         return total.detach(), tuple(v.to(x.dtype) for v in slopes) if self.half else slopes
 
     @torch.enable_grad()
-    def row_bytes(self, a: Tensor) -> int:
+    def row_bytes(self, a: Tree) -> int:
         """Bytes per sample that a backward pass needs: what autograd saves, and three copies of the outputs.
 
         Rounded up to a power of two, so that small differences between machines do not change how sums are cut.
@@ -126,7 +184,7 @@ class ModuleLoss:
         here.bind(self.start)
         held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
 
-        def saved(inputs: Tensor) -> int:
+        def saved(inputs: Tree) -> int:
             found: dict[int, int] = {}
 
             def pack(v: Tensor) -> Tensor:
@@ -134,20 +192,35 @@ class ModuleLoss:
                 return v
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                out: Tensor = here.module(channels_last(self.entering(inputs)))
+                out = self.forward(here.module, mapped(channels_last, self.entering(inputs)))
             return sum(found[key] for key in found.keys() - held) + 3 * out.numel() * out.element_size()
 
-        one = saved(a[:1])
-        more = one if len(a) == 1 else max(0, (saved(a) - one) // (len(a) - 1))
+        count, one = len(leaves(a)[0]), saved(mapped(lambda v: v[:1], a))
+        more = one if count == 1 else max(0, (saved(a) - one) // (count - 1))
         return 1 << max(0, more - 1).bit_length()
 
-    def entering(self, inputs: Tensor) -> Tensor:
+    def entering(self, inputs: Tree) -> Tree:
         """Real inputs in the precision of the module's first parameter, if that is half."""
-        return inputs if self._enters is None or not inputs.is_floating_point() else inputs.to(self._enters)
+        enters = self._enters
+        if enters is None:
+            return inputs
+        return mapped(lambda v: v.to(enters) if v.is_floating_point() else v, inputs)
 
     def _leaving(self, out: Tensor, x: Tensor) -> Tensor:
         """Outputs in the precision of x: a loss, and a sum of losses, is too coarse in half."""
-        return out.to(x.dtype) if self.half and isinstance(out, Tensor) else out
+        coarse = (self.half or self._autocast is not None) and isinstance(out, Tensor)
+        return out.to(x.dtype) if coarse else out
+
+
+class _Adapted(nn.Module):
+    """A module behind its `forward` adapter."""
+
+    def __init__(self, module: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.module, self._call = module, forward
+
+    def forward(self, inputs: Tree) -> Tensor:
+        return self._call(self.module, inputs)
 
 
 class ThreadLocalModule(threading.local):
@@ -156,9 +229,10 @@ class ThreadLocalModule(threading.local):
     The numbers of frozen parameters are shared by all threads.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, forward: Forward) -> None:
         shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
         self._given, self.module = module, copy.deepcopy(module, shared)  # with the same numbers
+        self._forward, self.adapted = forward, _Adapted(self.module, forward)
         self.leaves = [p for p in self.module.parameters() if p.requires_grad]
         self._numels = [p.numel() for p in self.leaves]
         self._fixed = [(v, v.detach()) for v in fixed(self.module).values()]
@@ -173,8 +247,11 @@ class ThreadLocalModule(threading.local):
                 v.data = channels_last(given.to(used_dtype(given, x)))
             self._dtype = x.dtype
 
-    def __reduce__(self) -> tuple[type[ThreadLocalModule], tuple[nn.Module]]:
-        return ThreadLocalModule, (self._given,)  # parameters that are views of x would each be written with all of x
+    def __reduce__(self) -> tuple[type[ThreadLocalModule], tuple[nn.Module, Forward]]:
+        return ThreadLocalModule, (
+            self._given,
+            self._forward,
+        )  # parameters that are views of x would each be written with all of x
 
 
 def fixed(module: nn.Module) -> dict[str, Tensor]:

@@ -4,35 +4,54 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from fednmap.core import Oracle, ProblemInfo
-from fednmap.data.clients import ClientData, Pairs
+from fednmap.core import AccumulatingOracle, Oracle, ProblemInfo
+from fednmap.data.clients import ClientData
+from fednmap.data.records import Records, Tree, leaves, mapped
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.problems import batch_norm, probe
 from fednmap.problems.finite_sum import FiniteSum, Samples, Weight, like
-from fednmap.problems.kernels import Kernel, choose_kernel
-from fednmap.problems.module_loss import ModuleLoss
+from fednmap.problems.kernels import Kernel, OneByOneKernel, choose_kernel
+from fednmap.problems.label_loss import LabelLoss
+from fednmap.problems.metrics import Measure, measure_of
+from fednmap.problems.minibatch import seeded, step_seed
+from fednmap.problems.module_loss import Forward, ModuleLoss, forward_of
 from fednmap.problems.probe import Loss
 
 ACTIVATION_BYTES = 64 << 20  # of the samples handled in one pass over all data
+PIXEL = 255  # the largest uint8
 
 
 class Network(FiniteSum):
     """f_i(x) = mean_j loss(module_x(a_j), b_j): x holds the module's parameters, in the order of `named_parameters()`.
 
-    module: any torch.nn.Module without randomness in its forward pass; it is copied, its parameters are the start.
-            Parameters with requires_grad=False stay as they are and are not part of x. A module in half precision
-            computes in it; x, gradients and losses are float32.
-    loss:   loss(outputs, targets), the mean over the batch, such as torch.nn.functional.cross_entropy.
-    data:   one pair (inputs, targets) per client.
+    module: any torch.nn.Module; it is copied, its parameters are the start. Parameters with requires_grad=False stay
+            as they are and are not part of x. A module in half precision computes in it; x, gradients and losses are
+            float32.
+    loss:   loss(outputs, targets), the mean over the batch, such as torch.nn.functional.cross_entropy. With class
+            weights or ignored labels (torch.nn.CrossEntropyLoss(weight=, ignore_index=), -100 by default) f_i is the
+            weighted mean over the labels that count, see `fednmap.problems.label_loss`.
+    data:   per client a pair (inputs, targets), a map-style Dataset or a DataLoader, see `fednmap.data.records`. Inputs
+            are a tensor, or a tuple or dict of tensors. uint8 inputs are pixels: they enter as value / 255.
+    forward: what is taken of the module: "call" (it returns one tensor), "first", "logits", "token_logits" (classes in
+            axis 1), or a function forward(module, inputs) that returns one tensor.
     minibatches, local_steps: how samples are drawn, see `FiniteSum`.
+    accumulate: minibatches per local step, computed one after another; the gradient is their mean.
+    clip_norm: the largest norm of a local step's gradient; longer ones are scaled. The clipped gradients, and the fixed
+            point, are then not those of f.
+    autocast: compute the forward pass under torch.autocast in this precision, such as torch.bfloat16; x, gradients and
+            losses are float32.
+
+    Dropout in training mode draws its masks by (seed, client, round, step), so every way of running gives the same
+    trajectory; `loss` and `gradient` are those of the module in eval mode. Random transforms of a Dataset are addressed
+    likewise if they use torch's generator.
 
     Batch norm in training mode normalises by the statistics of the minibatch in gradients, and of fixed chunks of a
     client's rows, `batch_size` each, in `loss` and `gradient`; these are then exact for that choice of chunks. Running
@@ -50,63 +69,96 @@ class Network(FiniteSum):
         self,
         module: nn.Module,
         loss: Loss,
-        data: Pairs,
+        data: Any,
         *,
         batch_size: int | None = 32,
         seed: int = 0,
         weights: Sequence[float] | Tensor | None = None,
         minibatches: str = "replacement",
         local_steps: int | None = None,
+        forward: str | Forward = "call",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
         probe.check_kinds(module, loss)
-        given = ClientData.of(data)
-        if is_sparse(given.x):
-            raise InputError(
-                "x is sparse, and networks compute on dense tables; use a linear model, or give x.toarray() "
-                "(on the command line svm:PATH,dense=true) if there is room"
-            )
-        targets = probe.labels(loss, given.y)
-        rows = given if targets is given.y else ClientData(given.x, targets, given.sizes)
+        rows = _rows(loss, data, batch_size)
+        _check_steps(accumulate, clip_norm, batch_size)
         super().__init__(
-            rows, batch_size=batch_size, seed=seed, weights=weights, minibatches=minibatches, local_steps=local_steps
+            rows,
+            batch_size=batch_size,
+            seed=seed,
+            weights=weights,
+            sample_weights=_counts(loss, rows),
+            minibatches=minibatches,
+            local_steps=None if local_steps is None else local_steps * accumulate,
         )
+        self.accumulate, self.clip_norm = accumulate, clip_norm
         self.normalised = bool(batch_norm.layers(module))
         if self.normalised and batch_size is None:
             raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original = copy.deepcopy(module)
-        self._function = ModuleLoss(self._original, loss, self.data)
-        self.start, self.dim = self._function.start, self._function.start.numel()
-        a, b = self._probe()
-        self._kernel = choose_kernel(self._function, a, b, clients=self.n, rows=batch_size)
+        self._options: dict[str, Any] = {"forward": forward_of(forward), "autocast": autocast}
+        self._set_kernels(loss)
 
-    def _probe(self) -> tuple[Tensor, Tensor]:
-        """Try a few samples, which are returned, in the module and the loss; refuse what does not fit."""
-        function = self._function
+    def _set_kernels(self, loss: Loss) -> None:
+        """Try a few samples in the module and the loss, refuse what does not fit, and choose how to compute the rest.
 
-        def module(inputs: Tensor) -> Tensor:
-            return function.outputs(self.start, like(inputs, self.start))
+        The local steps have the module as it was given. A module that draws random numbers has another kernel for all
+        that is measured, with the module in eval mode.
+        """
+        a, b = self.data.batch(probe.rows(self.data))
+        known = None if b.is_floating_point() else LabelLoss.of(loss)
+        counted = known is not None and self._counts is not None
+        self._unexpected = None if known is None or counted or self.data.stackable else known.ignored
+        options = self._options | {"by_sample": known.by_sample if known is not None and counted else None}
+        function = ModuleLoss(self._original, loss, a, b, **options, training=True)
+        self.start, self.dim = function.start, function.start.numel()
+        a, b = self._inputs(a, self.start), like(b, self.start)
 
-        few = probe.rows(self.data)
-        a, b = like(self.data.x[few], self.start), like(self.data.y[few], self.start)
-        out = probe.outputs(module, a)
+        def outputs(inputs: Tree) -> Tensor:
+            return function.outputs(self.start, self._inputs(inputs, self.start))
+
+        out, random = probe.outputs(outputs, a)
+        steps = function
+        if random:
+            if self.batch_size is None:
+                raise InputError(
+                    "the module draws random numbers (dropout in training mode?), and batch_size=None asks for exact "
+                    "gradients; give a batch_size, or call module.eval()"
+                )
+            function = ModuleLoss(self._original, loss, a, b, **options)
+            out, always = probe.outputs(outputs, a)
+            if always:
+                raise InputError("the module draws random numbers in eval mode too; use dropout(..., self.training)")
         if self.normalised:
-            probe.check_single(module, self.data, self.batch_size)
+            probe.check_single(outputs, mapped(lambda v: v[:1], a), self._sizes, self.batch_size)
         else:
-            probe.check_alone(module, a, out, coarse=function.half)
-        probe.check_labels(function.loss, out, self.data.y)
-        tried = probe.with_every_label(out, b, self.data.y)
-        probe.check_loss(function.loss, *tried)
-        function.output_shape, self._class_axis = out.shape[1:], probe.class_axis(function.loss, *tried)
+            probe.check_alone(outputs, a, out, coarse=function.half or self._options["autocast"] is not None)
+        y = self.data.y if isinstance(self.data, ClientData) else b
+        probe.check_labels(loss, out, y)
+        tried = probe.with_every_label(out, b, y)
+        probe.check_loss(loss, *tried)
+        self._class_axis, self._real_targets = probe.class_axis(loss, *tried), b.is_floating_point()
+        for one in (function, steps):
+            one.output_shape = out.shape[1:]
         # batch norm needs large chunks, as statistics
         self._activation_bytes = 0 if self.normalised else function.row_bytes(a)
-        return a, b
+        self._function = function
+        self.one_by_one = random or not self.data.stackable
+        if self.data.stackable:
+            self._kernel = choose_kernel(function, a, b, clients=self.n, rows=self.batch_size)
+        else:
+            self._kernel = OneByOneKernel(function)
+        self._step_kernel = OneByOneKernel(steps) if random else self._kernel
+        self.concurrent = not self.one_by_one  # torch's generator, and a data set, are for one thread
 
     @property
     def chunk(self) -> int:
         """Clients computed in one call, as the kernel has it; their activations take bounded memory."""
         rows = self.batch_size or int(self._sizes.max())
         most = ACTIVATION_BYTES // max(1, rows * self._activation_bytes)
-        return self._kernel.chunk(max(1, min(super().chunk, most)), rows)
+        return self._step_kernel.chunk(max(1, min(super().chunk, most)), rows)
 
     def rows_at_once(self) -> int:
         return max(1, min(super().rows_at_once(), ACTIVATION_BYTES // max(1, self._activation_bytes)))
@@ -115,15 +167,27 @@ class Network(FiniteSum):
         few = super().subsample()
         return self if self.normalised and int(few._sizes.min()) < (self.batch_size or 1) else few
 
+    @property
+    def steps_per_round(self) -> int | None:
+        steps = super().steps_per_round
+        return None if steps is None else steps // self.accumulate
+
+    @property
+    def exact_gradients(self) -> bool:
+        return super().exact_gradients and self.clip_norm is None
+
     def info(self) -> ProblemInfo:
         return replace(super().info(), module=self.module)
 
     def made_of(self) -> dict[str, Any]:
-        return super().made_of() | {"module": self._original, "loss": self._function.loss}
+        given = {"accumulate": (self.accumulate, 1), "clip_norm": (self.clip_norm, None)}
+        given |= {name: (value, _PLAIN[name]) for name, value in self._options.items()}
+        changed = {name: value for name, (value, default) in given.items() if value is not default}
+        return super().made_of() | {"module": self._original, "loss": self._function.loss} | changed
 
     def exact(self) -> Self:
         """The same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""
-        return self if self.normalised else super().exact()
+        return self if self.normalised else super().exact()._changed(accumulate=1, clip_norm=None)
 
     @property
     def architecture(self) -> nn.Module:
@@ -145,21 +209,23 @@ class Network(FiniteSum):
         trained = trained if self._function.half else trained.to(x.dtype)
         trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
         if self.normalised:
+            function = self._function
             batches = (
-                (self._function.entering(like(self.data.x[rows], x)) for rows in self._chunks_of(i))
+                (function.entering(self._inputs(self.data.batch(rows)[0], x)) for rows in self._chunks_of(i))
                 for i in range(self.n)
             )
-            batch_norm.calibrate(trained, batches, self._client_weights().tolist())
+            batch_norm.calibrate(trained, function.forward, batches, self._client_weights().tolist())
         return trained.eval()
 
     def _chunks(self) -> Iterator[slice]:
-        if not self.normalised:
+        if self.data.stackable and not self.normalised:
             return super()._chunks()
         return chain.from_iterable(map(self._chunks_of, range(self.n)))
 
     def _chunks_of(self, client: int) -> Iterator[slice]:
-        """A client's rows, `batch_size` at a time; what is left over joins the last chunk."""
-        step, first, size = self.batch_size or 1, int(self._offsets[client]), int(self._sizes[client])
+        """A client's rows, with batch norm `batch_size` at a time; what is left over joins the last chunk."""
+        step = self.batch_size or 1 if self.normalised else self.rows_at_once()
+        first, size = int(self._offsets[client]), int(self._sizes[client])
         starts = [*range(first, first + max(1, size // step) * step, step), first + size]
         return (slice(a, b) for a, b in pairwise(starts))
 
@@ -171,30 +237,144 @@ class Network(FiniteSum):
         """The inverse of `parameters`: named tensors as one vector."""
         return self._function.flat(parameters)
 
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
         """The module's outputs at x."""
-        return self._function.outputs(x, inputs)
+        return self._function.outputs(x, self._inputs(inputs, x))
 
     @torch.no_grad()
-    def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def predict(self, x: Tensor, inputs: Tree) -> Tensor:
         """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
-        outs = (self.outputs(x, like(part, x)) for part in inputs.split(self.rows_at_once()))
-        if self.data.y.is_floating_point():
+        outs = (self.outputs(x, part) for part in _cut(inputs, self.rows_at_once()))
+        if self._real_targets:
             return torch.cat(list(outs)).squeeze(-1)
         return torch.cat([out.argmax(self._class_axis) for out in outs])
 
+    def metric(self, measure: str | Measure, data: Any) -> Metric:
+        """`measure` on these data as a function of the model x, as `fednmap.run` takes it in `metrics`.
+
+        measure: "accuracy", "auc", "f1", "perplexity", or a function of (outputs, targets) of all samples.
+        data:    test samples, in a form that a client's may have.
+
+        >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
+        >>> problem = Network(nn.Linear(2, 2), nn.functional.cross_entropy, data)
+        >>> problem.metric("accuracy", data[0])(torch.tensor([1.0, 0, 0, 1, 0, 0]))
+        1.0
+        """
+        return Metric(self, measure_of(measure), _rows(self._function.loss, [data], None))
+
+    def _exact(self, clients: Tensor) -> Oracle:
+        if self.data.stackable:
+            return super()._exact(clients)
+        chunks = list(self._chunks_of(int(clients)))  # those that are measured
+
+        def g(x: Tensor, q: int) -> Tensor:
+            each = (self.batch_gradient(x, *self._read(rows, x), self._shares[rows].to(x)) for rows in chunks)
+            return sum(each, start=torch.zeros_like(x))
+
+        return g
+
+    def _read(self, rows: Tensor | slice, x: Tensor) -> tuple[Tree, Tensor]:
+        a, b = super()._read(rows, x)
+        if self._unexpected is not None and bool((b == self._unexpected).any()):
+            raise InputError(
+                f"label {self._unexpected} in a data set, whose labels were taken to count the same; give the loss "
+                "class weights (ones will do), and all labels are counted first"
+            )
+        return a, b
+
+    def _inputs(self, a: Tree, x: Tensor) -> Tree:
+        return mapped(lambda v: v.to(x.device, x.dtype) / PIXEL if v.dtype == torch.uint8 else like(v, x), a)
+
     @torch.no_grad()
-    def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+    def batch_loss(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> Tensor:
         return self._function(x, a, b, weight)
 
-    def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
+    def batch_gradient(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> Tensor:
         return self._kernel.value_and_gradient(x, a, b, weight)[1]
 
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernel.total(x, self._everything(x))
 
+    def oracle(self, clients: Tensor, t: int) -> Oracle:
+        if self.one_by_one:
+            ids = clients.reshape(-1)
+            seeds = [(self.seed, self.first + int(i), t) for i in ids]
+            made: Oracle = _AddressedOracle([super(Network, self).oracle(i, t) for i in ids], seeds, clients.shape)
+        else:
+            made = super().oracle(clients, t)
+        if self.accumulate == 1 and self.clip_norm is None:
+            return made
+        return _accumulated(made, self.accumulate, self.clip_norm)
+
     def _oracle(self, samples: Callable[[Tensor, int], Samples], clients: Tensor) -> Oracle:
-        return _KernelOracle(self._kernel, samples, clients.shape)
+        return _KernelOracle(self._step_kernel, samples, clients.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A measure of a network's outputs on some data, as a function of the model x."""
+
+    problem: Network
+    measure: Measure
+    data: ClientData | Records
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> float:
+        step = self.problem.rows_at_once()
+        parts = [self.data.batch(slice(c, c + step)) for c in range(0, self.data.count, step)]
+        outs = torch.cat([self.problem.outputs(x, a) for a, _ in parts])
+        return float(self.measure(outs, torch.cat([b for _, b in parts]).to(outs.device)))
+
+
+_PLAIN: dict[str, Any] = {"forward": forward_of("call"), "autocast": None}
+
+
+def _rows(loss: Loss, data: Any, batch_size: int | None) -> ClientData | Records:
+    """The clients' data; labels are whole numbers."""
+    if Records.needed(data):
+        return Records.of(data, batch_size)
+    given = ClientData.of(data)
+    if is_sparse(given.x):
+        raise InputError(
+            "x is sparse, and networks compute on dense tables; use a linear model, or give x.toarray() "
+            "(on the command line svm:PATH,dense=true) if there is room"
+        )
+    targets = probe.labels(loss, given.y)
+    return given if targets is given.y else ClientData(given.x, targets, given.sizes)
+
+
+def _counts(loss: Loss, rows: ClientData | Records) -> Tensor | None:
+    """What each row counts in its client's mean; None if all count the same.
+
+    Records are read once for it, if the loss has class weights or a sample has several labels.
+    """
+    known = LabelLoss.of(loss)
+    if known is None:
+        return None
+    if isinstance(rows, ClientData):
+        targets = [rows.y]
+    else:
+        one = rows.batch(slice(0, 1))[1]
+        if one.ndim == 1 and not known.class_weights:
+            return None
+        targets = [one] if one.is_floating_point() else [y for _, y in rows.parts()]
+    if targets[0].is_floating_point():
+        return None
+    found = torch.cat([known.counts(y) for y in targets])
+    return None if bool((found == found[0]).all()) and float(found[0]) > 0 else found
+
+
+def _check_steps(accumulate: int, clip_norm: float | None, batch_size: int | None) -> None:
+    if not isinstance(accumulate, int) or accumulate < 1 or (accumulate > 1 and batch_size is None):
+        raise InputError(f"expected accumulate >= 1, and 1 without a batch_size, got {accumulate!r}")
+    if clip_norm is not None and not 0 < clip_norm < float("inf"):
+        raise InputError(f"expected clip_norm to be finite and above 0, or None, got {clip_norm!r}")
+
+
+def _cut(inputs: Tree, rows: int) -> Iterator[Tree]:
+    """Inputs in order, so many rows at a time."""
+    count = len(leaves(inputs)[0])
+    return (mapped(lambda v, c=c: v[c : c + rows], inputs) for c in range(0, count, rows))  # type: ignore[misc]
 
 
 class _KernelOracle:
@@ -208,3 +388,42 @@ class _KernelOracle:
 
     def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
         self._kernel.add_gradient(z, x, *self._samples(x, q), scale)
+
+
+class _AddressedOracle:
+    """Clients one after another, with torch's random numbers seeded by (seed, client, round, step)."""
+
+    def __init__(self, oracles: list[Oracle], addresses: list[tuple[int, int, int]], stack: tuple[int, ...]) -> None:
+        self._oracles, self._addresses, self.stack = oracles, addresses, stack
+
+    def __call__(self, x: Tensor, q: int) -> Tensor:
+        points, found = x.expand(len(self._oracles), -1), list[Tensor]()
+        for g, address, point in zip(self._oracles, self._addresses, points, strict=True):
+            with seeded(step_seed(*address, q), x.device):
+                found.append(g(point, q))
+        return torch.stack(found) if self.stack else found[0]
+
+    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
+        rows, points = z if self.stack else z.unsqueeze(0), x.expand(len(self._oracles), -1)
+        for g, address, row, point in zip(self._oracles, self._addresses, rows, points, strict=True):
+            with seeded(step_seed(*address, q), x.device):
+                if isinstance(g, AccumulatingOracle):
+                    g.add(row, point, q, scale)
+                else:
+                    row.add_(g(point, q), alpha=scale)
+
+
+def _accumulated(g: Oracle, count: int, clip_norm: float | None) -> Oracle:
+    """The mean of `count` minibatches' gradients, not longer than clip_norm."""
+
+    def mean(x: Tensor, q: int) -> Tensor:
+        total = g(x, q * count)
+        for k in range(1, count):
+            total = total + g(x, q * count + k)
+        if count > 1:
+            total = total / count
+        if clip_norm is None:
+            return total
+        return total * (clip_norm / total.norm(dim=-1, keepdim=True).clamp_min(clip_norm))
+
+    return mean

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fednmap.data.clients import ClientData
+from fednmap.data.records import Records, Tree, leaves, mapped
 from fednmap.names import InputError
+from fednmap.problems.label_loss import LabelLoss
+from fednmap.problems.minibatch import seeded
 
 T = TypeVar("T")
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -41,58 +44,78 @@ def check_kinds(module: object, loss: object) -> None:
 
 def labels(loss: Loss, y: Tensor) -> Tensor:
     """Whole-number targets as int64, which torch's losses take; whole floats too, where the loss is for labels."""
-    if y.is_floating_point() and _for_labels(loss) and y.ndim == 1 and torch.equal(y, y.round()):
+    if y.is_floating_point() and LabelLoss.of(loss) is not None and y.ndim == 1 and torch.equal(y, y.round()):
         return y.to(torch.int64)
     return y if y.is_floating_point() else y.to(torch.int64)
 
 
-def rows(data: ClientData) -> Tensor:
-    """A few samples with unlike targets."""
+def rows(data: ClientData | Records) -> Tensor:
+    """A few samples, with unlike targets where these are at hand; of one client where samples are read by client."""
+    if isinstance(data, Records):
+        size = int(data.sizes[0])
+        return torch.tensor(sorted({0, size // 3, size // 2, size - 1}), device="cpu")
     summed = data.y.reshape(len(data.y), -1).double().sum(1)
     ends = {0, int(summed.argmin()), int(summed.argmax()), len(summed) - 1}
     return torch.tensor(sorted(ends), device=summed.device)
 
 
 @torch.no_grad()
-def check_single(module: Callable[[Tensor], object], data: ClientData, batch_size: int | None) -> None:
+def check_single(module: Callable[[Tree], object], sample: Tree, sizes: Tensor, batch_size: int | None) -> None:
     """Batch norm may meet one sample alone, which has no variance unless it is a picture."""
-    if batch_size != 1 and int(data.sizes.min()) > 1:
+    if batch_size != 1 and int(sizes.min()) > 1:
         return
     try:
-        module(data.x[:1])
+        module(sample)
     except ValueError:
-        who = "batch_size is 1" if batch_size == 1 else f"client {int(data.sizes.argmin())} holds one sample"
+        who = "batch_size is 1" if batch_size == 1 else f"client {int(sizes.argmin())} holds one sample"
         raise InputError(f"{who}, and batch norm needs two; merge or drop it, or use group norm") from None
 
 
 @torch.no_grad()
-def outputs(module: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """What the module gives for the inputs, if it is one tensor, by samples, and a function of the inputs alone."""
-    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-        before, version = _random_state(inputs), inputs._version
-        what = f"the module cannot take samples of shape {tuple(inputs.shape)}"
-        out, again = tried(what, lambda: (module(inputs), module(inputs)))
-        random = not torch.equal(before, _random_state(inputs))
-    one = isinstance(out, Tensor)
-    if random or (one and not torch.equal(out.nan_to_num(), again.nan_to_num())):
+def outputs(module: Callable[[Tree], Tensor], inputs: Tree) -> tuple[Tensor, bool]:
+    """What the module gives for the inputs, one tensor by samples, and whether it draws random numbers for it.
+
+    These must be torch's: a function of the inputs and torch.manual_seed.
+    """
+    given = leaves(inputs)
+    what = f"the module cannot take samples of {described(inputs)}"
+    versions, found = [v._version for v in given], list[Tensor]()
+    for _ in range(2):
+        with seeded(0, given[0].device):
+            before = _random_state(given[0])
+            found.append(tried(what, lambda: module(inputs)))
+            random = not torch.equal(before, _random_state(given[0]))
+    out, again = found
+    if not isinstance(out, Tensor):
+        have = f" with {', '.join(map(str, out))}" if isinstance(out, Mapping) else ""
         raise InputError(
-            "the module draws random numbers (dropout in training mode?), so it has no gradient to speak of; call "
-            "module.eval(), which also freezes batch norm, or eval() of that layer alone, or take it out"
+            f"the module returns a {type(out).__name__}{have}; give forward='logits', 'first', or a function of "
+            "(module, inputs) that returns one tensor"
         )
-    if inputs._version != version:
+    if not torch.equal(out.nan_to_num(), again.nan_to_num()):
+        raise InputError("the module draws random numbers that torch.manual_seed does not decide; draw them by torch")
+    if [v._version for v in given] != versions:
         raise InputError("the module overwrites its inputs (a first layer with inplace=True?); use inplace=False")
-    if not one:
-        raise InputError(f"the module returns a {type(out).__name__}; wrap it so that it returns one tensor")
-    if not out.ndim or len(out) != len(inputs):
-        shape = tuple(out.shape)
-        raise InputError(f"the module gives outputs of shape {shape} for {len(inputs)} samples; expected one row each")
-    return out
+    if not out.ndim or len(out) != len(given[0]):
+        shape, count = tuple(out.shape), len(given[0])
+        raise InputError(f"the module gives outputs of shape {shape} for {count} samples; expected one row each")
+    return out, random
+
+
+def described(inputs: Tree) -> str:
+    """The shapes of inputs, in words."""
+    return f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"shapes {mapped(_shape, inputs)}"
+
+
+def _shape(v: Tensor) -> tuple[int, ...]:
+    return tuple(v.shape)
 
 
 @torch.no_grad()
-def check_alone(module: Callable[[Tensor], Tensor], inputs: Tensor, out: Tensor, *, coarse: bool = False) -> None:
+def check_alone(module: Callable[[Tree], Tensor], inputs: Tree, out: Tensor, *, coarse: bool = False) -> None:
     """Outputs of a sample must not depend on the others of its batch, unless by a batch norm that torch knows."""
-    whole, alone = out[-1:], tried("the module cannot take a sample alone", lambda: module(inputs[-1:]))
+    last = mapped(lambda v: v[-1:], inputs)
+    whole, alone = out[-1:], tried("the module cannot take a sample alone", lambda: module(last))
     tolerance = 0.05 if coarse else 1e-3  # half precision has two digits
     same = alone.shape == whole.shape and bool((alone - whole).norm() <= tolerance * whole.norm() + 1e-6)
     if not same and bool(torch.isfinite(whole).all()):
@@ -116,31 +139,43 @@ def with_every_label(out: Tensor, targets: Tensor, y: Tensor) -> tuple[Tensor, T
 
 def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
     """Labels are numbers of outputs, where the loss is for labels."""
-    if not _for_labels(loss) or y.is_floating_point() or out.ndim < 2:
+    known = LabelLoss.of(loss)
+    if known is None or y.is_floating_point() or out.ndim < 2:
         return
-    count, wrong = out.shape[1], y[(y < 0) | (y >= out.shape[1])]
+    count, wrong = out.shape[1], y[((y < 0) | (y >= out.shape[1])) & (y != known.ignored)]
     if count == 1:
         raise InputError("one output is too few for cross-entropy, its loss is always 0; give one output per label")
     if len(wrong):
-        raise InputError(f"label {int(wrong[0])} with {count} outputs; labels must be 0 to {count - 1}, none ignored")
+        raise InputError(
+            f"label {int(wrong[0])} with {count} outputs; labels must be 0 to {count - 1}, or {known.ignored}"
+        )
 
 
 @torch.enable_grad()
 def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
     """The loss of a batch must be the mean of its samples' losses, each of its own output and target.
 
-    Values and slopes are compared: where targets are broadcast against outputs, the slopes differ.
+    Values and slopes are compared: where targets are broadcast against outputs, the slopes differ. Of torch's losses of
+    labels the mean is weighted by what the labels count, see `label_loss`.
     """
+    known = None if y.is_floating_point() else LabelLoss.of(loss)
+    count = torch.ones(len(y), device=y.device) if known is None else known.counts(y)
     out = out.detach().requires_grad_()
     what = f"the loss cannot take outputs of shape {tuple(out.shape)} and {y.dtype} targets of shape {tuple(y.shape)}"
     whole = tried(what, lambda: loss(out, y))
     if not (isinstance(whole, Tensor) and whole.ndim == 0 and whole.requires_grad):
         found = f"tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
         raise InputError(f"the loss returns a {found}; expected one differentiable number (reduction='mean')")
-    each = tried(what, lambda: by_sample(loss, out, y))
-    slope, mean_slope = tried(what, lambda: [torch.autograd.grad(v, out)[0] for v in (whole, each.mean())])
-    whole, each, tolerance = whole.detach(), each.detach(), max(1e-5, 30 * torch.finfo(out.dtype).eps)
-    same = bool((whole - each.mean()).abs() <= tolerance * each.abs().mean())
+    each = tried(what, lambda: by_sample(loss, out, y) if known is None else known.by_sample(out, y))
+    mean = (each * (count / count.sum()).to(each)).sum()
+    slope, mean_slope = tried(what, lambda: [torch.autograd.grad(v, out)[0] for v in (whole, mean)])
+    whole, each, mean, tolerance = (
+        whole.detach(),
+        each.detach(),
+        mean.detach(),
+        max(1e-5, 30 * torch.finfo(out.dtype).eps),
+    )
+    same = bool((whole - mean).abs() <= tolerance * each.abs().mean())
     same = same and bool((slope - mean_slope).norm() <= tolerance * mean_slope.norm())
     if same or not torch.isfinite(whole):  # a start that overflows is not for here to judge
         return
@@ -150,8 +185,8 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
             "shape, for example targets.unsqueeze(1)"
         )
     raise InputError(
-        f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(each.mean()):g}; "
-        "they must agree: use reduction='mean', without class weights or labels that are ignored"
+        f"the loss of {len(out)} samples is {float(whole):g}, the mean of their losses {float(mean):g}; they must "
+        "agree: use reduction='mean'; class weights and labels that are ignored go with torch.nn.CrossEntropyLoss"
     )
 
 
@@ -161,7 +196,7 @@ def class_axis(loss: Loss, out: Tensor, y: Tensor) -> int:
 
     Where the shapes leave both open, by the slopes: a loss falls as the output of the right class grows.
     """
-    if y.is_floating_point() or _for_labels(loss) or out.ndim < 3:
+    if y.is_floating_point() or LabelLoss.of(loss) is not None or out.ndim < 3:
         return 1 if out.ndim > 1 else -1
     fits = [axis for axis in (1, -1) if out.select(axis, 0).shape == y.shape]
     if len(fits) < 2:
@@ -185,10 +220,8 @@ def hooked(layer: nn.Module) -> bool:
     return any(hooks) or "forward" in vars(layer)
 
 
-def _for_labels(loss: Loss) -> bool:
-    functions = (nn.functional.cross_entropy, nn.functional.nll_loss)
-    return loss in functions or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-
-
 def _random_state(inputs: Tensor) -> Tensor:
-    return torch.cuda.get_rng_state(inputs.device) if inputs.is_cuda else torch.get_rng_state()
+    states = [torch.get_rng_state()]
+    if inputs.device.type != "cpu":
+        states.append(torch.get_device_module(inputs.device).get_rng_state(inputs.device))
+    return torch.cat(states)

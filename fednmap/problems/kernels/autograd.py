@@ -68,10 +68,12 @@ class ModuleKernel(Kernel):
 
     def one_by_one(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
         """The slopes with the module's own layers."""
-        if not self._function.is_stack(a):
-            a, b, weight = a.unsqueeze(0), b.unsqueeze(0), weight.unsqueeze(0) if isinstance(weight, Tensor) else weight
-        weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
-        for one in zip(x.expand(len(a), -1), a, b, weights, strict=True):
+        if self._function.is_stack(a):
+            weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
+            batches = zip(x.expand(len(a), -1), a, b, weights, strict=True)
+        else:
+            batches = zip([x], [a], [b], [weight], strict=True)
+        for one in batches:
             value, slopes = self._function.value_and_slopes(*one)
             yield value, [v.unsqueeze(0) for v in slopes]
 
@@ -94,7 +96,7 @@ class VmapKernel(Kernel):
         try:
             x = self._function.start.expand(2, -1)
             self.value_and_gradient(x, torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
-        except RuntimeError:
+        except Exception:  # the user's own forward pass may fail in any way
             return False
         return True
 

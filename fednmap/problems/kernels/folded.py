@@ -77,7 +77,7 @@ class FoldedKernel(ModuleKernel):
     @classmethod
     def of(cls, function: ModuleLoss, a: Tensor, b: Tensor) -> FoldedKernel | None:
         """The kernel of this function, or None if its module, tried on samples a and targets b, is another one."""
-        if function.half or not function.real_inputs or not FoldedModule.accepts(function.module):
+        if function.half or not (function.plain and function.real_inputs) or not FoldedModule.accepts(function.module):
             return None
         kernel, four = cls(function), torch.arange(4, device=a.device) % len(a)  # batch norm rounds coarsely with two
         return kernel if kernel._agrees(a[four], b[four]) else None
