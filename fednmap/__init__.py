@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fednmap import (
         algorithms,
+        asynchronous,
         core,
         data,
         decentralized,
@@ -41,6 +42,7 @@ __all__ = [
     "TimeLimit",
     "Tolerance",
     "algorithms",
+    "asynchronous",
     "core",
     "data",
     "decentralized",

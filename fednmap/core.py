@@ -7,10 +7,12 @@ mean of n clients' smooth losses f_i and phi is a regularizer whose prox is chea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -58,6 +60,20 @@ State = Any
 
 class NoState(NamedTuple):
     """The state of a client that keeps nothing."""
+
+
+@cache
+def extended(below: Any, more: tuple[str, ...]) -> Any:
+    """Return the type of a state with further fields; its `below` is the type without them."""
+    state = cast(Any, namedtuple)(below.__name__, (*below._fields, *more))
+    state.below = below
+    # pickle finds classes by name, and this one has none
+    state.__reduce__ = lambda self: (_extended_state, (below, more, *self))
+    return state
+
+
+def _extended_state(below: Any, more: tuple[str, ...], *values: Tensor) -> State:
+    return extended(below, more)(*values)
 
 
 A = TypeVar("A")
@@ -214,18 +230,22 @@ class Algorithm(ABC):
         return None
 
 
-class Serverless(Algorithm):
-    """A method without a server: it runs its rounds itself, and its server state is what is measured."""
+class OwnRounds(Algorithm):
+    """A method that runs its rounds itself; its server state is what is measured."""
 
     @abstractmethod
     def simulate(self, problem: Problem, rounds: int, start: Tensor, **options: Any) -> Iterator[Any]:
-        """Yield the rounds, as `fednmap.simulate` does; options: drop, seed, eta_a, chunk, threads, after."""
+        """Yield the rounds, as `fednmap.simulate` does; options are those of `simulate`."""
 
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
-        raise InputError(f"{self.name} works without a server; use fednmap.simulate or fednmap.run")
+        raise InputError(f"{self.name} runs its rounds itself; use fednmap.simulate or fednmap.run")
 
     def aggregate(self, server: State, up: State, share: float) -> State:
-        raise InputError(f"{self.name} works without a server; use fednmap.simulate or fednmap.run")
+        raise InputError(f"{self.name} runs its rounds itself; use fednmap.simulate or fednmap.run")
+
+
+class Serverless(OwnRounds):
+    """A method without a server; options of its `simulate`: drop, seed, eta_a, chunk, threads, after."""
 
 
 class Compressor(Protocol):

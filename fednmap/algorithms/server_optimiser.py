@@ -8,16 +8,14 @@ Optimization, ICLR 2021, Algorithm 2.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import namedtuple
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from fednmap.algorithms.fedavg import FedAvg
-from fednmap.core import Algorithm, Compressor, Oracle, Regularizer, State
+from fednmap.core import Algorithm, Compressor, Oracle, Regularizer, State, extended
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import below_one, positive, regularizer, shown
 
@@ -81,7 +79,7 @@ class ServerOptimiser(Algorithm):
 
     def init(self, start: Tensor) -> tuple[State, State]:
         server, client = self.of.init(start)
-        return _state(type(server), self.kept, *server, *self.begin(start)), client
+        return extended(type(server), self.kept)(*server, *self.begin(start)), client
 
     def broadcast(self, server: State) -> State:
         return self.of.broadcast(self._below(server))
@@ -114,20 +112,6 @@ class ServerOptimiser(Algorithm):
     def _below(self, server: State) -> State:
         """The server's state as the method knows it."""
         return type(server).below(*server[: -len(self.kept)])
-
-
-@cache
-def _extended(below: Any, kept: tuple[str, ...]) -> Any:
-    """The type of the method's state with the optimiser's vectors as further fields."""
-    state = cast(Any, namedtuple)("Server", (*below._fields, *kept))
-    state.below = below
-    # pickle finds classes by name, and this one has none
-    state.__reduce__ = lambda self: (_state, (below, kept, *self))
-    return state
-
-
-def _state(below: Any, kept: tuple[str, ...], *values: Tensor) -> State:
-    return _extended(below, kept)(*values)
 
 
 @dataclass(frozen=True)

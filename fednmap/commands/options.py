@@ -34,6 +34,8 @@ PANELS: dict[str, tuple[str, ...]] = {
 }
 """The panels of the help, in order; every other option is in the last one."""
 ADVANCED = "Advanced"
+FLAGS = {"asynchronous": "async"}
+"""Options that are not called like their setting."""
 
 
 def with_config(
@@ -63,7 +65,7 @@ def with_config(
             shown = f"(default {default})" if default not in (None, "") else None
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
-            flag = name.replace("_", "-")
+            flag = FLAGS.get(name, name.replace("_", "-"))
             may_be_no = field.annotation == bool | None or field.default is True
             flag = f"--{flag}/--no-{flag}" if may_be_no else f"--{flag}"
             kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind in PLAIN]

@@ -214,7 +214,8 @@ def _agree(config: Config, federation: FederationSettings) -> None:
         "secagg-threshold is given without it; add secagg = true": not config.secagg and federation.secagg_threshold,
         "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "
         "measure-stationarity = true, or use patience or time-limit": tolerance and not federation.measure_stationarity,
-        "topology, drop and several algorithms are for simulations (fednmap train); leave it out": config.topology
+        "async, topology, drop and several methods are for simulations (fednmap train); leave it out": config.topology
+        or config.asynchronous
         or config.drop
         or len(config.algorithms) > 1,
     }

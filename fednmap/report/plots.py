@@ -32,7 +32,7 @@ DRAWABLE = 1e100  # beyond it a method is lost, and the axes' arithmetic overflo
 
 
 def comparison(folder: RunFolder, path: Path) -> None:
-    """Each quantity against rounds and, where methods send unequally, against megabytes sent.
+    """Each quantity against rounds, where methods send unequally also against megabytes sent, and virtual time if any.
 
     Mean line, and band from least to most over trials.
     """
@@ -41,6 +41,8 @@ def comparison(folder: RunFolder, path: Path) -> None:
     if not panels:
         return
     rows = ALONG[:1] if _send_alike(series) else ALONG
+    if all(one.has("virtual_time") for one in series):
+        rows = (*rows, "virtual_time")
     size = (3.6 * len(panels), 3.1 * len(rows) + 0.4)
     with picture(path, len(rows), len(panels), size) as (figure, axes):
         for row, along in zip(axes, rows, strict=True):

@@ -29,6 +29,9 @@ STOPPING = ("tol", "tol_absolute", "time_limit", "patience")
 REMOVED = [("compile", False)]
 """Settings of earlier versions, with the value that had no effect: files that have it stay readable."""
 
+TIMING = ("asynchronous", "delays", "slowdown")
+"""Settings of asynchronous runs that are text."""
+
 LARGEST = 2**53  # whole numbers up to here are exact in torch, numpy and JSON
 
 
@@ -90,6 +93,20 @@ class Config(BaseModel):
     topology: str | None = Field(
         None, description="Graph of methods without a server: ring, torus, ...; see `fednmap list topologies`."
     )
+    asynchronous: str | None = Field(
+        None,
+        description="Do not wait for all clients: the server steps after buffer:K replies or window:TIME; with all or "
+        "deadline:TIME it waits, on the same virtual clock.",
+    )
+    delays: str = Field(
+        "constant", description="Virtual time of a job with --async: constant, exponential, pareto:1.2, trace:FILE, ..."
+    )
+    slowdown: str | None = Field(
+        None, description="Factor per client on its delays with --async: lognormal:1.2, or numbers such as 1,1,20."
+    )
+    staleness: int | None = Field(
+        None, ge=0, description="Wait for replies that would be later than this many steps of the server, with --async."
+    )
     secagg: bool = Field(False, description="Secure aggregation: the server sees only the sum of the uplinks.")
     secagg_bound: float | None = Field(
         None,
@@ -149,7 +166,9 @@ class Config(BaseModel):
             raise InputError(f"{shown(str(value), 40)} is larger than anything that can be counted; use less")
         return value
 
-    @field_validator("data", "model", "partition", "reg", "sampler", "schedule", "topology", "aggregate", "attack")
+    @field_validator(
+        "data", "model", "partition", "reg", "sampler", "schedule", "topology", "aggregate", "attack", *TIMING
+    )
     @classmethod
     def _known_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
@@ -249,6 +268,7 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
 
 def _check_name(setting: str, value: str) -> None:
     """Refuse a name that stands for nothing."""
+    from fednmap.asynchronous import check_delays, factors, rule_of
     from fednmap.core import Regularizer
     from fednmap.data import DATASETS, PARTITIONS
     from fednmap.decentralized.topologies import check_name
@@ -279,6 +299,12 @@ def _check_name(setting: str, value: str) -> None:
             centre_of(value)
         case "attack":
             attack_of(value)
+        case "asynchronous":
+            rule_of(value)
+        case "delays":
+            check_delays(value)
+        case "slowdown":
+            factors(value, None)
 
 
 def _refuse(mistakes: Iterable[str | None], values: T) -> T:
@@ -327,6 +353,15 @@ def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
     yield wrong, f"{all_take_part}; use participation = 1 and drop = 0, or fednmap"
     tolerance, samples = given("tol", "tol_absolute").partition(" ")[0], given("eval_samples")
     yield tolerance and samples, f"{samples}, and {tolerance} is judged on all samples; leave one of them out"
+
+    late, timed = given("asynchronous"), given("slowdown", "staleness")
+    timed = f"delays is {config.delays}" if config.delays != "constant" else timed
+    yield timed and not late, f"{timed} without asynchronous, which they are for; add --async window:2, say"
+    yield late and graph, f"{graph} with {late}: methods on a graph wait for their neighbours; leave one out"
+    sums = f"{late}: secure aggregation, privacy and robust rules are for rounds that end for all clients together"
+    changed = config.secagg or config.dp_clip or robust or config.attack
+    yield late and changed, f"{sums}; leave --async out, or secagg, dp_clip, aggregate and attack"
+    yield late and config.sampler != "uniform", f"{late}: jobs go to clients without one; leave sampler out"
 
     masks, bits = given("secagg_bound", "secagg_bits"), config.secagg_bits
     yield masks and not config.secagg, f"{masks} without secure aggregation; add secagg = true"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fednmap.asynchronous.method import CLOCK
 from fednmap.core import Algorithm, Problem
 from fednmap.decentralized.topologies import fingerprint
 from fednmap.measure import quantity
@@ -248,7 +249,7 @@ def summary(record: Record) -> dict[str, Any]:
     """Return the closing numbers, as `--json` prints them; what was not measured is left out."""
     return {
         "rounds": int(record["round"]),
-        **{k: v for k, v in record.items() if not quantity(k).cost},
+        **{k: v for k, v in record.items() if not quantity(k).cost or k in CLOCK},
         "test_accuracy": record.get("test_accuracy"),
         "bytes_up": int(record["bytes_up"]),
         "bytes_down": int(record["bytes_down"]),

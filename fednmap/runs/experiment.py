@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fednmap import data as datasets
 from fednmap.algorithms import WITH_MEMORY, ServerOptimiser
 from fednmap.algorithms import method as served
 from fednmap.algorithms.hyperparameters import default_gamma
+from fednmap.asynchronous import Asynchronous, rule_of, trace
 from fednmap.core import Algorithm, Problem, Regularizer, oracle_of, with_fields
 from fednmap.data import ClientData, Dataset
 from fednmap.data.dataset import standardized
@@ -124,7 +126,10 @@ class Methods:
         if isinstance(algorithm, DecentralizedAlgorithm):
             assert config.topology is not None  # the configuration was checked for that
             return Decentralized(algorithm, topology_of(config.topology, config.clients))
-        return algorithm
+        if config.asynchronous is None:
+            return algorithm
+        timing: dict[str, Any] = {name: getattr(config, name) for name in ("delays", "slowdown", "staleness")}
+        return Asynchronous(algorithm, **timing, **rule_of(config.asynchronous))
 
     def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
         """Where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
@@ -171,8 +176,10 @@ class Experiment:
     def digest(self) -> str:
         """Tells what the run is made from in files, the data and the trace of who takes part, from others."""
         sampler = sampler_of(self.config.sampler, self.config.participation)
-        traced = {"trace": sampler.rounds, "data": self.dataset.digest} if isinstance(sampler, Trace) else None
-        return self.dataset.digest if traced is None else digest(traced)
+        traced = {"trace": sampler.rounds} if isinstance(sampler, Trace) else {}
+        name, _, path = self.config.delays.strip().partition(":")
+        traced |= {"delays": trace(Path(path))} if name == "trace" else {}
+        return digest(traced | {"data": self.dataset.digest}) if traced else self.dataset.digest
 
     def algorithm(self, name: str) -> Algorithm:
         return self.methods.algorithm(name)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, Oracle, Problem, SecondOrder, Serverless, State, info_of, oracle_of
+from fednmap.core import Algorithm, Oracle, OwnRounds, Problem, SecondOrder, Serverless, State, info_of, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.groups import Group, Groups, TreeSum
@@ -121,10 +121,11 @@ def simulate(
             )
         if store is not None:
             raise InputError("store is for clients that rest between rounds; on a graph nobody does: leave it out")
-        return algorithm.simulate(
-            *(problem, rounds, first_point(problem, start)),
-            **{"drop": drop, "seed": seed, "eta_a": eta_a, "chunk": chunk, "threads": threads, "after": after},
-        )
+    if isinstance(algorithm, OwnRounds):
+        options = {"drop": drop, "seed": seed, "eta_a": eta_a, "chunk": chunk, "threads": threads, "after": after}
+        if not isinstance(algorithm, Serverless):
+            options |= {"participation": participation, "sampler": sampler, "store": store, "uplink": uplink}
+        return algorithm.simulate(problem, rounds, first_point(problem, start), **options)
     everybody = participation == 1 and drop == 0 and sampler is None
     who = Uniform(participation) if sampler is None else sampler
     name = type(algorithm).__name__

@@ -10,7 +10,7 @@ import fednmap
 
 MODULES = [
     module.name
-    for package in ("algorithms", "decentralized", "estimators", "problems", "regularizers", "tables")
+    for package in ("algorithms", "asynchronous", "decentralized", "estimators", "problems", "regularizers", "tables")
     for module in pkgutil.iter_modules(getattr(fednmap, package).__path__, f"fednmap.{package}.")
 ]
 

@@ -26,7 +26,7 @@ FLOORS = [  # the highest first; rooms of one floor may use each other, but not 
     ("report",),
     ("runs",),
     ("theory", "privacy", "testing"),
-    ("decentralized",),
+    ("decentralized", "asynchronous"),
     ("simulation",),
     ("algorithms", "problems", "models", "data"),
     ("tables",),

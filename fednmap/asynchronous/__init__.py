@@ -1,0 +1,20 @@
+"""Asynchronous methods: the server takes replies as they come, on a virtual clock."""
+
+from fednmap.asynchronous.delays import Delays, check_delays, delays_of, factors, trace
+from fednmap.asynchronous.ledger import Ledger
+from fednmap.asynchronous.method import Asynchronous, FedAsync, FedBuff, rule_of
+from fednmap.asynchronous.steps import safe_step
+
+__all__ = [
+    "Asynchronous",
+    "Delays",
+    "FedAsync",
+    "FedBuff",
+    "Ledger",
+    "check_delays",
+    "delays_of",
+    "factors",
+    "rule_of",
+    "safe_step",
+    "trace",
+]
