@@ -6,6 +6,7 @@
 import warnings
 from typing import Any
 
+from fednmap.estimators.heterogeneity import Heterogeneity
 from fednmap.estimators.inference import Bootstrap, Inference
 from fednmap.estimators.linear_models import (
     FederatedCoxRegression,
@@ -26,6 +27,7 @@ from fednmap.estimators.model_selection import (
     FederatedPoissonRegressorCV,
 )
 from fednmap.estimators.path import RegularizationPath
+from fednmap.estimators.site_effects import SiteEffects
 
 __all__ = [
     "Bootstrap",
@@ -43,8 +45,10 @@ __all__ = [
     "FederatedLogisticRegressionCV",
     "FederatedPoissonRegressor",
     "FederatedPoissonRegressorCV",
+    "Heterogeneity",
     "Inference",
     "RegularizationPath",
+    "SiteEffects",
 ]
 
 

@@ -27,6 +27,7 @@ from fednmap.estimators.linear_models import (
 from fednmap.estimators.path import RegularizationPath, grid, is_ridge, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, problem_of
 from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.site_effects import PartialMinimum
 from fednmap.names import InputError
 from fednmap.tables.table import divide
 
@@ -224,7 +225,9 @@ def _mean_and_error(losses: Floats, shares: Floats, counts: Floats) -> tuple[Flo
 def _losses(prepared: Prepared, path: RegularizationPath, rows: Rows, weights: str) -> Floats:
     """The mean loss of rows under every model of a path, on the scale of the given columns."""
     rows = rows.by_site()
-    f = problem_of(prepared.family, rows, rows.shares(weights), prepared.intercept)
+    f = problem_of(prepared.family, rows, rows.shares(weights), prepared.level)
+    if isinstance(prepared.problem, PartialMinimum):
+        return _losses_by_site(prepared, path, rows.sites.names, f)
     points = []
     for coef, intercept, scale in zip(path.coefs, path.intercepts, path.scales, strict=True):
         parts = [coef.flatten(), intercept if prepared.intercept else [], [] if scale is None else [scale]]
@@ -233,6 +236,22 @@ def _losses(prepared: Prepared, path: RegularizationPath, rows: Rows, weights: s
         return np.array([float(f.loss(dense(point))) for point in points])
     found: Floats = f.losses(dense(np.stack(points))).numpy()
     return found
+
+
+def _losses_by_site(prepared: Prepared, path: RegularizationPath, sites: Sequence[str], f: Any) -> Floats:
+    """The same, where every site of the fit has its own model; the rows of another one have the shared model."""
+    effects = [prepared.effects(fit.x, path.names) for fit in path.fits]
+    total, weights = np.zeros(len(path.lambdas)), f._client_weights().numpy()
+    for i, name in enumerate(sites):
+        points = []
+        for coef, intercept, own in zip(path.coefs, path.intercepts, effects, strict=True):
+            assert own is not None
+            if name in own.sites:
+                k = own.sites.index(name)
+                coef, intercept = coef + own.deviation[k], own.intercept[[k]]
+            points.append(np.concatenate([coef.flatten(), intercept if prepared.level else []]))
+        total += weights[i] * f.alone(i).losses(dense(np.stack(points))).numpy()
+    return total
 
 
 def _split(cv: Any, X: Any, y: Any, sites: Any, kept: npt.NDArray[np.bool_]) -> list[Fold]:
