@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time as clock
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,7 +124,9 @@ def fit(
         compared = None
         if heterogeneity:
             try:
-                compared = estimator.heterogeneity(frame, y, where)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of columns, which the table of coefficients shows
+                    compared = estimator.heterogeneity(frame, y, where)
             except InputError as error:
                 notes.append(f"no comparison of sites: {error}")
         for note in notes:
@@ -398,7 +401,7 @@ def _write_comparison(place: Path, coef: Any, own: Any, compared: Any) -> dict[s
     found = {}
     with clear_errors(place):
         if own is not None:
-            found["Coefficients that differ between sites"] = own.table(coef)
+            found["The sites' own coefficients"] = own.table(coef)
             write_atomically(place / "sites.csv", own.table(coef).csv().encode())
         if compared is not None:
             table = compared.table()

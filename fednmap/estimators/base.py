@@ -219,6 +219,8 @@ class Federated(_Attributes):
                 "expected a model with an intercept for site_effects='intercepts', got one without; in a Cox model "
                 "every site has its own baseline hazard already"
             )
+        if self.site_effects == "intercepts":
+            return 0.0
         mu = SHARE * settled_lam(self.penalty, self.lam) if self.mu is None else self.mu
         if isinstance(mu, bool) or not isinstance(mu, int | float | np.number) or not 0 < mu < np.inf:
             raise InputError(f"mu is {mu!r}; expected a finite number above 0, the weight of the sites' deviations")

@@ -21,6 +21,7 @@ from fednmap.names import InputError
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import picture
 
+DECADE = 10.0
 SHOWN = 9  # columns of a forest plot by default: those with the smallest p of Cochran's Q
 
 
@@ -83,9 +84,10 @@ class Heterogeneity:
 
         columns: default the nine whose sites differ most. Ratios are drawn where the family has them.
         """
-        chosen = (
-            [self.names[j] for j in np.argsort(self.p_value, kind="stable")[:SHOWN]] if columns is None else columns
-        )
+        from matplotlib.ticker import MaxNLocator
+
+        order = np.argsort(self.p_value, kind="stable")[:SHOWN]
+        chosen = [self.names[j] for j in order] if columns is None else columns
         missing = [name for name in chosen if name not in self.names]
         if missing or not len(chosen):
             raise InputError(f"expected columns among {', '.join(self.names[:12])}, got {missing[:3]}")
@@ -114,6 +116,10 @@ class Heterogeneity:
                 axis.axhline(2.8, color="0.85", linewidth=0.8)
                 if ratio:
                     axis.set_xscale("log")
+                    least, most = np.nanmin(low), np.nanmax(high)
+                    if most < DECADE * least:  # too narrow for powers of ten
+                        axis.set_xticks(MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(least, most))
+                        axis.set_xlim(least * (least / most) ** 0.05, most * (most / least) ** 0.05)
                     axis.xaxis.set_major_formatter("{x:.3g}")
                     axis.xaxis.set_minor_formatter("")
                 axis.set_yticks(place, labels if k % wide == 0 else [""] * len(labels), parse_math=False)
@@ -169,7 +175,7 @@ def heterogeneity(estimator: Federated, rows: Rows, level: float) -> Heterogenei
     tau2 = np.divide(np.maximum(Q - df, 0), spread, out=np.zeros_like(Q), where=spread > 0)
     random, more = _mean(value, np.where(usable, 1 / (1 / np.where(usable, weight, 1.0) + tau2), 0.0))
     many = df > 0
-    Q, df = np.where(many, Q, np.nan), np.where(many, df, np.nan)
+    Q, df, tau2 = (np.where(many, v, np.nan) for v in (Q, df, tau2))
     with np.errstate(invalid="ignore", divide="ignore"):
         I2 = np.where(Q > 0, np.maximum(0.0, (Q - df) / Q), np.where(many, 0.0, np.nan))
         errors = [np.where(t > 0, 1 / np.sqrt(t), np.nan) for t in (total, more)]

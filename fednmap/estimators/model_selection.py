@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -73,6 +74,8 @@ class CrossValidated(Federated):
         """Choose lam, and fit the model there to all rows."""
         if self.select not in SELECT:
             raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
+        if self.site_effects == "sparse" and isinstance(self.mu, Sequence | np.ndarray):
+            return self._choose_mu(X, y, sites, sample_weight)
         rows = self._read(X, y, sites, sample_weight)
         folds = self._folds(rows, X, y, sites, sample_weight) if self.select in ("min", "1se") else []
         self.lambdas_ = grid(self, rows, self.lambdas)
@@ -89,6 +92,23 @@ class CrossValidated(Federated):
         self.n_iter_ = max(1, self.path_.total_rounds) + rounds
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes + sent
         self._finish(rows)
+        return self
+
+    def _choose_mu(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Self:
+        """Fit with each of several mu, and become the one with the least held-out loss or criterion."""
+        tried = []
+        for mu in self.mu:  # type: ignore[union-attr]
+            one = copy(self)
+            one.mu = mu
+            tried.append(one.fit(X, y, sites, sample_weight))
+        if not tried:
+            raise InputError("mu is an empty list; give a number, or several to choose from")
+        by_folds = self.select in ("min", "1se")
+        best = min(tried, key=lambda one: float((one.cv_mean_ if by_folds else one.criterion_).min()))
+        vars(self).update(vars(best) | {"mu": self.mu, "mu_": best.mu})
+        self.n_iter_, self.bytes_sent_ = (
+            sum(getattr(one, name) for one in tried) for name in ("n_iter_", "bytes_sent_")
+        )
         return self
 
     def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
@@ -284,6 +304,7 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     select:       "min", the least held-out loss; "1se", the largest lam within one standard error of it; or, without
                   folds, the least "bic" or "ebic" (extended, for many columns).
     random_state: how the folds are dealt out.
+    mu:           with site_effects="sparse" also a list, of which mu_ is chosen in the same way.
     """
 
 

@@ -32,6 +32,7 @@ SHARE = 0.7  # mu over lam by default; no whole number is its inverse, so that b
 STEPS = 100  # Newton steps at a site, at most
 CLOSE = 1e-12  # |F_nat| at a site, relative to what the site weighs and to the unit of f
 STALLED, ROUNDING = 0.5, 1e-8  # |F_nat| over the one before, and its size, at which rounding forbids more
+NEAR = 0.5  # change of b within which a site begins at its last deviations
 SHORTEST = 1e-9  # least part of a Newton step
 SWEEPS = 1000  # over the coordinates of a quadratic, at most
 LONGEST = 4.0  # the first Newton step of an intercept, at most; then twice as long, ...
@@ -83,6 +84,7 @@ class PartialMinimum:
         self._models: dict[tuple[int, int], Floats] = {}  # b + d
         self._hessians: dict[int, Floats] = {}
         self._usual: dict[int, float] = {}  # the mean diagonal of a site's first Hessian
+        self._rows: dict[int, Any] = {}  # of a site, to compute with
         self.own = problem.dim - self.columns
         """Intercepts per site: 1, or 0 in a Cox model."""
         if isinstance(problem, GLM) and self.own:
@@ -173,7 +175,9 @@ class PartialMinimum:
         """The best intercept at each point, by Newton steps within a bracket; after zeros for d."""
         site = self._sites[i]
         assert isinstance(site, GLM)
-        design, y, share = site._prepared(slice(0, len(site.data.x)), site._shares, points.dtype)
+        if i not in self._rows:
+            self._rows[i] = site._prepared(slice(0, len(site.data.x)), site._shares, points.dtype)
+        design, y, share = self._rows[i]
         eta, weight = design.times_each(points), share.unsqueeze(-1)
         y = y.unsqueeze(-1).expand(eta.shape)
         a = torch.full((len(points),), float(self._last[i, 0][-1]), dtype=points.dtype, device="cpu")
@@ -206,9 +210,11 @@ class PartialMinimum:
             return x, w * float(loss) + float(phi.value(u[None])[0]), w * gradient.numpy()
 
         x, value, g = at(u)
-        other = np.concatenate([self._models.get((i, k), np.zeros(p)) - b, u[p:]])
-        if not value <= (at_other := at(other))[1]:  # b is far from where it was: begin at the site's last model
-            u, (x, value, g) = other, at_other
+        model = self._models.get((i, k), np.zeros(p))
+        if not float(np.abs(b + u[:p] - model).max(initial=0.0)) <= NEAR:  # b has gone far: or at the last model
+            other = np.concatenate([model - b, u[p:]])
+            if not value <= (there := at(other))[1]:
+                u, (x, value, g) = other, there
         size = np.inf
         for _ in range(STEPS):
             D = self._curvature(i, x)

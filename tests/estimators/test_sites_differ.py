@@ -11,6 +11,7 @@ import torch
 from hospital_files import write_hospitals
 from scipy import sparse, stats
 from scipy.optimize import minimize
+from sklearn.base import clone
 from sklearn.metrics import log_loss
 
 import fednmap
@@ -23,6 +24,7 @@ from fednmap.estimators import (
     FederatedLinearRegression,
     FederatedLogisticRegression,
 )
+from fednmap.estimators.debiased import approximate_inverse
 from fednmap.regularizers import L1
 
 TIGHT = {"tol": 1e-10, "max_rounds": 3000}
@@ -206,7 +208,7 @@ def test_refused_in_one_line(attempt, message):
 
 
 @pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
-@pytest.mark.parametrize("cv", [2, "leave-one-site-out"])
+@pytest.mark.parametrize("cv", [pytest.param(2, marks=pytest.mark.slow), "leave-one-site-out"])
 def test_rows_held_out_have_the_model_of_their_site(cv):
     X, y, where = rows()
     y, lambdas, options = y["logistic"], [0.05, 0.01], {"site_effects": "sparse", "mu": 0.02, "tol": 1e-8}
@@ -220,6 +222,20 @@ def test_rows_held_out_have_the_model_of_their_site(cv):
             assert chosen.cv_losses_[j, k] == pytest.approx(
                 log_loss(y[fold.test], share[:, 1], labels=[0, 1]), abs=1e-5
             )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
+def test_mu_is_chosen_from_a_list():
+    X, y, where = rows()
+    make = FederatedGLMCV("logistic", cv=2, lambdas=[0.05, 0.01], site_effects="sparse", mu=[0.5, 0.02])
+    alone = [clone(make).set_params(mu=mu).fit(X, y["logistic"], where) for mu in (0.5, 0.02)]
+    best = min(alone, key=lambda one: one.cv_mean_.min())
+    make.fit(X, y["logistic"], where)
+    assert make.mu_ == best.mu
+    assert make.mu == [0.5, 0.02]
+    assert np.array_equal(make.coef_, best.coef_)
+    assert make.n_iter_ == sum(one.n_iter_ for one in alone)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson", "cox"])
@@ -301,12 +317,74 @@ def test_errors_clustered_by_site():
     assert fitted.inference(X, y["gaussian"], where, cov_type="cluster").error == pytest.approx(expected, rel=1e-6)
 
 
+def test_debiased_is_least_squares_without_a_nodewise_penalty():
+    """One Newton step from the lasso; a quadratic needs no more. Errors differ by the degrees of freedom."""
+    X, y, where = rows()
+    X = np.column_stack([X, np.ones(len(X))])  # a constant column has no estimate
+    lasso = FederatedGLM("gaussian", "l1", 0.3).fit(X, y["gaussian"], where)
+    found, plain = lasso.debiased(X, y["gaussian"], where, nodewise=1e-9), FederatedLinearRegression(**TIGHT)
+    expected = plain.fit(X[:, :4], y["gaussian"], where).inference(X[:, :4], y["gaussian"], where)
+    assert found.estimate[:4] == pytest.approx(expected.estimate[:4], rel=1e-5)
+    assert np.isnan([found.estimate[4], found.error[4], found.p_value[4]]).all()
+    squares = [np.sum((y["gaussian"] - model.predict(rows)) ** 2) for model, rows in ((lasso, X), (plain, X[:, :4]))]
+    noise = squares[0] / (240 - 1 - np.count_nonzero(lasso.coef_)) / (squares[1] / 235)
+    assert found.error[:4] == pytest.approx(expected.error[:4] * np.sqrt(noise), rel=1e-5)
+    assert found.cov_type == "debiased"
+    again = lasso.debiased(X, y["gaussian"], where)
+    assert (again.low[:4] < again.estimate[:4]).all()
+    with pytest.raises(InputError, match="expected a fit with penalty l1 or elastic-net, got 'none'"):
+        plain.debiased(X[:, :4], y["gaussian"], where)
+
+
+def test_nodewise_regressions_meet_their_optimality_conditions():
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(50, 8)) @ rng.normal(size=(8, 8))
+    A /= np.sqrt((A**2).sum(0))
+    H, weight = A.T @ A, 0.1
+    T = approximate_inverse(H, weight)
+    for j in range(8):
+        v = T[j] / T[j, j]
+        slope = np.delete(H @ v, j)
+        c = np.delete(v, j)
+        assert slope[c != 0] == pytest.approx(-weight * np.sign(c[c != 0]), abs=1e-5)
+        assert (np.abs(slope) <= weight + 1e-5).all()
+        assert T[j, j] == pytest.approx(1 / (H @ v)[j], rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"weights": "sites"}, {"fit_intercept": False}, {"standardize": False}])
+def test_sparse_deviations_with_other_settings(options):
+    """The objective falls by no change of a single number: a fixed point of the definition, whatever the settings."""
+    X, y, where = rows(90)
+    weight = np.random.default_rng(1).integers(1, 4, 90)
+    make = FederatedGLM("logistic", "l1", 0.02, site_effects="sparse", mu=0.013, tol=1e-9, **options)
+    fitted = make.fit(X, y["logistic"], where, weight)
+    f = make._prepare(make._read(X, y["logistic"], where, weight))
+    own, scale = fitted.site_effects_, np.where(f.scaling.factor > 0, f.scaling.factor, 1.0)
+    share = weight / weight.sum()
+    if options == {"weights": "sites"}:
+        share = weight / np.bincount(where, weight)[where] / SITES
+
+    def objective(v):
+        b, d, a = v[:4], v[4:16].reshape(SITES, 4), v[16:]
+        eta = (X * (b + d)[where]).sum(1) + a[where]
+        size = 0.02 * np.abs(b / scale).sum() + 0.013 * np.abs(d / scale).sum()
+        return share @ (np.logaddexp(0, eta) - y["logistic"] * eta) + size
+
+    best = np.concatenate([np.ravel(fitted.coef_), own.deviation.ravel(), own.intercept])
+    assert fitted.objective_ == pytest.approx(objective(best), rel=1e-9)
+    for k in range(16 + SITES * ("fit_intercept" not in options)):
+        for change in (1e-3, -1e-3):
+            moved = best.copy()
+            moved[k] += change
+            assert objective(moved) > objective(best)
+
+
 def test_from_files(command, tmp_path):
     hospitals = write_hospitals(tmp_path / "hospitals")
     words = ("--target", "outcome", "--drop-columns", "time,event", "--site-effects", "sparse", "--mu", 0.005)
     code, out, err = command("fit", "--data", f"csv:{hospitals}", *words, "--heterogeneity", "--out", "run")
     assert code == 0, err
-    assert "Coefficients that differ between sites" in out
+    assert "The sites' own coefficients" in out
     assert "one model per site against the joint one: likelihood ratio" in out
     run = tmp_path / "run"
     assert {"sites.csv", "heterogeneity.csv", "forest.png"} <= {p.name for p in run.iterdir()}
