@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         testing,
         theory,
     )
+    from fednmap.estimators.folder import load
     from fednmap.names import InputError
     from fednmap.runs.api import run
     from fednmap.simulation import Callback, Diverged, Patience, Result, Round, TimeLimit, Tolerance, simulate
@@ -47,6 +48,7 @@ __all__ = [
     "data",
     "decentralized",
     "estimators",
+    "load",
     "measure",
     "models",
     "privacy",
@@ -69,6 +71,7 @@ _FROM = {
     "Round": "fednmap.simulation",
     "TimeLimit": "fednmap.simulation",
     "Tolerance": "fednmap.simulation",
+    "load": "fednmap.estimators.folder",
     "run": "fednmap.runs.api",
     "simulate": "fednmap.simulation",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time as clock
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,11 @@ from fednmap.tables.table import is_words
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
-PICTURES = {"path.png": "Coefficients along lam", "cv.png": "The choice of lam"}
+PICTURES = {
+    "path.png": "Coefficients along lam",
+    "cv.png": "The choice of lam",
+    "forest.png": "Estimates by site: joint, and meta-analyses with fixed and random effects",
+}
 
 
 @with_config(hidden=("step",), words={"family": "Default: from the target."}, settings=FitConfig, family=None)
@@ -46,6 +51,18 @@ def fit(
         str | None, typer.Option(help="Choose lam: a number of folds within sites, or leave-one-site-out.")
     ] = None,
     select: Annotated[str, typer.Option(help="The rule of the choice: min, 1se, bic, ebic.")] = "min",
+    site_effects: Annotated[
+        str,
+        typer.Option(
+            help="What differs between sites: none, intercepts, or sparse (intercepts and some coefficients)."
+        ),
+    ] = "none",
+    mu: Annotated[
+        float | None, typer.Option(help="Weight of the sites' deviations with --site-effects sparse; default 0.7 lam.")
+    ] = None,
+    heterogeneity: Annotated[
+        bool, typer.Option("--heterogeneity", help="Also compare the sites: their own estimates, tests, a forest plot.")
+    ] = False,
     out: Out = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -75,7 +92,10 @@ def fit(
     _say(quiet, "simulated: this process reads all files; between machines: fednmap flower new --template tables")
     if len(classes) == 2:
         _say(quiet, _modelled(config.goals[0], classes))
-    estimator = _estimator(config, choice, preprocessor.groups() if penalty_name(penalty) in GROUPED else None)
+    effects = {"site_effects": site_effects, "mu": mu}
+    estimator = _estimator(
+        config, choice | effects, bool(choice), preprocessor.groups() if penalty_name(penalty) in GROUPED else None
+    )
     frame = _frame(X, columns)
     if choice:
         estimator.on_fold = lambda k, of, name: _say(
@@ -83,7 +103,8 @@ def fit(
         )
         if any(s.kind == "number" and s.missing for s in preprocessor.statistics_):
             estimator.refill = _refill(preprocessor, list(features.values()))
-    folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path})
+    estimator._mu(len(classes) if len(classes) > 2 else 1)  # refused before there is a folder
+    folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path} | effects)
     with locked(folder.path):
         folder.check_data_digest(_digest(sites))
         if choice:
@@ -101,13 +122,22 @@ def fit(
                 errors = estimator.inference(frame, y, where)
             except InputError as error:
                 notes.append(f"no standard errors: {error}")
+        compared = None
+        if heterogeneity:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of columns, which the table of coefficients shows
+                    compared = estimator.heterogeneity(frame, y, where)
+            except InputError as error:
+                notes.append(f"no comparison of sites: {error}")
         for note in notes:
             _say(False, f"fednmap: warning: {note}")
         # hazards are relative to the mean row
         level = -estimator.centre_ if config.family == "cox" else estimator.intercept_
         coef, intercept = np.atleast_2d(estimator.coef_), np.atleast_1d(np.asarray(level, float))
         goals = " and ".join(config.goals)
-        model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor)
+        own = estimator.site_effects_ if site_effects != "none" else None
+        model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor, own)
         about = _about(folder, config, data, estimator)
         kept.save(folder.path, about, model)
         table = model.coefficient_table(found, errors)
@@ -117,7 +147,12 @@ def fit(
         lines += [_cost(estimator), *notes]
         lines += [f"Coefficients are for {goals} = {classes[1]}."] if len(classes) == 2 else []
         lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
-        _write_page(folder, model, estimator, table, lines)
+        lines += [compared.verdict()] if compared is not None else []
+        more = _write_comparison(folder.path, coef, own, compared)
+        if errors is not None:
+            with clear_errors(folder.path):
+                write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
+        _write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
         _finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
         folder.seal("report.html")
     if json:
@@ -126,6 +161,8 @@ def fit(
         return
     screen = console()
     screen.print(readable(table).rich())
+    for title, part in more.items():
+        screen.print(part.rich(title=title))
     for line in [*lines, f"folder: {folder.path}"]:
         screen.print(line, highlight=False, soft_wrap=True)
 
@@ -136,11 +173,14 @@ def predict(
         Path, typer.Argument(help="A .csv or .parquet file with the columns of the model; others are not looked at.")
     ],
     id: Annotated[str | None, typer.Option(help="A column of the file to write before the predictions.")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Use this site's own coefficients (a fit with --site-effects).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions here; default: print them.")] = None,
 ) -> None:
     """Predict the rows of a new file with a fitted model."""
     model = kept.load(run)
-    found: dict[str, list[Any]] = model.predict(tables.read(table, only={s.column for s in model.statistics}))
+    found: dict[str, list[Any]] = model.predict(tables.read(table, only={s.column for s in model.statistics}), site)
     if id is not None:
         if id in found:
             raise InputError(f"expected an --id column that is not predicted, got {id!r}; rename the column")
@@ -198,11 +238,11 @@ def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tu
     return ((y == classes[1]).astype(float) if len(classes) == 2 else y), classes
 
 
-def _estimator(config: FitConfig, choice: dict[str, Any], groups: Any) -> Any:
-    """The estimator of these settings; one that chooses lam where `choice` says how."""
+def _estimator(config: FitConfig, options: dict[str, Any], choice: bool, groups: Any) -> Any:
+    """The estimator of these settings with its other options; one that chooses lam if `choice`."""
     names = ("penalty", "l1_ratio", "standardize", "tol", "max_rounds", "weights")
     common = {name: getattr(config, name) for name in names} | {"groups": groups}
-    common |= choice or {"lam": config.lam}
+    common |= options if choice else options | {"lam": config.lam}
     if config.family == "cox":
         return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
     return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
@@ -374,14 +414,31 @@ def _write_tables(place: Path, table: DataTable, path: Any, chosen: Any, lam: fl
             kept.plot_cv(chosen, place / "cv.png")
 
 
-def _write_page(folder: RunFolder, model: kept.FittedModel, estimator: Any, table: DataTable, lines: list[str]) -> None:
+def _write_comparison(place: Path, coef: Any, own: Any, compared: Any) -> dict[str, DataTable]:
+    """sites.csv, what sites have of their own; heterogeneity.csv and forest.png, how they compare. The tables."""
+    found = {}
+    with clear_errors(place):
+        if own is not None:
+            found["The sites' own coefficients"] = own.table(coef)
+            write_atomically(place / "sites.csv", own.table(coef).csv().encode())
+        if compared is not None:
+            table = compared.table()
+            found["Heterogeneity"] = table.without([f"{name} error" for name in ("joint", "fixed", "random")])
+            write_atomically(place / "heterogeneity.csv", table.csv().encode())
+            compared.plot(place / "forest.png")
+    return found
+
+
+def _write_page(
+    folder: RunFolder, model: kept.FittedModel, estimator: Any, tables: dict[str, DataTable], lines: list[str]
+) -> None:
     """report.html: coefficients, sites, what the sites sent, pictures."""
     names = ("site", "rows", "weight", "loss")
     sites = DataTable(names, [[site[name] for name in names] for site in estimator.site_report_])
     sent = DataTable(
         ("column", "kind", "sent", "gaps"), [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
     )
-    parts = {"Coefficients": readable(table), "Sites": sites, "What the sites sent about the columns": sent}
+    parts = tables | {"Sites": sites, "What the sites sent about the columns": sent}
     body = [f"<h2>{title}</h2>{part.html()}" for title, part in parts.items()]
     for file, title in PICTURES.items():
         if (folder.path / file).exists():

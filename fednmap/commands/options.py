@@ -23,7 +23,7 @@ AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fedn
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Data": ("data", "target", "time", "event", "clients", "partition"),
-    "Model and penalty": ("family", "model", "reg", "penalty", "lam"),
+    "Model and penalty": ("family", "model", "reg", "penalty", "lam", "site_effects", "mu", "heterogeneity"),
     "Choice of lam": ("path", "cv", "select"),
     "Sweep": ("over", "sweep_values"),
     "Method and steps": ("algorithm", "algorithms", "eta_a", "local_steps", "batch_size", "budget"),

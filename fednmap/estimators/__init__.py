@@ -3,6 +3,7 @@
 `fednmap.flower.tables` does the same fit between machines, where no row leaves its site.
 """
 
+from fednmap.estimators.heterogeneity import Heterogeneity
 from fednmap.estimators.inference import Bootstrap, Inference
 from fednmap.estimators.linear_models import (
     FederatedCoxRegression,
@@ -23,6 +24,7 @@ from fednmap.estimators.model_selection import (
     FederatedPoissonRegressorCV,
 )
 from fednmap.estimators.path import RegularizationPath
+from fednmap.estimators.site_effects import SiteEffects
 from fednmap.names import renamed
 
 __all__ = [
@@ -41,8 +43,10 @@ __all__ = [
     "FederatedLogisticRegressionCV",
     "FederatedPoissonRegressor",
     "FederatedPoissonRegressorCV",
+    "Heterogeneity",
     "Inference",
     "RegularizationPath",
+    "SiteEffects",
 ]
 
 

@@ -20,11 +20,13 @@ from fednmap.estimators.families import with_outputs
 from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
 from fednmap.estimators.prepare import Parameters, Prepared
 from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.site_effects import KINDS, SHARE
 from fednmap.names import InputError
 from fednmap.problems.families import Response
 from fednmap.tables.table import Sites
 
 if TYPE_CHECKING:
+    from fednmap.estimators.heterogeneity import Heterogeneity
     from fednmap.estimators.inference import Bootstrap, Inference
     from fednmap.estimators.path import RegularizationPath
 
@@ -54,6 +56,8 @@ class Federated(_Attributes):
     tol: float = 1e-6
     max_rounds: int = 1000
     weights: str = "samples"
+    site_effects: str = "none"
+    mu: float | None = None
 
     def _family(self) -> Response:
         """The family, from the estimator's parameters."""
@@ -78,15 +82,56 @@ class Federated(_Attributes):
         return path(estimator, estimator._read(X, y, sites, sample_weight), lambdas)
 
     def inference(
-        self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, level: float = 0.95
+        self,
+        X: Any,
+        y: Any,
+        sites: Any = None,
+        sample_weight: Any = None,
+        *,
+        level: float = 0.95,
+        cov_type: str | None = None,
     ) -> Inference:
-        """Standard errors and confidence intervals of the fitted model, from the sites' Hessians on the same rows."""
+        """Standard errors and confidence intervals of the fitted model, from the sites' Hessians on the same rows.
+
+        cov_type: "nonrobust", "HC0" (sandwich) or "cluster" (by site); None chooses by the weights.
+        """
         from fednmap.estimators.inference import inference
 
         check_is_fitted(self)
         _check_level(level)
         estimator = copy(self)
-        return inference(self, estimator, estimator._read(X, y, sites, sample_weight), level)
+        return inference(self, estimator, estimator._read(X, y, sites, sample_weight), level, cov_type)
+
+    def debiased(
+        self,
+        X: Any,
+        y: Any,
+        sites: Any = None,
+        sample_weight: Any = None,
+        *,
+        level: float = 0.95,
+        nodewise: float | None = None,
+    ) -> Inference:
+        """Debiased estimates and intervals after an l1-penalised fit, also with more columns than rows.
+
+        nodewise: the weight of the nodewise regressions; default sqrt(log(columns) / rows).
+        """
+        from fednmap.estimators.debiased import debiased
+
+        check_is_fitted(self)
+        _check_level(level)
+        estimator = copy(self)
+        return debiased(self, estimator, estimator._read(X, y, sites, sample_weight), level, nodewise)
+
+    def heterogeneity(
+        self, X: Any, y: Any, sites: Any, sample_weight: Any = None, *, level: float = 0.95
+    ) -> Heterogeneity:
+        """Per-site, joint and meta-analytic estimates of the unpenalised model, and tests of whether sites differ."""
+        from fednmap.estimators.heterogeneity import heterogeneity
+
+        _check_level(level)
+        estimator = copy(self)
+        return heterogeneity(estimator, estimator._read(X, y, sites, sample_weight), level)
 
     def bootstrap(
         self,
@@ -155,7 +200,31 @@ class Federated(_Attributes):
             weights=self.weights,
             standardize=self.standardize,
             fit_intercept=self.fit_intercept,
+            site_effects=self.site_effects,
+            mu=self._mu(len(self._classes()) or 1),
         )
+
+    def _mu(self, outputs: int) -> float:
+        """The weight of the sites' deviations; refuses site effects that a model with so many scores has not."""
+        if self.site_effects not in KINDS:
+            raise InputError(f"expected site_effects to be one of {', '.join(KINDS)}, got {self.site_effects!r}")
+        if self.site_effects == "none":
+            return 0.0
+        family = with_outputs(self._family(), outputs)
+        if family.outputs > 1:
+            what = "huber" if family.constants else f"{family.outputs} classes"
+            raise InputError(f"expected one score per row with site_effects, got {what}; use site_effects='none'")
+        if self.site_effects == "intercepts" and not (family.level and self.fit_intercept):
+            raise InputError(
+                "expected a model with an intercept for site_effects='intercepts', got one without; in a Cox model "
+                "every site has its own baseline hazard already"
+            )
+        if self.site_effects == "intercepts":
+            return 0.0
+        mu = SHARE * settled_lam(self.penalty, self.lam) if self.mu is None else self.mu
+        if isinstance(mu, bool) or not isinstance(mu, int | float | np.number) or not 0 < mu < np.inf:
+            raise InputError(f"mu is {mu!r}; expected a finite number above 0, the weight of the sites' deviations")
+        return float(mu)
 
     def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
         """The penalty at lam, or at the estimator's own."""
@@ -185,6 +254,8 @@ class Federated(_Attributes):
         self.converged_ = found.converged and not columns
         self.sites_ = np.array(prepared.sites.names)
         self.site_report_ = prepared.report(found.x)
+        if (effects := prepared.effects(found.x, self._names())) is not None:
+            self.site_effects_ = effects
         self._set(prepared.parameters(found.x))
 
     def _set(self, model: Parameters) -> None:
@@ -196,10 +267,12 @@ class Federated(_Attributes):
     def _finish(self, rows: Rows) -> None:
         """What an estimator adds when it is fitted."""
 
-    def _scores(self, X: Any) -> Floats:
+    def _scores(self, X: Any, sites: Any = None) -> Floats:
         check_is_fitted(self)
-        X, _ = inputs.table(self, X, reset=False)
+        X, where = inputs.table(self, X, sites, reset=False)
         found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
+        if sites is not None and self.site_effects != "none":
+            found[:, 0] += self.site_effects_.added(X, np.array(where.names)[where.of_row], self.intercept_)
         return found[:, 0] if found.shape[1] == 1 else found
 
     def _names(self) -> list[str]:

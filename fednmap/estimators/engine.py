@@ -17,7 +17,6 @@ from fednmap.estimators import path_solver
 from fednmap.estimators.penalties import shrinkage
 from fednmap.estimators.prepare import Prepared, dense
 from fednmap.measure import residual
-from fednmap.problems.families import Gaussian
 from fednmap.regularizers import Box, Separable
 
 MEMORY = 40  # rounds that the server remembers
@@ -93,7 +92,7 @@ def solve(
         f.diagonal,
         tol=tol * f.unit,
         max_rounds=min(max_rounds, PATIENCE),
-        constant=isinstance(f.family, Gaussian),
+        constant=f.quadratic,
         first=None if first is None else first.numpy(),
         polish=polish,
     )

@@ -11,11 +11,12 @@ import numpy as np
 from fednmap.estimators.families import FAMILIES, expected, family
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.rows import Floats
+from fednmap.estimators.site_effects import SiteEffects
 from fednmap.names import InputError, choose
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
-from fednmap.tables import FederatedPreprocessor, Statistic, Table
+from fednmap.tables import FederatedPreprocessor, Statistic, table
 
 MODEL = "model.json"
 VERSION = 1
@@ -35,15 +36,27 @@ class FittedModel:
     intercept: Floats
     classes: tuple[str, ...]
     preprocessor: FederatedPreprocessor
+    effects: SiteEffects | None = None
+    """What the sites have of their own, where they differ."""
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         """What is known of the columns of a table that the model reads."""
         return self.preprocessor.statistics_
 
-    def predict(self, rows: Table) -> dict[str, list[Any]]:
-        """Columns of predictions: numbers; labels and probabilities; the hazard ratio."""
-        scores = self.preprocessor.transform(rows) @ self.coef.T + self.intercept
+    def predict(self, rows: Any, site: str | None = None) -> dict[str, list[Any]]:
+        """Return columns of predictions: numbers; labels and probabilities; the hazard ratio.
+
+        rows: a frame or a `fednmap.tables.Table`; site: whose own coefficients to use, default the shared ones.
+        """
+        X = self.preprocessor.transform(table(rows, only={s.column for s in self.statistics}))
+        scores = X @ self.coef.T + self.intercept
+        if site is not None:
+            if self.effects is None or site not in self.effects.sites:
+                known = "none" if self.effects is None else ", ".join(self.effects.sites)
+                raise InputError(f"expected a site with its own coefficients ({known}), got {site!r}; leave site out")
+            shared = 0.0 if self.family == "cox" else self.intercept
+            scores[:, 0] += self.effects.added(X, np.full(len(X), site), shared)
         mean = expected(family(self.family), scores[:, 0] if scores.shape[1] == 1 else scores)
         if self.family == "logistic":
             each = np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
@@ -59,7 +72,8 @@ class FittedModel:
         With errors the ratio has an interval of its own; "low" and "high" are the coefficient's.
         """
         ratio, (outputs, p) = RATIOS.get(self.family), self.coef.shape
-        level = [] if self.family == "cox" else self.intercept.tolist()
+        own = errors is not None and len(errors.estimate) == self.coef.size  # intercepts are the sites' own
+        level = [] if self.family == "cox" or own else self.intercept.tolist()
         # class by class, then the intercepts, as errors have them; an aliased column has NaN there
         value = np.array([*self.coef.flatten(), *level]) if errors is None else errors.estimate
         table: dict[str, Any] = {}
@@ -93,18 +107,29 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
         "classes": list(model.classes),
         "statistics": [asdict(s) for s in model.statistics],
     }
+    if model.effects is not None:
+        own = zip(model.effects.sites, model.effects.intercept.tolist(), model.effects.deviation.tolist(), strict=True)
+        said["site_effects"] = {site: {"intercept": a, "deviation": d} for site, a, d in own}
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / MODEL, to_json(said))
 
 
-def load(folder: File) -> FittedModel:
-    """The model of a folder."""
+def load(folder: str | File) -> FittedModel:
+    """Return the model in the folder of a `fednmap fit`, which predicts rows of a frame.
+
+    Raises InputError if the folder holds no model.
+    """
+    folder = File(folder)
     if not (folder / MODEL).is_file():
         raise InputError(f"{folder} holds no {MODEL}; give the folder of a `fednmap fit`")
     said = from_json(folder / MODEL, dict)
     try:
         choose("family", said["family"], FAMILIES)
+        effects, own = None, said.get("site_effects")
+        if own is not None:
+            parts = (np.array([site[name] for site in own.values()], float) for name in ("intercept", "deviation"))
+            effects = SiteEffects(tuple(own), tuple(said["columns"]), *parts)
         return FittedModel(
             said["family"],
             said["target"],
@@ -113,6 +138,7 @@ def load(folder: File) -> FittedModel:
             np.array(said["intercept"], float),
             tuple(said["classes"]),
             FederatedPreprocessor().know([Statistic(**s | {"levels": tuple(s["levels"])}) for s in said["statistics"]]),
+            effects,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import linalg, stats
+from scipy import linalg, special, stats
 from sklearn.exceptions import ConvergenceWarning
 
 from fednmap.estimators.base import Federated, infinite_words, warn_unconverged
 from fednmap.estimators.engine import MOVING, moving
+from fednmap.estimators.folder import RATIOS
 from fednmap.estimators.prepare import Prepared
 from fednmap.estimators.rows import Floats, Rows
-from fednmap.names import InputError
+from fednmap.names import InputError, choose
+from fednmap.report.data_table import DataTable
 
+COV_TYPES = ("nonrobust", "HC0", "cluster")
 ALIASED = 1e-11  # share of a column's square that those before it leave (weighted as at first), as in R's glm
 SINGULAR = 1e-13  # least eigenvalue of a Hessian with ones on its diagonal
 STEPS = 25  # Newton steps at most
@@ -48,6 +52,73 @@ class Inference:
     p_value: Floats
     covariance: Floats
     """Of the estimates, for tests of several and for differences."""
+    family: str = ""
+    level: float = 0.95
+    """Of the intervals."""
+    cov_type: str = "nonrobust"
+    rows: float = math.nan
+    """Rows, or the sum of weights that count equal rows."""
+    sites: int = 1
+    parameters: int = 0
+    """Estimated coefficients, with the sites' intercepts."""
+    log_likelihood: float = math.nan
+    """At the estimates, partial in a Cox model; NaN where the loss is no likelihood or weights are relative."""
+
+    def table(self) -> DataTable:
+        """Return coefficient, standard error, z (t in a linear regression), p, interval, and the ratio's interval."""
+        z = np.divide(self.estimate, self.error, out=np.full_like(self.error, np.nan), where=self.error > 0)
+        found: dict[str, Any] = {"name": self.names, "coefficient": self.estimate, "standard error": self.error}
+        found |= {"t" if self.family == "gaussian" else "z": z, "p": self.p_value, "low": self.low, "high": self.high}
+        if ratio := RATIOS.get(self.family):
+            with np.errstate(over="ignore"):
+                ends = {"": self.estimate, " low": self.low, " high": self.high}
+                found |= {ratio + end: np.exp(value) for end, value in ends.items()}
+        columns = (v.tolist() if isinstance(v, np.ndarray) else v for v in found.values())
+        return DataTable([*found], [list(row) for row in zip(*columns, strict=True)])
+
+    def to_frame(self) -> Any:
+        """Return the table as a polars frame; `.to_pandas()` makes one of pandas."""
+        return self.table().frame()
+
+    def to_csv(self) -> str:
+        """Return the table as CSV, with all digits."""
+        return self.table().csv()
+
+    def to_markdown(self) -> str:
+        """Return the table as Markdown, with four digits."""
+        return self.table().markdown()
+
+    def to_latex(self) -> str:
+        """Return the table as a LaTeX tabular, with four digits."""
+        return self.table().latex()
+
+    def summary(self) -> str:
+        """Return the table as text, laid out as statsmodels prints it.
+
+        >>> import numpy as np
+        >>> from fednmap.estimators import FederatedLinearRegression
+        >>> X, y, sites = np.arange(6.0)[:, None], [1.0, 3.1, 4.9, 7.0, 9.2, 10.8], [0, 0, 0, 1, 1, 1]
+        >>> text = FederatedLinearRegression().fit(X, y, sites).inference(X, y, sites).summary()
+        >>> print(text.splitlines()[7])
+        x0              1.9714  0.027171    72.557     0.000     1.896    2.0469
+        """
+        table, half = self.table(), (1 - self.level) / 2
+        letter, ratio = table.head[3], RATIOS.get(self.family)
+        ends = [f"[{half:.4g}", f"{1 - half:.4g}]"]
+        head = ["coef", "std err", letter, f"P>|{letter}|", *ends, *([ratio, *ends] if ratio else [])]
+        width = max(12, *map(len, self.names))
+        wide = [max(11, len(name) + 2) for name in head]
+        top = " " * width + "".join(f"{name:>{w}}" for name, w in zip(head, wide, strict=True))
+        digits = [".3f" if k in (2, 3) else ".4g" for k in range(len(head))]
+        cells = [[f"{v:>{w}{d}}" for v, w, d in zip(row[1:], wide, digits, strict=True)] for row in table.rows]
+        lines = [f"{name:<{width}}" + "".join(row) for name, row in zip(self.names, cells, strict=True)]
+        facts = {"Family": self.family, "Rows": f"{self.rows:g}", "Sites": str(self.sites), "Covariance": self.cov_type}
+        if math.isfinite(self.log_likelihood):
+            facts |= {"Log-likelihood": f"{self.log_likelihood:.6g}"}
+            facts |= {"AIC": f"{2 * self.parameters - 2 * self.log_likelihood:.6g}"}
+        pairs, long = [f"{name + ':':<16}{value}" for name, value in facts.items()], len(top)
+        above = [f"{a:<{long // 2}}{b}".rstrip() for a, b in zip(pairs[::2], [*pairs[1::2], ""], strict=False)]
+        return "\n".join(["=" * long, *above, "=" * long, top, "-" * long, *lines, "=" * long])
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +138,15 @@ class Bootstrap:
     """Draws that could not be fitted, such as those that lack a class; they are left out."""
 
 
-def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float) -> Inference:
+def inference(
+    fitted: Federated, estimator: Federated, rows: Rows, level: float, cov_type: str | None = None
+) -> Inference:
     """Compute Wald intervals of the unpenalised model with all columns, by Newton steps from the fitted one.
 
     estimator: a copy of the fitted one that has read `rows`, those of the fit.
+    cov_type:  None chooses as below; "nonrobust", from the likelihood; "HC0", the sandwich of the rows' gradients;
+               "cluster", that of the sites' gradients, for rows of a site that are dependent (without a correction for
+               few sites, as in R's coxph).
 
     Every site sends its gradient and its Hessian, p^2 numbers, at each step: two steps after an unpenalised fit, about
     six after a penalised one. Estimates and intervals do not depend on the penalty, nor on the coefficients that it set
@@ -91,24 +167,47 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
         raise InputError("these rows have other columns than those of the fit; give the rows of the fit")
     if not np.array_equal(getattr(fitted, "classes_", 0), getattr(estimator, "classes_", 0)):
         raise InputError("these rows have other classes than those of the fit; give the rows of the fit")
+    if estimator.site_effects == "sparse":
+        raise InputError(
+            "expected site_effects 'none' or 'intercepts' for standard errors, got 'sparse'; the sites' deviations are "
+            "penalised, and heterogeneity() tests them"
+        )
     prepared = estimator._prepare(rows)
+    coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
+    coef, intercept = prepared.scaling.standard(coef, intercept)
+    scale = [fitted.scale_] if prepared.constants else []
+    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale])
+    return wald(estimator, prepared, rows, point, level, cov_type)
+
+
+def wald(
+    estimator: Federated, prepared: Prepared, rows: Rows, point: Floats, level: float, cov_type: str | None = None
+) -> Inference:
+    """Compute what `inference` says, by Newton steps from `point`."""
+    if cov_type is not None:
+        choose("cov_type", cov_type, dict.fromkeys(COV_TYPES))
     counted = rows.counted and (estimator.weights == "samples" or len(rows.sites) == 1)
-    if not counted and prepared.family.name == "cox":
+    by_rows = prepared.constants > 0 if counted else True
+    cov_type = cov_type or ("HC0" if by_rows else "nonrobust")
+    if cov_type == "nonrobust" and by_rows:
+        raise InputError(
+            "expected cov_type 'HC0' or 'cluster', got 'nonrobust': this loss or weight is no likelihood's"
+        )
+    if cov_type == "cluster" and len(rows.sites) < 2:
+        raise InputError("expected at least two sites for cov_type='cluster', got one")
+    if cov_type == "HC0" and prepared.family.name == "cox":
         raise InputError(
             "a Cox model has standard errors for weights='samples' and weights that count equal rows (whole numbers) "
             "only"
         )
     n = float(rows.weight.sum()) if counted else float(len(rows.y))
-    coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
-    coef, intercept = prepared.scaling.standard(coef, intercept)
-    scale = [fitted.scale_] if prepared.constants else []
-    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale])
     first = prepared.hessian(prepared.start).numpy()
     kept, x = _identified(prepared, first, point)
     basis = _basis(prepared, kept)
-    if len(rows.y) <= basis.shape[1]:
+    parameters = basis.shape[1] + prepared.own_intercepts
+    if len(rows.y) <= parameters:
         raise InputError(
-            f"expected more rows than coefficients, got {len(rows.y)} rows and {basis.shape[1]} coefficients; leave "
+            f"expected more rows than coefficients, got {len(rows.y)} rows and {parameters} coefficients; leave "
             "columns out"
         )
     unknown = np.zeros((prepared.outputs, prepared.columns + 1))  # added to the estimates, the intercepts last
@@ -136,13 +235,17 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
             f"{len(rows.y)} rows; leave columns out"
         )
     distribution: Any = stats.norm
-    if not counted or prepared.constants:
+    loss = prepared.loss(torch.from_numpy(found.estimate))
+    if cov_type == "HC0":
         small = inverse @ (basis.T @ prepared.outer(found.x).numpy() @ basis) @ inverse
+    elif cov_type == "cluster":
+        each = prepared.site_gradients(found.x) @ basis @ inverse
+        small = each.T @ each
     else:
         noise = 1.0
         if prepared.family.name == "gaussian":
-            left = max(n - len(inverse), 1)
-            noise = 2 * n * prepared.loss(torch.from_numpy(found.estimate)) / left
+            left = max(n - len(inverse) - prepared.own_intercepts, 1)
+            noise = 2 * n * loss / left
             distribution = stats.t(left)
         small = noise * inverse / n
     # on the scale of the given columns, a linear map of the estimates; constants are left out
@@ -160,7 +263,21 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
     ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)
     p_value = np.where(error > 0, 2 * distribution.sf(ratio), np.nan)
     names = coefficient_names(estimator, prepared.intercept)
-    return Inference(names, estimate, error, estimate - reach, estimate + reach, p_value, covariance)
+    ends, name = (estimate - reach, estimate + reach), prepared.family.name
+    about = (name, level, cov_type, n, len(rows.sites), parameters, _log_likelihood(name, rows, n, loss, counted))
+    return Inference(names, estimate, error, *ends, p_value, covariance, *about)
+
+
+def _log_likelihood(family: str, rows: Rows, n: float, loss: float, counted: bool) -> float:
+    """From the mean loss; NaN where that is no likelihood."""
+    if not counted or family not in ("gaussian", *LIKELIHOODS):
+        return math.nan
+    if family == "gaussian":
+        return -n / 2 * (math.log(2 * math.pi * 2 * loss) + 1) if loss > 0 else math.inf
+    saturated = 0.0
+    if family == "poisson":
+        saturated = float(rows.weight @ (special.xlogy(rows.y, rows.y) - rows.y - special.gammaln(rows.y + 1)))
+    return saturated - n * loss
 
 
 def _basis(prepared: Prepared, kept: Any) -> Floats:

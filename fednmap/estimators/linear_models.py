@@ -10,6 +10,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
 from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import _num_samples
 
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
@@ -24,9 +25,9 @@ from fednmap.tables.table import Sites, divide
 
 
 class _Regressor(RegressorMixin, Federated):  # type: ignore[misc]
-    def predict(self, X: Any) -> Floats:
+    def predict(self, X: Any, sites: Any = None) -> Floats:
         """The mean of y at each row."""
-        return expected(self._family(), self._scores(X))
+        return expected(self._family(), self._scores(X, sites))
 
 
 def _classifies(estimator: Federated) -> bool:
@@ -37,25 +38,25 @@ class _Classifier(Federated):
     """An estimator whose y are classes if its family is logistic."""
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
-    def decision_function(self, X: Any) -> Floats:
+    def decision_function(self, X: Any, sites: Any = None) -> Floats:
         """Scores: of the second class, or of every class where there are more than two."""
-        return self._scores(X)
+        return self._scores(X, sites)
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> Floats:
+    def predict_proba(self, X: Any, sites: Any = None) -> Floats:
         """The probability of every class, in the order of classes_."""
-        mean = expected(self._family(), self._scores(X))
+        mean = expected(self._family(), self._scores(X, sites))
         return np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
-    def predict_log_proba(self, X: Any) -> Floats:
+    def predict_log_proba(self, X: Any, sites: Any = None) -> Floats:
         """The logarithm of the probability of every class."""
-        found: Floats = np.log(self.predict_proba(X))
+        found: Floats = np.log(self.predict_proba(X, sites))
         return found
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Any, sites: Any = None) -> Any:
         """The mean of y at each row, or the likeliest class."""
-        scores = self._scores(X)
+        scores = self._scores(X, sites)
         if not _classifies(self):
             return expected(self._family(), scores)
         return self.classes_[(scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(1)]
@@ -95,9 +96,13 @@ class FederatedGLM(_Classifier):
                    y in a Poisson regression.
     max_rounds:    rounds at most; a ConvergenceWarning says that they did not suffice.
     weights:       "samples" counts every row once, "sites" every site as much as any other.
+    site_effects:  "none"; "intercepts", an unpenalised one per site; "sparse", these and coefficients b + d_i of site
+                   i, with the penalty lam penalty(b) + mu sum_i |d_i|_1. coef_ are then the shared b, intercept_ is
+                   the mean over sites; predict(X, sites) uses the sites' own, for a new site the shared ones.
+    mu:            weight of the deviations d_i of standardised columns; default 0.7 lam.
 
     Fitted: coef_, intercept_, n_iter_ (rounds), n_features_in_, feature_names_in_, bytes_sent_, objective_, residual_,
-    converged_, sites_, site_report_.
+    converged_, sites_, site_report_, and with site effects site_effects_.
 
     >>> import numpy as np
     >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
@@ -256,17 +261,17 @@ class FederatedCoxRegression(AnyPenalty):
     ties: str = "efron"
     fit_intercept: ClassVar[bool] = False  # type: ignore[misc]  # no parameter
 
-    def predict(self, X: Any) -> Floats:
+    def predict(self, X: Any, sites: Any = None) -> Floats:
         """The logarithm of the hazard ratio to the mean row of the fit, <b, x - mean>."""
-        return self._scores(X) - self.centre_
+        return self._scores(X, sites) - self.centre_
 
-    def predict_hazard(self, X: Any) -> Floats:
+    def predict_hazard(self, X: Any, sites: Any = None) -> Floats:
         """The hazard ratio to the mean row of the fit, exp(<b, x - mean>)."""
-        return np.exp(self.predict(X))
+        return np.exp(self.predict(X, sites))
 
     def predict_survival(self, X: Any, times: Any, site: str | None = None) -> Floats:
         """P(T > t | x) for every row and time, with the baseline hazard of `site` (Breslow's estimate): (N, times)."""
-        scores = self.predict(X)
+        scores = self.predict(X, None if site is None else np.full(_num_samples(X), str(site)))
         if site is None and len(self.sites_) > 1:
             raise InputError(f"each site has a baseline hazard; say which: site={self.sites_[0]!r}, ...")
         name = str(self.sites_[0]) if site is None else str(site)
@@ -280,7 +285,7 @@ class FederatedCoxRegression(AnyPenalty):
 
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
         """Harrell's concordance, of pairs within a site: 1 where hazards order the events perfectly, 0.5 by chance."""
-        scores = self._scores(X)
+        scores = self._scores(X, sites)
         where = divide(sites, len(scores))
         y = self._targets(y, where)
         sums = np.sum([concordant(scores[r], y[r]) for r in (where.of_row == k for k in range(len(where)))], 0)
@@ -307,6 +312,8 @@ class FederatedCoxRegression(AnyPenalty):
     def _finish(self, rows: Rows) -> None:
         """baseline_: for every site its event times and the cumulative hazard of the mean row; a site keeps its own."""
         scores = rows.X @ self.coef_
+        if self.site_effects != "none":
+            scores += self.site_effects_.added(rows.X, np.array(rows.sites.names)[rows.sites.of_row], 0.0)
         self.centre_ = float(rows.shares(self.weights) @ scores)
         scores = scores - self.centre_
         self.baseline_ = {

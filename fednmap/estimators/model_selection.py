@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -27,6 +28,7 @@ from fednmap.estimators.linear_models import (
 from fednmap.estimators.path import RegularizationPath, grid, is_ridge, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, problem_of
 from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.site_effects import PartialMinimum
 from fednmap.names import InputError
 from fednmap.tables.table import divide
 
@@ -72,6 +74,8 @@ class CrossValidated(Federated):
         """Choose lam, and fit the model there to all rows."""
         if self.select not in SELECT:
             raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
+        if self.site_effects == "sparse" and isinstance(self.mu, Sequence | np.ndarray):
+            return self._choose_mu(X, y, sites, sample_weight)
         rows = self._read(X, y, sites, sample_weight)
         folds = self._folds(rows, X, y, sites, sample_weight) if self.select in ("min", "1se") else []
         self.lambdas_ = grid(self, rows, self.lambdas)
@@ -88,6 +92,23 @@ class CrossValidated(Federated):
         self.n_iter_ = max(1, self.path_.total_rounds) + rounds
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes + sent
         self._finish(rows)
+        return self
+
+    def _choose_mu(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Self:
+        """Fit with each of several mu, and become the one with the least held-out loss or criterion."""
+        tried = []
+        for mu in self.mu:  # type: ignore[union-attr]
+            one = copy(self)
+            one.mu = mu
+            tried.append(one.fit(X, y, sites, sample_weight))
+        if not tried:
+            raise InputError("mu is an empty list; give a number, or several to choose from")
+        by_folds = self.select in ("min", "1se")
+        best = min(tried, key=lambda one: float((one.cv_mean_ if by_folds else one.criterion_).min()))
+        vars(self).update(vars(best) | {"mu": self.mu, "mu_": best.mu})
+        self.n_iter_, self.bytes_sent_ = (
+            sum(getattr(one, name) for one in tried) for name in ("n_iter_", "bytes_sent_")
+        )
         return self
 
     def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
@@ -224,7 +245,9 @@ def _mean_and_error(losses: Floats, shares: Floats, counts: Floats) -> tuple[Flo
 def _losses(prepared: Prepared, path: RegularizationPath, rows: Rows, weights: str) -> Floats:
     """The mean loss of rows under every model of a path, on the scale of the given columns."""
     rows = rows.by_site()
-    f = problem_of(prepared.family, rows, rows.shares(weights), prepared.intercept)
+    f = problem_of(prepared.family, rows, rows.shares(weights), prepared.level)
+    if isinstance(prepared.problem, PartialMinimum):
+        return _losses_by_site(prepared, path, rows.sites.names, f)
     points = []
     for coef, intercept, scale in zip(path.coefs, path.intercepts, path.scales, strict=True):
         parts = [coef.flatten(), intercept if prepared.intercept else [], [] if scale is None else [scale]]
@@ -233,6 +256,22 @@ def _losses(prepared: Prepared, path: RegularizationPath, rows: Rows, weights: s
         return np.array([float(f.loss(dense(point))) for point in points])
     found: Floats = f.losses(dense(np.stack(points))).numpy()
     return found
+
+
+def _losses_by_site(prepared: Prepared, path: RegularizationPath, sites: Sequence[str], f: Any) -> Floats:
+    """The same, where every site of the fit has its own model; the rows of another one have the shared model."""
+    effects = [prepared.effects(fit.x, path.names) for fit in path.fits]
+    total, weights = np.zeros(len(path.lambdas)), f._client_weights().numpy()
+    for i, name in enumerate(sites):
+        points = []
+        for coef, intercept, own in zip(path.coefs, path.intercepts, effects, strict=True):
+            assert own is not None
+            if name in own.sites:
+                k = own.sites.index(name)
+                coef, intercept = coef + own.deviation[k], own.intercept[[k]]
+            points.append(np.concatenate([coef.flatten(), intercept if prepared.level else []]))
+        total += weights[i] * f.alone(i).losses(dense(np.stack(points))).numpy()
+    return total
 
 
 def _split(cv: Any, X: Any, y: Any, sites: Any, kept: npt.NDArray[np.bool_]) -> list[Fold]:
@@ -265,6 +304,7 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     select:       "min", the least held-out loss; "1se", the largest lam within one standard error of it; or, without
                   folds, the least "bic" or "ebic" (extended, for many columns).
     random_state: how the folds are dealt out.
+    mu:           with site_effects="sparse" also a list, of which mu_ is chosen in the same way.
     """
 
 

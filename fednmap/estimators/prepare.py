@@ -17,6 +17,7 @@ from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
 from fednmap.estimators.families import Linear, problem
 from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
 from fednmap.measure import hessian_norms
 from fednmap.problems import GLM
 from fednmap.problems.curvature import largest_eigenvalue
@@ -161,22 +162,47 @@ class Prepared(Layout):
     <(a - shift) factor, w> + c = <a, v> + (c - <shift, v>). That is a linear map x -> T x, so grad f is T' times the
     gradient by T x. A linear regression keeps A'A and A'y, from which a gradient costs p^2 products and not p times the
     rows; sites send the same gradients either way.
+
+    site_effects: "none", "intercepts" or "sparse", with the weight mu; x then holds the shared coefficients alone.
     """
 
-    def __init__(self, family: Response, rows: Rows, *, weights: str, standardize: bool, fit_intercept: bool) -> None:
+    def __init__(
+        self,
+        family: Response,
+        rows: Rows,
+        *,
+        weights: str,
+        standardize: bool,
+        fit_intercept: bool,
+        site_effects: str = "none",
+        mu: float = 0.0,
+    ) -> None:
         rows = rows.by_site()
         X, y, each = rows.X, rows.y, rows.shares(weights)
-        intercept = fit_intercept and family.level
-        free = intercept or not family.level
+        self.level = fit_intercept and family.level
+        intercept = self.level and site_effects == "none"
+        free = self.level or not family.level
         scaling = Scaling.of(*moments(X, each), standardize=standardize, free_level=free)
         super().__init__(family, scaling, y, each, intercept)
         self.sites, self.site_weights = rows.sites, np.bincount(rows.sites.of_row, each, len(rows.sites))
         self._mapped = intercept and sparse.issparse(X)
-        self.problem = problem_of(family, rows if self._mapped else rows._replace(X=scaling.apply(X)), each, intercept)
+        scaled = rows if self._mapped else rows._replace(X=scaling.apply(X))
+        self._shifted = not sparse.issparse(X)
+        self.problem: Linear | PartialMinimum = problem_of(family, scaled, each, self.level)
         self._gram: tuple[Tensor, Tensor] | None = None
-        if isinstance(family, Gaussian) and not sparse.issparse(X) and len(y) > len(self.start) <= path_solver.SIZE:
+        self.own_intercepts = len(rows.sites) if self.level and site_effects != "none" else 0
+        """Of sites, which x does not hold."""
+        self.quadratic = isinstance(family, Gaussian) and site_effects != "sparse"
+        """Whether the Hessian is the same everywhere."""
+        if site_effects != "none":
+            first = family.first(y, each) if self.level else np.zeros(0)
+            self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
+            only = mu if site_effects == "sparse" else None
+            self.problem = PartialMinimum(self.problem, rows.sites.names, self.site_weights, only, self.unit)
+        elif isinstance(family, Gaussian) and self._shifted and len(y) > len(self.start) <= path_solver.SIZE:
             self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))
-        self.problem.start = self.start  # where the curvature of families without a bound is asked for
+        if isinstance(self.problem, Linear):
+            self.problem.start = self.start  # where the curvature of families without a bound is asked for
         steep = np.maximum(family.steepness(y, each), 1e-12)
         square = np.where(scaling.square > 0, scaling.square, 1.0)
         self.deviation = np.sqrt(square)
@@ -227,7 +253,7 @@ class Prepared(Layout):
 
     def outer(self, x: Tensor) -> Tensor:
         """The sum over rows of squares of their gradients, (d, d)."""
-        assert isinstance(self.problem, GLM)  # a row of a Cox model has no gradient of its own
+        assert isinstance(self.problem, GLM | PartialMinimum)  # a row of a Cox model has no gradient of its own
         return self._back(self._back(self.problem.outer(self._inner(x))).mT)
 
     def smoothness(self, x: Tensor) -> float:
@@ -239,6 +265,29 @@ class Prepared(Layout):
         first = torch.randn(1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=x.dtype, device="cpu")
         found = float(hessian_norms(lambda u: self.gradient(u[0])[None], x, first, 20))
         return 1.05 * found if 0 < found < math.inf else 1.0
+
+    def site_gradients(self, x: Tensor) -> Floats:
+        """What each site adds to the gradient of f, (sites, d)."""
+        if isinstance(self.problem, PartialMinimum):
+            return torch.cat(self.problem.site_gradients(x[None])).numpy()
+        each = self.problem.oracle(torch.arange(self.problem.n, device="cpu"), 0)(self._inner(x), 0)
+        return self.site_weights[:, None] * self._back(each).numpy()
+
+    def effects(self, x: Tensor, names: Any) -> SiteEffects | None:
+        """What each site has of its own at the shared coefficients x; None where sites do not differ."""
+        if not isinstance(self.problem, PartialMinimum):
+            return None
+        d, a = self.problem.effects(x)
+        deviation = d * self.scaling.factor
+        if self._shifted and self.level:
+            a = a - (deviation + self.coefficients(x) * self.scaling.factor) @ self.scaling.shift
+        return SiteEffects(self.sites.names, tuple(names), a, deviation)
+
+    def parameters(self, x: Tensor) -> Parameters:
+        found, effects = super().parameters(x), self.effects(x, ())
+        if effects is None:
+            return found
+        return found._replace(intercept=np.array([self.site_weights @ effects.intercept]))
 
     def report(self, x: Tensor) -> list[dict[str, Any]]:
         """What each site holds, what it counts, and its own mean loss under the model."""

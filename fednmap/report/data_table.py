@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from rich.table import Column, Table
 
+from fednmap.names import InputError
+
 
 class DataTable(NamedTuple):
     """Rows under a heading. A cell is None where there is nothing to say."""
@@ -30,6 +32,33 @@ class DataTable(NamedTuple):
         writer.writerows(self.rows)
         return text.getvalue()
 
+    def markdown(self) -> str:
+        """Return the table as Markdown, with four digits.
+
+        >>> print(DataTable(["name", "p"], [["a|b", 0.25]]).markdown())
+        | name | p |
+        |---|---|
+        | a\\|b | 0.25 |
+        """
+        lines = [[cell_text(cell).replace("|", "\\|") for cell in row] for row in (self.head, *self.rows)]
+        head, *body = [f"| {' | '.join(line)} |" for line in lines]
+        return "\n".join([head, "|" + "---|" * len(self.head), *body])
+
+    def latex(self) -> str:
+        """Return the table as a LaTeX tabular with lines of booktabs, with four digits."""
+        rows = [[_latex(cell_text(cell)) for cell in row] for row in self.rows]
+        lines = [" & ".join(line) + r" \\" for line in ([_latex(name) for name in self.head], *rows)]
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}"
+        return "\n".join([begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"])
+
+    def frame(self) -> Any:
+        """Return the table as a polars frame."""
+        try:
+            import polars
+        except ModuleNotFoundError:
+            raise InputError("a frame needs polars: pip install 'fednmap[tables]'") from None
+        return polars.DataFrame({name: [row[k] for row in self.rows] for k, name in enumerate(self.head)})
+
     def html(self) -> str:
         """Return the table as HTML, with four digits."""
         names = "".join(f"<th>{escape(name)}</th>" for name in self.head)
@@ -43,6 +72,12 @@ class DataTable(NamedTuple):
         for row in self.rows:
             table.add_row(*map(cell_text, row))
         return table
+
+
+def _latex(text: str) -> str:
+    """Return text with LaTeX's own characters escaped."""
+    special = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
 
 
 def cell_text(cell: Any) -> str:

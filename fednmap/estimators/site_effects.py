@@ -1,0 +1,274 @@
+"""Models in which sites differ. What differs is minimised at its site; the server sees shared coefficients b alone:
+
+    F_i(b) = min over a, d of  w_i f_i(b + d, a) + mu |d|_1,    grad F_i(b) = w_i grad f_i(b + d_i, a_i).
+
+The gradient, at the minimising (a_i, d_i), is the only uplink, and no entry of it exceeds mu. F_i is convex and no
+steeper than w_i f_i. With d = 0 ("intercepts") every site has an intercept of its own; with d ("sparse") coefficients
+differ too, where the rows of a site say so.
+
+References: Danskin, The theory of max-min, 1966. Gross and Tibshirani, Data shared lasso, 2016.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import linalg
+from torch import Tensor
+
+from fednmap.estimators.families import Linear
+from fednmap.estimators.path_solver import Penalties
+from fednmap.estimators.rows import Floats
+from fednmap.names import InputError
+from fednmap.problems import GLM
+from fednmap.problems.families import Gaussian
+from fednmap.report.data_table import DataTable
+
+KINDS = ("none", "intercepts", "sparse")
+SHARE = 0.7  # mu over lam by default; no whole number is its inverse, so that b is unique
+STEPS = 100  # Newton steps at a site, at most
+CLOSE = 1e-12  # |F_nat| at a site, relative to what the site weighs and to the unit of f
+STALLED, ROUNDING = 0.5, 1e-8  # |F_nat| over the one before, and its size, at which rounding forbids more
+NEAR = 0.5  # change of b within which a site begins at its last deviations
+SHORTEST = 1e-9  # least part of a Newton step
+SWEEPS = 1000  # over the coordinates of a quadratic, at most
+LONGEST = 4.0  # the first Newton step of an intercept, at most; then twice as long, ...
+RIDGE = 1e-11  # added to the diagonal of a site's Hessian, which may be singular, relative to its mean
+FLAT = 1e-4  # of the first mean, below which a Hessian has vanished and this is added instead
+ALIASED = 1e-11  # share of a column's square that varies within sites, below which intercepts determine the column
+
+
+@dataclass(frozen=True, eq=False)
+class SiteEffects:
+    """What each site has of its own, on the scale of the given columns: its coefficients are coef_ + deviation."""
+
+    sites: tuple[str, ...]
+    names: tuple[str, ...]
+    intercept: Floats
+    """(sites,); 0 in a Cox model, where the sites' baseline hazards differ."""
+    deviation: Floats
+    """(sites, columns)"""
+
+    def table(self, coef: Any = None) -> DataTable:
+        """One row per column whose coefficient differs somewhere, one column per site; "shared" is given as `coef`."""
+        some = np.flatnonzero(self.deviation.any(0))
+        shared = np.zeros(len(self.names)) if coef is None else np.asarray(coef, float).reshape(-1)
+        rows = [[self.names[j], float(shared[j]), *(shared[j] + self.deviation[:, j]).tolist()] for j in some]
+        if self.intercept.any():
+            rows.append(["(intercept)", None, *self.intercept.tolist()])
+        return DataTable(["name", "shared", *self.sites], rows)
+
+    def added(self, X: Any, labels: Any, intercept: Any) -> Floats:
+        """What each row's site adds to the score of the shared model, whose intercept is given; 0 for a new site."""
+        found = np.zeros(X.shape[0])
+        for k, name in enumerate(self.sites):
+            mine = labels == name
+            found[mine] = X[mine] @ self.deviation[k] + self.intercept[k] - intercept
+        return found
+
+
+class PartialMinimum:
+    """The sum of the sites' F_i, as a problem of the shared coefficients.
+
+    weights: w_i; mu: None where intercepts alone differ; unit: what tolerances are relative to.
+    """
+
+    def __init__(self, problem: Linear, names: Any, weights: Floats, mu: float | None, unit: float) -> None:
+        self.problem, self.n, self.mu, self.unit = problem, problem.n, mu, unit
+        self.weights, self._sites = weights, [problem.alone(i) for i in range(problem.n)]
+        self.columns = problem.data.x.shape[1]
+        self._last: dict[tuple[int, int], Floats] = {}  # (d, a) of a site, by the place of a point among several
+        self._models: dict[tuple[int, int], Floats] = {}  # b + d
+        self._hessians: dict[int, Floats] = {}
+        self._usual: dict[int, float] = {}  # the mean diagonal of a site's first Hessian
+        self._rows: dict[int, Any] = {}  # of a site, to compute with
+        self.own = problem.dim - self.columns
+        """Intercepts per site: 1, or 0 in a Cox model."""
+        if isinstance(problem, GLM) and self.own:
+            for name, site in zip(names, self._sites, strict=True):
+                y = site.data.y.double().numpy()
+                try:
+                    problem.family.check(y[site._shares.numpy() > 0], lambda row: "")
+                except InputError as error:
+                    raise InputError(
+                        f"site {str(name)!r}: {error}; its own intercept would be infinite and the site would say "
+                        "nothing about coefficients: leave it out, or merge it with another"
+                    ) from None
+                share = site._shares.numpy()
+                first = [np.zeros(self.columns), problem.family.first(y, share / share.sum())]
+                self._last[len(self._last), 0] = np.concatenate(first)
+
+    def effects(self, b: Tensor) -> tuple[Floats, Floats]:
+        """d_i (n, p) and a_i (n,), 0 where there is no intercept, on the scale of the problem's columns."""
+        found = np.stack([self._minimiser(i, b.numpy(), 0) for i in range(self.n)])
+        d = found[:, : self.columns]
+        return d, found[:, -1] if self.own else np.zeros(self.n)
+
+    def losses(self, points: Tensor) -> Tensor:
+        total = torch.zeros(len(points), dtype=torch.float64, device="cpu")
+        for i, (inner, size) in enumerate(self._inner(points)):
+            total += self.weights[i] * self._sites[i].losses(inner) + size
+        return total
+
+    def gradients(self, points: Tensor) -> Tensor:
+        """Of F at several points (k, p)."""
+        return sum(self.site_gradients(points), start=torch.zeros_like(points))
+
+    def site_gradients(self, points: Tensor) -> list[Tensor]:
+        """Of each F_i at several points (k, p): what the sites send."""
+        inner = self._inner(points)
+        each = zip(self.weights, self._sites, inner, strict=True)
+        return [w * site.gradients(x)[:, : self.columns] for w, site, (x, _) in each]
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.losses(x[None])[0]
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.gradients(x[None])[0]
+
+    def client_losses(self, x: Tensor) -> Tensor:
+        """f_i of every site under its own model."""
+        each = zip(self._sites, self._inner(x[None]), strict=True)
+        return torch.stack([site.losses(inner)[0] for site, (inner, _) in each])
+
+    def smoothness(self) -> float:
+        return self.problem.smoothness()
+
+    def hessian(self, x: Tensor) -> Tensor:
+        """Of F if intercepts alone differ: what the sites' intercepts leave of each Hessian (Schur complements)."""
+        return self._projected(x, lambda site, inner: site.hessian(inner), 1)
+
+    def outer(self, x: Tensor) -> Tensor:
+        """The sum over rows of squares of their gradients, less what intercepts explain."""
+        return self._projected(x, lambda site, inner: site.outer(inner), 2)
+
+    def _projected(self, x: Tensor, matrix: Any, power: int) -> Tensor:
+        p = self.columns
+        total, whole = torch.zeros(p, p, dtype=x.dtype, device="cpu"), torch.zeros(p, dtype=x.dtype, device="cpu")
+        for w, site, (inner, _) in zip(self.weights, self._sites, self._inner(x[None]), strict=True):
+            hessian, found = site.hessian(inner[0]), w**power * matrix(site, inner[0])
+            whole += found.diagonal()[:p]
+            if self.own:
+                out = torch.cat([torch.eye(p, dtype=x.dtype, device="cpu"), -hessian[p:, :p] / hessian[p:, p:]])
+                found = out.mT @ found @ out
+            total += found
+        inside = (total.diagonal() > ALIASED * whole).to(x)
+        return total * inside * inside[:, None]
+
+    def _inner(self, points: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each site (b + d_i, a_i) at every point, and mu |d_i|_1."""
+        found = []
+        for i in range(self.n):
+            if self.mu is None:
+                u = self._intercepts(i, points)
+            else:
+                u = torch.from_numpy(np.stack([self._minimiser(i, b, k) for k, b in enumerate(points.numpy())]))
+            d = u[:, : self.columns]
+            size = (self.mu or 0.0) * d.abs().sum(1)
+            found.append((torch.cat([points + d, u[:, self.columns :]], 1), size))
+        return found
+
+    def _intercepts(self, i: int, points: Tensor) -> Tensor:
+        """The best intercept at each point, by Newton steps within a bracket; after zeros for d."""
+        site = self._sites[i]
+        assert isinstance(site, GLM)
+        if i not in self._rows:
+            self._rows[i] = site._prepared(slice(0, len(site.data.x)), site._shares, points.dtype)
+        design, y, share = self._rows[i]
+        eta, weight = design.times_each(points), share.unsqueeze(-1)
+        y = y.unsqueeze(-1).expand(eta.shape)
+        a = torch.full((len(points),), float(self._last[i, 0][-1]), dtype=points.dtype, device="cpu")
+        low, high = torch.full_like(a, -torch.inf), torch.full_like(a, torch.inf)
+        for k in range(STEPS):
+            slope = (weight * site.family.slope(eta + a, y)).sum(0)
+            if bool((slope.abs() <= CLOSE * self.unit).all()):
+                break
+            low, high = torch.where(slope < 0, a, low), torch.where(slope > 0, a, high)
+            curve = (weight * site.family.curvature(eta + a, y)).sum(0).clamp_min(1e-300)
+            limit = torch.inf if isinstance(site.family, Gaussian) else LONGEST * 2.0**k
+            step = a - torch.where(curve < torch.inf, slope / curve, slope.sign() * limit).clamp(-limit, limit)
+            a = torch.where((step > low) & (step < high), step, torch.where(slope == 0, a, (low + high) / 2))
+        self._last[i, 0][-1] = float(a[0])
+        return torch.cat([torch.zeros_like(points), a[:, None]], 1)
+
+    def _minimiser(self, i: int, b: Floats, k: int) -> Floats:
+        """(d, a) of site i at b: Newton steps, each a quadratic with the l1 penalty; begun at the last of place k."""
+        if self.mu is None:
+            found: Floats = self._intercepts(i, torch.from_numpy(b)[None])[0].numpy()
+            return found
+        p, w, site = self.columns, float(self.weights[i]), self._sites[i]
+        phi = Penalties(np.full((1, 1), self.mu), np.zeros((1, 1)), p)
+        unit = w * max(self.unit, float(np.abs(b).max(initial=0.0)))  # b + d is rounded to what b is
+        u = self._last.get((i, k), self._last.get((i, 0), np.zeros(p + self.own))).copy()
+
+        def at(u: Floats) -> tuple[Tensor, float, Floats]:
+            x = torch.from_numpy(np.concatenate([b + u[:p], u[p:]]))
+            loss, gradient = site.value_and_gradient(x)
+            return x, w * float(loss) + float(phi.value(u[None])[0]), w * gradient.numpy()
+
+        x, value, g = at(u)
+        model = self._models.get((i, k), np.zeros(p))
+        if not float(np.abs(b + u[:p] - model).max(initial=0.0)) <= NEAR:  # b has gone far: or at the last model
+            other = np.concatenate([model - b, u[p:]])
+            if not value <= (there := at(other))[1]:
+                u, (x, value, g) = other, there
+        size = np.inf
+        for _ in range(STEPS):
+            D = self._curvature(i, x)
+            before, size = size, float(np.abs(phi.residuals(u[None], g[None], 1 / D.trace())).max())
+            if size <= CLOSE * unit or STALLED * before < size <= ROUNDING * unit:
+                break
+            step, part, last = _quadratic(D, g, u, self.mu, p) - u, 1.0, value
+            while True:
+                x, value, new = at(u + part * step)
+                if value <= last + 1e-14 * abs(last) or part < SHORTEST:
+                    break
+                part /= 2
+            if not value <= last + 1e-14 * abs(last):
+                break
+            u, g = u + part * step, new
+        self._last[i, k], self._models[i, k] = u, b + u[:p]
+        return u
+
+    def _curvature(self, i: int, x: Tensor) -> Floats:
+        """w_i times the Hessian of f_i at x, a little more on its diagonal."""
+        found = self._hessians.get(i)
+        if found is None:
+            found = float(self.weights[i]) * self._sites[i].hessian(x).numpy()
+            mean = max(found.trace() / len(found), 1e-300)
+            usual = self._usual.setdefault(i, mean)
+            found += (RIDGE * mean if mean > FLAT * usual else FLAT * usual) * np.eye(len(found))
+            if isinstance(self.problem, GLM) and isinstance(self.problem.family, Gaussian):
+                self._hessians[i] = found
+        return found
+
+
+def _quadratic(D: Floats, g: Floats, x: Floats, mu: float, end: int) -> Floats:
+    """argmin over u of <g, u> + <u - x, D (u - x)> / 2 + mu |u|_1, the norm of the first `end` coordinates.
+
+    Sweeps over coordinates until they find the signs of the solution, which a linear system then gives exactly.
+    """
+    u, slope, curve = x.copy(), g.copy(), D.diagonal().tolist()
+    pull = np.zeros_like(x)
+    pull[:end] = mu
+    for _ in range(SWEEPS):
+        for j in range(len(u)):
+            v = u[j] - slope[j] / curve[j]
+            reach = pull[j] / curve[j]
+            change = (v - min(max(v, -reach), reach)) - u[j]
+            if change:
+                u[j] += change
+                slope += change * D[j]
+        sign = np.where(pull > 0, np.sign(u), 1.0)
+        inside = sign.nonzero()[0]
+        solved = u.copy()
+        right = -(slope + pull * sign)[inside]
+        solved[inside] += linalg.solve(D[inside[:, None], inside], right, assume_a="pos")
+        after = slope + D @ (solved - u)
+        agree = (np.sign(solved) == sign) | (pull == 0) | (sign == 0)
+        if bool(agree.all()) and bool((np.abs(after) <= pull * (1 + 1e-9) + 1e-14)[sign == 0].all()):
+            return solved
+    return u

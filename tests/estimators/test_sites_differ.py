@@ -1,0 +1,475 @@
+"""Sites that differ: intercepts and sparse deviations, tests of heterogeneity, and tables to print."""
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hospital_files import write_hospitals
+from scipy import sparse, stats
+from scipy.optimize import minimize
+from sklearn.base import clone
+from sklearn.metrics import log_loss
+
+import fednmap
+from fednmap import InputError
+from fednmap.estimators import (
+    FederatedCoxRegression,
+    FederatedGLM,
+    FederatedGLMCV,
+    FederatedHuberRegressor,
+    FederatedLinearRegression,
+    FederatedLogisticRegression,
+)
+from fednmap.estimators.debiased import approximate_inverse
+from fednmap.regularizers import L1
+
+TIGHT = {"tol": 1e-10, "max_rounds": 3000}
+SITES = 3
+
+
+def rows(n=240, p=4, seed=0):
+    """Columns on different scales; coefficient 0 differs at site 1, and the intercepts differ."""
+    rng = np.random.default_rng(seed)
+    X, where = rng.normal(size=(n, p)) * [1.0, 5.0, 0.2, 1.0][:p] + 3, rng.integers(0, SITES, n)
+    coef = np.tile([1.0, -0.2, 0.0, 0.5][:p], (SITES, 1))
+    coef[1, 0] = 2.5
+    eta = ((X - 3) * coef[where]).sum(1) + np.array([0.0, 1.0, -1.0])[where]
+    y = {
+        "gaussian": eta + rng.normal(size=n),
+        "logistic": (rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0,
+        "poisson": rng.poisson(np.exp(np.clip(eta / 3, -3, 3))) * 1.0,
+    }
+    time, censored = rng.exponential(np.exp(-eta / 3)), rng.exponential(2.0, n)
+    return X, y | {"cox": np.column_stack([np.minimum(time, censored), time <= censored])}, where
+
+
+def names(where):
+    return np.array(["basel", "bern [BE]", "chur"])[where]
+
+
+def pooled(family, X, y, where, lam, mu):
+    """The composite problem of all rows at once, by L-BFGS-B on positive and negative parts."""
+    n, p = X.shape
+    Z, deviation = (X - X.mean(0)) / X.std(0), X.std(0)
+    k = p * (1 + SITES)
+
+    def parts(v):
+        return v[:p] - v[k : k + p], (v[p:k] - v[k + p : 2 * k]).reshape(SITES, p), v[2 * k :]
+
+    def value(v):
+        b, d, a = parts(v)
+        eta = (Z * (b + d)[where]).sum(1) + a[where]
+        loss, mean = {
+            "gaussian": lambda: (0.5 * (eta - y) ** 2, eta),
+            "logistic": lambda: (np.logaddexp(0, eta) - y * eta, 1 / (1 + np.exp(-eta))),
+            "poisson": lambda: (np.exp(eta) - y * eta, np.exp(eta)),
+        }[family]()
+        r = (mean - y) / n
+        each = np.stack([Z[where == i].T @ r[where == i] for i in range(SITES)])
+        slope = [each.sum(0) + lam, (each + mu).ravel(), lam - each.sum(0), (mu - each).ravel(), np.bincount(where, r)]
+        size = lam * (v[:p].sum() + v[k : k + p].sum()) + mu * (v[p:k].sum() + v[k + p : 2 * k].sum())
+        return loss.mean() + size, np.concatenate(slope)
+
+    bounds = [(0, None)] * 2 * k + [(None, None)] * SITES
+    exact = {"maxiter": 10**5, "maxfun": 10**5, "ftol": 1e-16, "gtol": 1e-12, "maxcor": 50}
+    b, d, a = parts(minimize(value, np.zeros(2 * k + SITES), jac=True, bounds=bounds, options=exact).x)
+    return b / deviation, d / deviation, a - (b + d) @ (X.mean(0) / deviation)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson"])
+def test_sparse_deviations_are_the_pooled_composite_problem(family):
+    X, y, where = rows()
+    fitted = FederatedGLM(family, "l1", 0.02, site_effects="sparse", mu=0.013, tol=1e-9).fit(X, y[family], names(where))
+    b, d, a = pooled(family, X, y[family], where, 0.02, 0.013)
+    own = fitted.site_effects_
+    assert fitted.converged_
+    assert np.ravel(fitted.coef_) == pytest.approx(b, abs=1e-6)
+    assert own.deviation == pytest.approx(d, abs=1e-6)
+    assert own.intercept == pytest.approx(a, abs=1e-5)
+    assert own.deviation[1, 0] > 0
+    head = own.table(fitted.coef_).head
+    assert head == ["name", "shared", "basel", "bern [BE]", "chur"]
+    scores = (X * (b + d)[where]).sum(1) + a[where]
+    if family == "gaussian":
+        assert fitted.predict(X, names(where)) == pytest.approx(scores, abs=1e-4)
+        new = np.full(len(X), "zug")  # a site that the fit has not seen
+        assert np.array_equal(fitted.predict(X, new), fitted.predict(X))
+
+
+def expanded(X, where):
+    return np.hstack([X, *(X * (where == i)[:, None] for i in range(SITES))])
+
+
+def test_a_cox_model_is_that_of_interaction_columns():
+    """The same solver without partial minimisation, on columns of X times indicators of sites."""
+    X, y, where = rows()
+    options = {"standardize": False, **TIGHT}
+    fitted = FederatedCoxRegression("l1", 0.03, site_effects="sparse", mu=0.02, **options).fit(X, y["cox"], where)
+    weight = torch.tensor([0.03] * 4 + [0.02] * 4 * SITES)
+    other = FederatedCoxRegression(L1(weight.double()), **options).fit(expanded(X, where), y["cox"], where)
+    assert fitted.coef_ == pytest.approx(other.coef_[:4], abs=1e-6)
+    assert fitted.site_effects_.deviation.ravel() == pytest.approx(other.coef_[4:], abs=1e-6)
+    ours = fitted.predict_survival(X[:3], [0.5, 1.0], site="1")
+    assert ours == pytest.approx(other.predict_survival(expanded(X, np.ones(len(X)))[:3], [0.5, 1.0], "1"), abs=1e-5)
+    assert fitted.score(X, y["cox"], where) >= FederatedCoxRegression().fit(X, y["cox"], where).score(
+        X, y["cox"], where
+    )
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson"])
+def test_intercepts_are_indicator_columns(family):
+    X, y, where = rows()
+    indicators = np.hstack([X, np.eye(SITES)[where][:, 1:]])
+    one = FederatedGLM(family, "none", site_effects="intercepts", **TIGHT).fit(X, y[family], where)
+    other = FederatedGLM(family, "none", **TIGHT).fit(indicators, y[family], where)
+    coef, first = np.ravel(other.coef_), float(np.ravel(other.intercept_)[0])
+    assert np.ravel(one.coef_) == pytest.approx(coef[:4], abs=1e-7)
+    assert one.site_effects_.intercept == pytest.approx([first, first + coef[4], first + coef[5]], abs=1e-6)
+    for cov_type in ("nonrobust", "HC0", "cluster"):
+        ours = one.inference(X, y[family], where, cov_type=cov_type)
+        theirs = other.inference(indicators, y[family], where, cov_type=cov_type)
+        assert ours.error == pytest.approx(theirs.error[:4], rel=1e-6)
+        assert ours.p_value == pytest.approx(theirs.p_value[:4], rel=1e-5)
+        assert ours.log_likelihood == pytest.approx(theirs.log_likelihood)
+        assert ours.parameters == theirs.parameters == 4 + SITES
+    thin = FederatedGLM(family, "none", site_effects="intercepts", **TIGHT).fit(sparse.csr_array(X), y[family], where)
+    assert np.ravel(thin.coef_) == pytest.approx(np.ravel(one.coef_), abs=1e-6)
+    assert thin.site_effects_.intercept == pytest.approx(one.site_effects_.intercept, abs=1e-5)
+
+
+def test_a_column_that_is_constant_within_sites_is_aliased_with_intercepts():
+    X, y, where = rows()
+    X = np.column_stack([X, 7.0 + where])
+    fitted = FederatedGLM("logistic", "none", site_effects="intercepts", **TIGHT).fit(X, y["logistic"], where)
+    with pytest.warns(UserWarning, match="'x4' determined by"):
+        found = fitted.inference(X, y["logistic"], where)
+    assert np.isnan(found.estimate[4])
+    assert np.isfinite(found.error[:4]).all()
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson"])
+@pytest.mark.parametrize("effects", ["intercepts", "sparse"])
+def test_uplinks_are_gradients_and_bounded(family, effects):
+    X, y, where = rows()
+    model = FederatedGLM(family, "l1", site_effects=effects, mu=0.01)
+    f = model._prepare(model._read(X, y[family], where, None))
+    rng = np.random.default_rng(0)
+    x, v = torch.from_numpy(rng.normal(size=4) * 0.3), torch.from_numpy(rng.normal(size=4))
+    e = 1e-5
+    slope = (f.loss(x + e * v) - f.loss(x - e * v)) / (2 * e)
+    assert float(f.gradient(x) @ v) == pytest.approx(slope, rel=1e-5)
+    each = f.site_gradients(x)
+    assert each.sum(0) == pytest.approx(f.gradient(x).numpy(), abs=1e-12)
+    if effects == "sparse":
+        assert np.abs(f.site_gradients(10 * x)).max() <= 0.01 * (1 + 1e-6)
+
+
+def test_an_infinite_weight_is_the_joint_model_and_a_large_one_the_intercepts():
+    X, y, where = rows()
+    plain = FederatedGLM("logistic", "l1", 0.01, site_effects="intercepts", **TIGHT).fit(X, y["logistic"], where)
+    heavy = FederatedGLM("logistic", "l1", 0.01, site_effects="sparse", mu=10.0, **TIGHT).fit(X, y["logistic"], where)
+    assert heavy.coef_ == pytest.approx(plain.coef_, abs=1e-7)
+    assert not heavy.site_effects_.deviation.any()
+    assert heavy.site_effects_.intercept == pytest.approx(plain.site_effects_.intercept, abs=1e-6)
+
+
+REFUSED = [
+    (lambda X, y, s: FederatedGLM(site_effects="random").fit(X, y["gaussian"], s), "one of none, intercepts, sparse"),
+    (lambda X, y, s: FederatedGLM(site_effects="sparse", mu=0).fit(X, y["gaussian"], s), "mu is 0; expected a finite"),
+    (lambda X, y, s: FederatedHuberRegressor(site_effects="sparse").fit(X, y["gaussian"], s), "got huber"),
+    (lambda X, y, s: FederatedLogisticRegression(site_effects="sparse").fit(X, s, s), "got 3 classes"),
+    (lambda X, y, s: FederatedCoxRegression(site_effects="intercepts").fit(X, y["cox"], s), "baseline hazard already"),
+    (
+        lambda X, y, s: FederatedLogisticRegression(site_effects="intercepts").fit(X, y["logistic"] * (s != 1), s),
+        "site '1': all rows .* one class; .* leave it out, or merge it",
+    ),
+    (lambda X, y, s: FederatedLinearRegression().heterogeneity(X, y["gaussian"], None), "at least two sites"),
+    (lambda X, y, s: FederatedLogisticRegression().heterogeneity(X, s, s), "two classes"),
+    (
+        lambda X, y, s: FederatedGLM(site_effects="sparse").fit(X, y["gaussian"], s).inference(X, y["gaussian"], s),
+        "got 'sparse'; .* heterogeneity",
+    ),
+    (
+        lambda X, y, s: FederatedGLM().fit(X, y["gaussian"], s).inference(X, y["gaussian"], s, cov_type="HC3"),
+        "unknown cov_type 'HC3'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("attempt", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refused_in_one_line(attempt, message):
+    with pytest.raises(InputError, match=message) as refused:
+        attempt(*rows())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
+@pytest.mark.parametrize("cv", [pytest.param(2, marks=pytest.mark.slow), "leave-one-site-out"])
+def test_rows_held_out_have_the_model_of_their_site(cv):
+    X, y, where = rows()
+    y, lambdas, options = y["logistic"], [0.05, 0.01], {"site_effects": "sparse", "mu": 0.02, "tol": 1e-8}
+    chosen = FederatedGLMCV("logistic", cv=cv, lambdas=lambdas, **options)
+    chosen.fit(X, y, where)
+    folds = chosen._folds(chosen._read(X, y, where, None), X, y, where, None)
+    for k, lam in enumerate(lambdas):
+        for j, fold in enumerate(folds):
+            model = FederatedGLM("logistic", "l1", lam, **options).fit(X[fold.train], y[fold.train], where[fold.train])
+            share = model.predict_proba(X[fold.test], where[fold.test])
+            assert chosen.cv_losses_[j, k] == pytest.approx(
+                log_loss(y[fold.test], share[:, 1], labels=[0, 1]), abs=1e-5
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
+def test_mu_is_chosen_from_a_list():
+    X, y, where = rows()
+    make = FederatedGLMCV("logistic", cv=2, lambdas=[0.05, 0.01], site_effects="sparse", mu=[0.5, 0.02])
+    alone = [clone(make).set_params(mu=mu).fit(X, y["logistic"], where) for mu in (0.5, 0.02)]
+    best = min(alone, key=lambda one: one.cv_mean_.min())
+    make.fit(X, y["logistic"], where)
+    assert make.mu_ == best.mu
+    assert make.mu == [0.5, 0.02]
+    assert np.array_equal(make.coef_, best.coef_)
+    assert make.n_iter_ == sum(one.n_iter_ for one in alone)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson", "cox"])
+def test_meta_analysis_by_its_formulas(family):
+    X, y, where = rows(600)
+    make = FederatedCoxRegression(**TIGHT) if family == "cox" else FederatedGLM(family, "none", **TIGHT)
+    found = make.heterogeneity(X, y[family], names(where))
+    each = []
+    for i in range(SITES):
+        mine = where == i
+        each.append(make.fit(X[mine], y[family][mine]).inference(X[mine], y[family][mine]))
+    value, error = np.stack([one.estimate[:4] for one in each]), np.stack([one.error[:4] for one in each])
+    assert found.estimate == pytest.approx(value, rel=1e-5, abs=1e-7)
+    assert found.error == pytest.approx(error, rel=1e-5)
+    w = 1 / error**2
+    fixed = (w * value).sum(0) / w.sum(0)
+    Q = (w * (value - fixed) ** 2).sum(0)
+    tau2 = np.maximum(0, (Q - 2) / (w.sum(0) - (w**2).sum(0) / w.sum(0)))
+    w = 1 / (error**2 + tau2)
+    assert found.fixed == pytest.approx(fixed, rel=1e-5, abs=1e-7)
+    assert pytest.approx(Q, rel=1e-4) == found.Q
+    assert pytest.approx(np.maximum(0, 1 - 2 / Q), abs=1e-4) == found.I2
+    assert found.random == pytest.approx((w * value).sum(0) / w.sum(0), rel=1e-4, abs=1e-6)
+    assert found.random_error == pytest.approx(w.sum(0) ** -0.5, rel=1e-4)
+    assert found.p_value == pytest.approx(stats.chi2.sf(Q, 2), rel=1e-3, abs=1e-12)
+    joint = make.fit(X, y[family], where).inference(X, y[family], where)
+    whole = sum(one.log_likelihood for one in each)
+    if family == "gaussian":
+        squares = sum(one.rows * np.exp(-2 * one.log_likelihood / one.rows) for one in each) / 600
+        whole = -600 / 2 * np.log(squares)
+    assert found.ratio == pytest.approx(2 * (whole - joint.log_likelihood), rel=1e-6)
+    assert found.ratio_df == 2 * (4 if family == "cox" else 5)
+    assert found.p_value[0] == found.p_value.min()
+    assert found.ratio_p < 1e-3
+
+
+def test_a_site_that_cannot_be_estimated_is_left_out(tmp_path):
+    X, y, where = rows(600)
+    X = np.column_stack([X, np.where(where == 2, 0.0, np.random.default_rng(0).normal(size=600))])
+    part = (where != 2) | (np.cumsum(where == 2) <= 100)
+    one_class = y["logistic"] * (where != 1)
+    found = FederatedGLM("logistic", "none").heterogeneity(X[part], one_class[part], where[part])
+    assert np.isnan(found.estimate[1]).all()
+    assert np.isnan(found.estimate[2, 4])
+    assert list(found.df[:4]) == [1] * 4
+    assert np.isnan([found.df[4], found.Q[4], found.I2[4], found.p_value[4], found.ratio]).all()
+    assert found.random[4] == pytest.approx(found.estimate[0, 4])
+    assert found.verdict().startswith("no likelihood ratio test")
+    found.plot(tmp_path / "forest.png")
+    with pytest.raises(InputError, match=r"expected columns among x0, .* got \['x9'\]"):
+        found.plot(tmp_path / "other.png", ["x9"])
+
+
+def test_tables_to_print():
+    X, y, where = rows()
+    X = pl.DataFrame(dict(zip(["age", "a|b", "50_%", "sex=m"], X.T, strict=True)))
+    found = FederatedGLM("logistic", "none").fit(X, y["logistic"], where).inference(X, y["logistic"], where)
+    frame = found.to_frame()
+    assert frame.columns[:5] == ["name", "coefficient", "standard error", "z", "p"]
+    assert frame["odds ratio low"].to_numpy() == pytest.approx(np.exp(found.low))
+    assert pl.read_csv(found.to_csv().encode()).equals(frame)
+    assert found.to_markdown().splitlines()[3].startswith("| a\\|b | ")
+    assert r"50\_\% &" in found.to_latex()
+    assert found.to_latex().count(r"\\") == 6
+    text = found.summary()
+    assert "Log-likelihood" in text
+    assert "odds ratio" in text
+    assert {len(line) for line in text.splitlines() if line[0] in "=-"} == {max(map(len, text.splitlines()))}
+    assert f"{found.rows:g}" in text
+
+
+def test_errors_clustered_by_site():
+    X, y, where = rows(400)
+    fitted = FederatedLinearRegression(**TIGHT).fit(X, y["gaussian"], where)
+    A = np.column_stack([X, np.ones(len(X))])
+    r = y["gaussian"] - A @ np.append(fitted.coef_, fitted.intercept_)
+    bread, meat = np.linalg.inv(A.T @ A), np.stack([A[where == i].T @ r[where == i] for i in range(SITES)])
+    expected = np.sqrt(np.diag(bread @ meat.T @ meat @ bread))
+    assert fitted.inference(X, y["gaussian"], where, cov_type="cluster").error == pytest.approx(expected, rel=1e-6)
+
+
+def test_debiased_is_least_squares_without_a_nodewise_penalty():
+    """One Newton step from the lasso; a quadratic needs no more. Errors differ by the degrees of freedom."""
+    X, y, where = rows()
+    X = np.column_stack([X, np.ones(len(X))])  # a constant column has no estimate
+    lasso = FederatedGLM("gaussian", "l1", 0.3).fit(X, y["gaussian"], where)
+    found, plain = lasso.debiased(X, y["gaussian"], where, nodewise=1e-9), FederatedLinearRegression(**TIGHT)
+    expected = plain.fit(X[:, :4], y["gaussian"], where).inference(X[:, :4], y["gaussian"], where)
+    assert found.estimate[:4] == pytest.approx(expected.estimate[:4], rel=1e-5)
+    assert np.isnan([found.estimate[4], found.error[4], found.p_value[4]]).all()
+    squares = [np.sum((y["gaussian"] - model.predict(rows)) ** 2) for model, rows in ((lasso, X), (plain, X[:, :4]))]
+    noise = squares[0] / (240 - 1 - np.count_nonzero(lasso.coef_)) / (squares[1] / 235)
+    assert found.error[:4] == pytest.approx(expected.error[:4] * np.sqrt(noise), rel=1e-5)
+    assert found.cov_type == "debiased"
+    again = lasso.debiased(X, y["gaussian"], where)
+    assert (again.low[:4] < again.estimate[:4]).all()
+    with pytest.raises(InputError, match="expected a fit with penalty l1 or elastic-net, got 'none'"):
+        plain.debiased(X[:, :4], y["gaussian"], where)
+
+
+def test_nodewise_regressions_meet_their_optimality_conditions():
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(50, 8)) @ rng.normal(size=(8, 8))
+    A /= np.sqrt((A**2).sum(0))
+    H, weight = A.T @ A, 0.1
+    T = approximate_inverse(H, weight)
+    for j in range(8):
+        v = T[j] / T[j, j]
+        slope = np.delete(H @ v, j)
+        c = np.delete(v, j)
+        assert slope[c != 0] == pytest.approx(-weight * np.sign(c[c != 0]), abs=1e-5)
+        assert (np.abs(slope) <= weight + 1e-5).all()
+        assert T[j, j] == pytest.approx(1 / (H @ v)[j], rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"weights": "sites"}, {"fit_intercept": False}, {"standardize": False}])
+def test_sparse_deviations_with_other_settings(options):
+    """The objective falls by no change of a single number: a fixed point of the definition, whatever the settings."""
+    X, y, where = rows(90)
+    weight = np.random.default_rng(1).integers(1, 4, 90)
+    make = FederatedGLM("logistic", "l1", 0.02, site_effects="sparse", mu=0.013, tol=1e-9, **options)
+    fitted = make.fit(X, y["logistic"], where, weight)
+    f = make._prepare(make._read(X, y["logistic"], where, weight))
+    own, scale = fitted.site_effects_, np.where(f.scaling.factor > 0, f.scaling.factor, 1.0)
+    share = weight / weight.sum()
+    if options == {"weights": "sites"}:
+        share = weight / np.bincount(where, weight)[where] / SITES
+
+    def objective(v):
+        b, d, a = v[:4], v[4:16].reshape(SITES, 4), v[16:]
+        eta = (X * (b + d)[where]).sum(1) + a[where]
+        size = 0.02 * np.abs(b / scale).sum() + 0.013 * np.abs(d / scale).sum()
+        return share @ (np.logaddexp(0, eta) - y["logistic"] * eta) + size
+
+    best = np.concatenate([np.ravel(fitted.coef_), own.deviation.ravel(), own.intercept])
+    assert fitted.objective_ == pytest.approx(objective(best), rel=1e-9)
+    for k in range(16 + SITES * ("fit_intercept" not in options)):
+        for change in (1e-3, -1e-3):
+            moved = best.copy()
+            moved[k] += change
+            assert objective(moved) > objective(best)
+
+
+def test_from_files(command, tmp_path):
+    hospitals = write_hospitals(tmp_path / "hospitals")
+    words = ("--target", "outcome", "--drop-columns", "time,event", "--site-effects", "sparse", "--mu", 0.005)
+    code, out, err = command("fit", "--data", f"csv:{hospitals}", *words, "--heterogeneity", "--out", "run")
+    assert code == 0, err
+    assert "The sites' own coefficients" in out
+    assert "one model per site against the joint one: likelihood ratio" in out
+    run = tmp_path / "run"
+    assert {"sites.csv", "heterogeneity.csv", "forest.png"} <= {p.name for p in run.iterdir()}
+    assert "Estimates by site" in (run / "report.html").read_text()
+    model = fednmap.load(run)
+    assert model.effects.sites == ("basel", "bern", "chur", "zug")
+    frame = pl.read_csv(hospitals / "zug.csv")
+    shared, own = model.predict(frame), model.predict(frame, site="zug")
+    assert shared["P(sick)"] != own["P(sick)"]
+    code, out, _ = command("predict", "run", hospitals / "zug.csv", "--site", "zug")
+    assert code == 0
+    assert [float(line.split(",")[2]) for line in out.splitlines()[1:]] == pytest.approx(own["P(sick)"])
+    code, _, err = command("predict", "run", hospitals / "zug.csv", "--site", "bonn")
+    assert code == 2
+    assert "expected a site with its own coefficients (basel, bern, chur, zug), got 'bonn'" in err
+    words = ("--target", "outcome", "--drop-columns", "time,event", "--site-effects", "intercepts", "--penalty", "none")
+    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--out", "other")
+    assert code == 0
+    assert "Low and high are the ends of 95 % intervals." in out
+    assert "Log-likelihood" in (tmp_path / "other" / "summary.txt").read_text()
+    code, _, err = command("fit", "--data", f"csv:{hospitals}", *words[:4], "--site-effects", "some", "--out", "third")
+    assert code == 2
+    assert "expected site_effects to be one of none, intercepts, sparse, got 'some'" in err
+    assert not (tmp_path / "third").exists()
+
+
+R = """
+suppressMessages({library(survival); library(metafor); library(glmnet)})
+d <- read.csv("rows.csv"); d$site <- factor(d$site); out <- list()
+for (family in c("gaussian", "logistic", "poisson")) {
+  kind <- if (family == "logistic") "binomial" else family; d$y <- d[[family]]
+  m <- glm(y ~ site + x0 + x1 + x2 + x3, family = kind, data = d)
+  out[[family]] <- list(coef = unname(coef(m)[4:7]), se = unname(sqrt(diag(vcov(m)))[4:7]), ll = as.numeric(logLik(m)))
+  alone <- function(s) glm(y ~ x0 + x1 + x2 + x3, family = kind, data = d[d$site == s, ])
+  each <- lapply(levels(d$site), function(s) summary(alone(s))$coefficients)
+  b <- sapply(each, function(m) m[2, 1]); se <- sapply(each, function(m) m[2, 2])
+  fe <- rma(b, sei = se, method = "FE"); dl <- rma(b, sei = se, method = "DL")
+  out[[family]]$meta <- c(fe$b, fe$se, fe$QE, fe$QEp, dl$b, dl$se, dl$tau2, dl$I2 / 100)
+}
+m <- coxph(Surv(time, event) ~ x0 + x1 + x2 + x3 + strata(site), data = d)
+robust <- coxph(Surv(time, event) ~ x0 + x1 + x2 + x3 + strata(site) + cluster(site), data = d)
+se <- function(m) unname(sqrt(diag(vcov(m))))
+out$cox <- list(coef = unname(coef(m)), se = se(m), robust = se(robust), ll = m$loglik[2])
+X <- as.matrix(d[c("x0", "x1", "x2", "x3")]); n <- nrow(X)
+Z <- scale(X, TRUE, apply(X, 2, function(v) sqrt(mean((v - mean(v))^2))))
+k <- model.matrix(~ site - 1, d)
+wide <- do.call(cbind, c(list(Z), lapply(1:ncol(k), function(i) Z * k[, i]), list(k[, -1])))
+lam <- 0.02; mu <- 0.013; factor <- c(rep(lam, 4), rep(mu, 4 * ncol(k)), rep(0, ncol(k) - 1))
+m <- glmnet(wide, d$logistic, family = "binomial", standardize = FALSE, penalty.factor = factor,
+            lambda = sum(factor) / length(factor), thresh = 1e-16, maxit = 1e7)
+out$sparse <- as.numeric(as.matrix(m$beta)[1:(4 + 4 * ncol(k)), 1]) / rep(attr(Z, "scaled:scale"), 1 + ncol(k))
+cat(jsonlite::toJSON(out, digits = NA, auto_unbox = TRUE))
+"""
+
+
+@pytest.mark.slow
+def test_r_agrees(tmp_path):
+    """glm, coxph (also clustered), metafor's fixed and DerSimonian-Laird effects, glmnet on interaction columns."""
+    packages = "for (p in c('survival','metafor','glmnet','jsonlite')) library(p, character.only = TRUE)"
+    rscript = shutil.which("Rscript")
+    if rscript is None or subprocess.run([rscript, "-e", packages], capture_output=True, check=False).returncode:
+        pytest.skip("needs Rscript with survival, metafor, glmnet and jsonlite")
+    X, y, where = rows(600)
+    table = {f"x{j}": X[:, j] for j in range(4)} | {name: y[name] for name in ("gaussian", "logistic", "poisson")}
+    table |= {"time": y["cox"][:, 0], "event": y["cox"][:, 1], "site": where}
+    pl.DataFrame(table).write_csv(tmp_path / "rows.csv", float_precision=17)
+    said = subprocess.run([rscript, "-e", R], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    expected = json.loads(said.stdout)
+    for family in ("gaussian", "logistic", "poisson"):
+        make, theirs = FederatedGLM(family, "none", site_effects="intercepts", **TIGHT), expected[family]
+        ours = make.fit(X, y[family], where).inference(X, y[family], where)
+        assert ours.estimate == pytest.approx(theirs["coef"], rel=1e-6, abs=1e-6)
+        assert ours.error == pytest.approx(theirs["se"], rel=1e-6 if family == "gaussian" else 1e-5)
+        assert ours.log_likelihood == pytest.approx(theirs["ll"], rel=1e-8)
+        h = make.heterogeneity(X, y[family], where)
+        found = [h.fixed, h.fixed_error, h.Q, h.p_value, h.random, h.random_error, h.tau2, h.I2]
+        assert [float(v[0]) for v in found] == pytest.approx(theirs["meta"], rel=1e-3, abs=1e-8)
+    make = FederatedCoxRegression(**TIGHT).fit(X, y["cox"], where)
+    ours, robust = (make.inference(X, y["cox"], where, cov_type=kind) for kind in ("nonrobust", "cluster"))
+    assert ours.estimate == pytest.approx(expected["cox"]["coef"], abs=1e-6)
+    assert ours.error == pytest.approx(expected["cox"]["se"], rel=1e-6)
+    assert robust.error == pytest.approx(expected["cox"]["robust"], rel=1e-6)
+    assert ours.log_likelihood == pytest.approx(expected["cox"]["ll"], rel=1e-8)
+    make = FederatedGLM("logistic", "l1", 0.02, site_effects="sparse", mu=0.013, **TIGHT)
+    make.fit(X, y["logistic"], where)
+    found = np.concatenate([make.coef_.ravel(), make.site_effects_.deviation.ravel()])
+    assert found == pytest.approx(expected["sparse"], abs=1e-5)
