@@ -168,6 +168,19 @@ class Asynchronous(OwnRounds):
         return getattr(after, str(self.method.traits.control_variate))  # type: ignore[no-any-return]
 
 
+def times_counted(round: Round) -> Tensor:
+    """Return how often each client's reply was counted until this round of an asynchronous run.
+
+    >>> import fednmap
+    >>> from fednmap.testing import heterogeneous
+    >>> *_, last = fednmap.simulate(FedBuff(buffer=2), heterogeneous(), rounds=3)
+    >>> times_counted(last).tolist()
+    [1, 1, 1, 1, 1, 1]
+    """
+    counts: Tensor = round.clients[torch.arange(round.clients.n, device="cpu")].job[:, -1].long()
+    return counts
+
+
 def FedBuff(
     method: Algorithm | None = None, *, buffer: int = 10, discount: float = 0.0, **options: Any
 ) -> Asynchronous:
