@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
-from numbers import Real
 from typing import Any
 
 import torch
@@ -88,7 +87,7 @@ class Asynchronous(OwnRounds):
                 integers(**{name: (getattr(self, name), 1 if name == "buffer" else 0)})
         for name in ("window", "deadline", "mixing"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, Real) or not 0 < value < inf):
+            if value is not None and (not isinstance(value, int | float) or not 0 < value < inf):
                 raise InputError(f"expected {name} to be a number above 0, got {value!r}")
         if self.deadline is not None and (self.buffer, self.window, self.staleness) != (None, None, None):
             raise InputError("deadline throws late replies away; leave buffer, window and staleness out, or deadline")
