@@ -94,13 +94,15 @@ def main():
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--horizon", type=float, default=2000)
     parser.add_argument("--methods", default="all,deadline:2,buffer:10,window:2,fedbuff:10,fedasync")
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--steps", default=",".join(map(str, GRID)))
     given = parser.parse_args()
     problem = lasso(given.clients)
     best = optimum(problem)
     L = max(float(torch.linalg.matrix_norm(a, 2) ** 2 / len(a)) for a, _ in problem.data)
     for name in given.methods.split(","):
-        for label, model in MODELS.items():
+        for label in given.models.split(","):
+            model = MODELS[label]
             rows = []
             for scaled in map(float, given.steps.split(",")):
                 runs = [

@@ -62,9 +62,13 @@ class NoState(NamedTuple):
     """The state of a client that keeps nothing."""
 
 
-@cache
 def extended(below: Any, more: tuple[str, ...]) -> Any:
     """Return the type of a state with further fields; its `below` is the type without them."""
+    return _extended(below, more)
+
+
+@cache
+def _extended(below: Any, more: tuple[str, ...]) -> Any:
     state = cast(Any, namedtuple)(below.__name__, (*below._fields, *more))
     state.below = below
     # pickle finds classes by name, and this one has none

@@ -2,7 +2,7 @@
 
 from fednmap.asynchronous.delays import Delays, check_delays, delays_of, factors, trace
 from fednmap.asynchronous.ledger import Ledger
-from fednmap.asynchronous.method import Asynchronous, FedAsync, FedBuff, rule_of
+from fednmap.asynchronous.method import Asynchronous, FedAsync, FedBuff, rule_of, times_counted
 from fednmap.asynchronous.steps import safe_step
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "factors",
     "rule_of",
     "safe_step",
+    "times_counted",
     "trace",
 ]

@@ -76,18 +76,21 @@ def delays_of(spec: str, slowdown: str | None, n: int, seed: int) -> Delays:
             factor[clients] * [of[i][(k - 1) % len(of[i])] for i, k in zip(clients, jobs, strict=True)]
         )
     values = _numbers(spec, name, text)
-    longest = LONGEST if name == "pareto" else math.inf
 
     def delays(clients: Whole, jobs: Whole) -> Values:
         u = uniform(seed, 1, clients, jobs)
-        drawn = {
-            "constant": lambda: np.full(u.shape, values[0]),
-            "uniform": lambda: values[0] + (values[-1] - values[0]) * u,
-            "exponential": lambda: -values[0] * np.log(u),
-            "pareto": lambda: PARETO_SCALE * u ** (-1 / values[0]),
-            "lognormal": lambda: np.exp(values[0] * _normal(seed, 2, clients, jobs)),
-        }[name]()
-        return np.asarray(factor[clients] * np.minimum(drawn, longest))
+        match name:
+            case "constant":
+                drawn = np.full(u.shape, values[0])
+            case "uniform":
+                drawn = values[0] + (values[1] - values[0]) * u
+            case "exponential":
+                drawn = -values[0] * np.log(u)
+            case "pareto":
+                drawn = np.minimum(PARETO_SCALE * u ** (-1 / values[0]), LONGEST)
+            case _:
+                drawn = np.exp(values[0] * _normal(seed, 2, clients, jobs))
+        return np.asarray(factor[clients] * drawn)
 
     return delays
 

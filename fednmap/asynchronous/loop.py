@@ -224,7 +224,7 @@ class _Jobs:
             due = float(times[min(rule.buffer, len(times)) - 1])
         if rule.window is not None:  # windows follow one another until a reply has arrived
             windows = max(1.0, np.ceil((times[0] - self.clock) / rule.window))
-            due = min(due, self.clock + float(windows) * rule.window)
+            due = min(due, max(float(times[0]), self.clock + float(windows) * rule.window))
         if rule.deadline is not None:
             due = min(due, self.clock + rule.deadline)
         if rule.staleness is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
-from numbers import Real
 from typing import Any
 
 import torch
@@ -88,7 +87,7 @@ class Asynchronous(OwnRounds):
                 integers(**{name: (getattr(self, name), 1 if name == "buffer" else 0)})
         for name in ("window", "deadline", "mixing"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, Real) or not 0 < value < inf):
+            if value is not None and (not isinstance(value, int | float) or not 0 < value < inf):
                 raise InputError(f"expected {name} to be a number above 0, got {value!r}")
         if self.deadline is not None and (self.buffer, self.window, self.staleness) != (None, None, None):
             raise InputError("deadline throws late replies away; leave buffer, window and staleness out, or deadline")
@@ -166,6 +165,19 @@ class Asynchronous(OwnRounds):
         rest = self.method.init(torch.zeros_like(up[0]))[1]
         after = self.method.state_after_sending(down, rest, up, up)
         return getattr(after, str(self.method.traits.control_variate))  # type: ignore[no-any-return]
+
+
+def times_counted(round: Round) -> Tensor:
+    """Return how often each client's reply was counted until this round of an asynchronous run.
+
+    >>> import fednmap
+    >>> from fednmap.testing import heterogeneous
+    >>> *_, last = fednmap.simulate(FedBuff(buffer=2), heterogeneous(), rounds=3)
+    >>> times_counted(last).tolist()
+    [1, 1, 1, 1, 1, 1]
+    """
+    counts: Tensor = round.clients[torch.arange(round.clients.n, device="cpu")].job[:, -1].long()
+    return counts
 
 
 def FedBuff(

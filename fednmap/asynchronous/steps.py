@@ -16,8 +16,8 @@ def safe_step(smoothness: float, staleness: int, *, largest: float | None = None
     With gamma = eta_hat, Q = 1, exact gradients, every client at work and no reply lost, psi then falls to a stationary
     point in any order of replies. It is a worst case: without a bound on staleness, and on average, larger steps work.
 
-    >>> safe_step(1.0, staleness=0), safe_step(1.0, staleness=5)
-    (0.4, 0.04444444444444444)
+    >>> safe_step(1.0, staleness=0), round(safe_step(1.0, staleness=5), 4)
+    (0.4, 0.0444)
     """
     largest = smoothness if largest is None else largest
     if not 0 < smoothness <= largest or staleness < 0 or rho < 0:

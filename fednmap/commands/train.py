@@ -91,6 +91,8 @@ def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolde
             raise InputError(f"{launch.resume} is a sweep; continue it with fednmap speedup --resume {launch.resume}")
         config = RunFolder.open(launch.resume).config(trust=launch.trust_code)
     check_workers(launch.workers, config.clients)
+    if config.asynchronous is not None and (launch.workers > 1 or under_torchrun()):
+        raise InputError("--async has one virtual clock in one process; leave --workers and torchrun out")
     at_once = how_many(launch.jobs, config.trials * len(config.algorithms))
     if launch.workers > 1 or under_torchrun() or launch.track or config.device != "cpu":
         if launch.jobs is not None and launch.jobs > 1:

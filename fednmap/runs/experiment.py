@@ -176,7 +176,7 @@ class Experiment:
     def digest(self) -> str:
         """Tells what the run is made from in files, the data and the trace of who takes part, from others."""
         sampler = sampler_of(self.config.sampler, self.config.participation)
-        traced = {"trace": sampler.rounds} if isinstance(sampler, Trace) else {}
+        traced: dict[str, Any] = {"trace": sampler.rounds} if isinstance(sampler, Trace) else {}
         name, _, path = self.config.delays.strip().partition(":")
         traced |= {"delays": trace(Path(path))} if name == "trace" else {}
         return digest(traced | {"data": self.dataset.digest}) if traced else self.dataset.digest

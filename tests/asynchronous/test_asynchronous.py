@@ -12,7 +12,17 @@ from lasso import PHI, PROBLEM, L, best, distance, last
 import fednmap
 from fednmap import InputError, simulate
 from fednmap.algorithms import SCAFFOLD, CompressedFedNMap, FedAvg, FedCanon, FedDR, FedMiD, FedNewton, FedNMap, Zhang
-from fednmap.asynchronous import Asynchronous, FedAsync, FedBuff, Ledger, delays_of, factors, rule_of, safe_step
+from fednmap.asynchronous import (
+    Asynchronous,
+    FedAsync,
+    FedBuff,
+    Ledger,
+    delays_of,
+    factors,
+    rule_of,
+    safe_step,
+    times_counted,
+)
 from fednmap.core import info_of
 from fednmap.decentralized import Decentralized, NormED, Ring
 from fednmap.problems import LeastSquares
@@ -117,7 +127,7 @@ def test_a_deadline_solves_another_problem():
     """Client 5 is always late: the deadline ends at the lasso of the other five, the window at the optimum."""
     slow = {"delays": "constant", "slowdown": "1,1,1,1,1,20"}
     late = last(Asynchronous(STEP, deadline=2, **slow), rounds=300)
-    assert late.clients[EVERYBODY].job[:, 4].tolist() == [300.0] * 5 + [0.0]
+    assert times_counted(late).tolist() == [300] * 5 + [0]
     assert distance(STEP.model(STEP.Server(*late.server[:2])), best(0.2)) > 1e-2
     exact = Asynchronous(STEP, window=2, **slow)
     r = last(exact, rounds=400)
@@ -285,7 +295,7 @@ def test_what_is_counted_of_bytes_and_time():
     times = [float(r.server.virtual_time) for r in rounds]
     assert times == sorted(times)
     assert all(len(r.counted) == 2 for r in rounds)
-    counts = rounds[-1].clients[EVERYBODY].job[:, 4]
+    counts = times_counted(rounds[-1])
     assert counts.sum() == 40
     assert (rounds[-1].server.counted_least, rounds[-1].server.counted_most) == (counts.min(), counts.max())
 

@@ -78,3 +78,12 @@ def test_another_trace_is_another_run(tmp_path):
         config = Config.make(asynchronous="window:2", delays=f"trace:{trace}", model="logistic", clients=4)
         digests.append(prepare(config).digest)
     assert digests[0] != digests[1]
+
+
+def test_workers_are_refused(command, tmp_path):
+    code, _, err = command("train", *QUICK, *TIMED, "--workers", "2")
+    assert (code, err) == (
+        2,
+        "fednmap: --async has one virtual clock in one process; leave --workers and torchrun out\n",
+    )
+    assert not (tmp_path / "runs").exists()
