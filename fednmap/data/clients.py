@@ -119,7 +119,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         return self.sizes.cumsum(0) - self.sizes
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         """Rows of all clients."""
         return len(self.x)
 

@@ -182,13 +182,13 @@ class ModuleLoss:
         """
         here = self.local
         here.bind(self.start)
-        held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
+        held = {v.untyped_storage()._cdata for v in (*here.module.parameters(), *here.module.buffers())}
 
         def saved(inputs: Tree) -> int:
             found: dict[int, int] = {}
 
             def pack(v: Tensor) -> Tensor:
-                found[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+                found[v.untyped_storage()._cdata] = v.untyped_storage().nbytes()
                 return v
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):

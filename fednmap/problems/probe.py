@@ -133,7 +133,7 @@ def with_every_label(out: Tensor, targets: Tensor, y: Tensor) -> tuple[Tensor, T
     labels, where = few.reshape(-1).unique(return_inverse=True)
     first = where.new_full(labels.shape, few.numel())
     first.scatter_reduce_(0, where, torch.arange(few.numel(), device=where.device), "amin")
-    rows = torch.cat([targets, few[first[:100] // max(1, few[0].numel())]])
+    rows = torch.cat([targets, few[first[:100] // max(1, few[0].numel())].to(targets.device)])
     return out[torch.arange(len(rows), device=out.device) % len(out)], rows
 
 
