@@ -1,10 +1,10 @@
 """Adapters between unlike clients: a small GPT, pre-trained here, adapted by LoRA to eight kinds of text.
 
-    python benchmarks/lora.py [--rounds 40] [--json FILE]
+    python benchmarks/lora.py [--rounds 30] [--json FILE]
 
 A GPT-2 of transformers (2 layers, width 64, characters) is made from its configuration and pre-trained on this
 repository's Markdown pages. Eight clients have the sources of eight packages of Python's standard library; the last
-fifth of each is for testing. LoRA of rank 8 on all linear layers; 5 local steps, batches of 16; every method with the
+fifth of each is for testing. LoRA of rank 8 on all linear layers; 5 local steps, batches of 8; every method with the
 better of two step sizes, by the training loss. Needs `fednmap[peft]`.
 """
 
@@ -30,7 +30,7 @@ from fednmap.problems import Network
 from fednmap.regularizers import Zero, rank_components
 
 PACKAGES = ("asyncio", "email", "encodings", "html", "http", "sqlite3", "tkinter", "xml")
-WORDS, LENGTH, LIMIT, RANK, Q, BATCH = 128, 64, 60_000, 8, 5, 16
+WORDS, LENGTH, LIMIT, RANK, Q, BATCH = 128, 64, 60_000, 8, 5, 8
 
 
 def letters(text: str) -> Tensor:
@@ -89,7 +89,7 @@ def pruned(module: nn.Module, keep: int) -> None:
 
 
 def main() -> int:
-    given = arguments(__doc__, rounds=40, steps=400)
+    given = arguments(__doc__, rounds=30, steps=300)
     warnings.simplefilter("ignore")
     base, library = pretrained(given.steps), Path(sysconfig.get_paths()["stdlib"])
     shards = [texts(library / name, "*.py") for name in PACKAGES]

@@ -191,10 +191,10 @@ def counted(loss: Callable[..., Tensor], data: list[Any], count: Callable[[Tenso
 
 
 def cases() -> dict[str, Callable[[], Case]]:
-    weight = torch.linspace(0.5, 2.0, 10)
     by_name = {"forward": "token_logits"}
 
     def weighted() -> Case:
+        weight = torch.linspace(0.5, 2.0, 10)
         data, loss = pairs(numbers), nn.CrossEntropyLoss(weight=weight)
         mean = counted(partial(cross_entropy, weight=weight), data, lambda y: weight[y])
         return Case(mlp(64, 10), data, loss, mean=mean)

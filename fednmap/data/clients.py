@@ -129,6 +129,11 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         return max(1, sum(v.numel() * v.element_size() for v in stored(self.x)) // len(self.x))
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample."""
+        return tuple(self.x.shape[1:])
+
+    @property
     def stackable(self) -> bool:
         """Whether `batch` takes rows of several clients, (k, B)."""
         return not is_sparse(self.x)

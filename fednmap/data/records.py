@@ -149,6 +149,11 @@ class Records:
         client = int(torch.searchsorted(self.offsets, rows[0], right=True)) - 1
         return self._sources[client].read((rows - self.offsets[client]).tolist())
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample; of its first tensor, if it has several."""
+        return tuple(leaves(self.batch(slice(0, 1))[0])[0].shape[1:])
+
     def client(self, i: int) -> Records:
         """Client i alone."""
         return Records([self._sources[i]])
