@@ -119,7 +119,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         return self.sizes.cumsum(0) - self.sizes
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         """Rows of all clients."""
         return len(self.x)
 
@@ -127,6 +127,11 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
     def row_bytes(self) -> int:
         """Bytes of a sample, on average."""
         return max(1, sum(v.numel() * v.element_size() for v in stored(self.x)) // len(self.x))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample."""
+        return tuple(self.x.shape[1:])
 
     @property
     def stackable(self) -> bool:

@@ -114,7 +114,7 @@ class Records:
         self._sources = list(sources)
         self.sizes = torch.tensor([len(source) for source in self._sources], device="cpu")
         self.offsets = self.sizes.cumsum(0) - self.sizes
-        self.count = int(self.sizes.sum())
+        self.rows = int(self.sizes.sum())
         empty = (self.sizes < 1).nonzero()
         if len(empty):
             raise InputError(f"client {int(empty[0])} holds no sample; every client needs at least one")
@@ -143,11 +143,16 @@ class Records:
             state = torch.get_rng_state()
             torch.default_generator.manual_seed(rows.start)
             try:
-                return self.batch(torch.arange(rows.start, min(rows.stop, self.count), device="cpu"))
+                return self.batch(torch.arange(rows.start, min(rows.stop, self.rows), device="cpu"))
             finally:
                 torch.set_rng_state(state)
         client = int(torch.searchsorted(self.offsets, rows[0], right=True)) - 1
         return self._sources[client].read((rows - self.offsets[client]).tolist())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample; of its first tensor, if it has several."""
+        return tuple(leaves(self.batch(slice(0, 1))[0])[0].shape[1:])
 
     def client(self, i: int) -> Records:
         """Client i alone."""
@@ -155,7 +160,7 @@ class Records:
 
     def thinned(self, count: int) -> Records:
         """About `count` of the samples, evenly spaced: of every client its share, and at least one."""
-        share = min(1.0, count / self.count)
+        share = min(1.0, count / self.rows)
         kept = [max(1, round(share * len(source))) for source in self._sources]
         pairs = zip(self._sources, kept, strict=True)
         return Records([_Some(s, [k * len(s) // few for k in range(few)]) for s, few in pairs])
@@ -180,7 +185,8 @@ class Records:
 def split(batch: Any) -> tuple[Tree, Tensor]:
     """The inputs and the targets of a batch as a data set gives it."""
     if isinstance(batch, Mapping) and "labels" in batch:
-        inputs, targets = {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
+        inputs: Tree = {key: value for key, value in batch.items() if key != "labels"}
+        targets = batch["labels"]
     elif isinstance(batch, tuple | list) and len(batch) > 1:
         inputs, targets = batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
     else:

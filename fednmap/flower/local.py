@@ -44,7 +44,7 @@ class LocalProblem:
 
     @property
     def samples(self) -> int:
-        return self.problem.data.count
+        return self.problem.data.rows
 
     @property
     def start(self) -> Tensor:

@@ -62,7 +62,7 @@ class Site(BaseModel):
         return cls(
             dimension=len(local.start),
             dtype=str(local.start.dtype).removeprefix("torch."),
-            inputs=tuple(local.problem.data.x.shape[1:]),
+            inputs=local.problem.data.shape,
             columns=local.columns,
             labels=local.labels,
             samples=local.samples,

@@ -209,7 +209,7 @@ class FiniteSum(ClientSum):
     def subsample(self) -> Self:
         """The same problem on fewer rows where there are very many, evenly spaced ones of every client; else itself."""
         step = self.rows_at_once()
-        if self.data.count <= MANY * step or self._counts is not None:
+        if self.data.rows <= MANY * step or self._counts is not None:
             return self
         few = self.data.thinned(FEW * step)
         return self._changed(_shares=row_shares(few.sizes, None), **_held(few))
@@ -303,7 +303,7 @@ class FiniteSum(ClientSum):
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
         step = self.rows_at_once()
-        return (slice(c, c + step) for c in range(0, self.data.count, step))
+        return (slice(c, c + step) for c in range(0, self.data.rows, step))
 
     def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The samples in these rows."""
@@ -383,9 +383,9 @@ def row_weights(given: RowWeights, data: ClientData) -> Tensor | None:
     if len(parts) > 1 and [len(part) for part in parts] != data.sizes.tolist():
         raise InputError("sample_weights must hold one number per row of every client; their lengths differ")
     w = torch.cat([part.reshape(-1) for part in parts]).to("cpu", torch.float64)
-    if len(w) != data.count or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool((w > 0).any()):
+    if len(w) != data.rows or not bool((torch.isfinite(w) & (w >= 0)).all()) or not bool((w > 0).any()):
         raise InputError(
-            f"sample_weights must be {data.count} finite numbers >= 0, one per row and not all 0, given {len(w)}"
+            f"sample_weights must be {data.rows} finite numbers >= 0, one per row and not all 0, given {len(w)}"
         )
     return w
 

@@ -34,12 +34,19 @@ def call(module: nn.Module, inputs: Tree) -> Any:
     return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
 
 
-FORWARDS: dict[str, Forward] = {
-    "call": call,
-    "first": lambda module, inputs: call(module, inputs)[0],
-    "logits": lambda module, inputs: call(module, inputs).logits,
-    "token_logits": lambda module, inputs: call(module, inputs).logits.movedim(-1, 1),
-}
+def first(module: nn.Module, inputs: Tree) -> Any:
+    return call(module, inputs)[0]
+
+
+def logits(module: nn.Module, inputs: Tree) -> Any:
+    return call(module, inputs).logits
+
+
+def token_logits(module: nn.Module, inputs: Tree) -> Any:
+    return logits(module, inputs).movedim(-1, 1)
+
+
+FORWARDS: dict[str, Forward] = {"call": call, "first": first, "logits": logits, "token_logits": token_logits}
 """What is taken of what a module returns; `token_logits` has the classes where torch's losses want them, in axis 1."""
 
 
@@ -182,13 +189,13 @@ class ModuleLoss:
         """
         here = self.local
         here.bind(self.start)
-        held = {v.untyped_storage().data_ptr() for v in (*here.module.parameters(), *here.module.buffers())}
+        held = {v.untyped_storage()._cdata for v in (*here.module.parameters(), *here.module.buffers())}
 
         def saved(inputs: Tree) -> int:
             found: dict[int, int] = {}
 
             def pack(v: Tensor) -> Tensor:
-                found[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+                found[v.untyped_storage()._cdata] = v.untyped_storage().nbytes()
                 return v
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):

@@ -274,13 +274,13 @@ class Network(FiniteSum):
         return g
 
     def _read(self, rows: Tensor | slice, x: Tensor) -> tuple[Tree, Tensor]:
-        a, b = super()._read(rows, x)
-        if self._unexpected is not None and bool((b == self._unexpected).any()):
+        a, b = self.data.batch(rows)
+        if self._unexpected is not None and bool((b == self._unexpected).any()):  # where the data set has its labels
             raise InputError(
                 f"label {self._unexpected} in a data set, whose labels were taken to count the same; give the loss "
                 "class weights (ones will do), and all labels are counted first"
             )
-        return a, b
+        return self._inputs(a, x), like(b, x)
 
     def _inputs(self, a: Tree, x: Tensor) -> Tree:
         return mapped(lambda v: v.to(x.device, x.dtype) / PIXEL if v.dtype == torch.uint8 else like(v, x), a)
@@ -321,7 +321,7 @@ class Metric:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> float:
         step = self.problem.rows_at_once()
-        parts = [self.data.batch(slice(c, c + step)) for c in range(0, self.data.count, step)]
+        parts = [self.data.batch(slice(c, c + step)) for c in range(0, self.data.rows, step)]
         outs = torch.cat([self.problem.outputs(x, a) for a, _ in parts])
         return float(self.measure(outs, torch.cat([b for _, b in parts]).to(outs.device)))
 
@@ -417,13 +417,14 @@ def _accumulated(g: Oracle, count: int, clip_norm: float | None) -> Oracle:
     """The mean of `count` minibatches' gradients, not longer than clip_norm."""
 
     def mean(x: Tensor, q: int) -> Tensor:
-        total = g(x, q * count)
+        total: Tensor = g(x, q * count)
         for k in range(1, count):
             total = total + g(x, q * count + k)
         if count > 1:
             total = total / count
         if clip_norm is None:
             return total
-        return total * (clip_norm / total.norm(dim=-1, keepdim=True).clamp_min(clip_norm))
+        length: Tensor = total.norm(dim=-1, keepdim=True)
+        return total * (clip_norm / length.clamp_min(clip_norm))
 
     return mean

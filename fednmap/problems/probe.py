@@ -78,7 +78,7 @@ def outputs(module: Callable[[Tree], Tensor], inputs: Tree) -> tuple[Tensor, boo
     These must be torch's: a function of the inputs and torch.manual_seed.
     """
     given = leaves(inputs)
-    what = f"the module cannot take samples of {described(inputs)}"
+    what = f"the module cannot take samples of shape {mapped(lambda v: tuple(v.shape), inputs)}"
     versions, found = [v._version for v in given], list[Tensor]()
     for _ in range(2):
         with seeded(0, given[0].device):
@@ -100,15 +100,6 @@ def outputs(module: Callable[[Tree], Tensor], inputs: Tree) -> tuple[Tensor, boo
         shape, count = tuple(out.shape), len(given[0])
         raise InputError(f"the module gives outputs of shape {shape} for {count} samples; expected one row each")
     return out, random
-
-
-def described(inputs: Tree) -> str:
-    """The shapes of inputs, in words."""
-    return f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"shapes {mapped(_shape, inputs)}"
-
-
-def _shape(v: Tensor) -> tuple[int, ...]:
-    return tuple(v.shape)
 
 
 @torch.no_grad()
@@ -133,7 +124,7 @@ def with_every_label(out: Tensor, targets: Tensor, y: Tensor) -> tuple[Tensor, T
     labels, where = few.reshape(-1).unique(return_inverse=True)
     first = where.new_full(labels.shape, few.numel())
     first.scatter_reduce_(0, where, torch.arange(few.numel(), device=where.device), "amin")
-    rows = torch.cat([targets, few[first[:100] // max(1, few[0].numel())]])
+    rows = torch.cat([targets, few[first[:100] // max(1, few[0].numel())].to(targets.device)])
     return out[torch.arange(len(rows), device=out.device) % len(out)], rows
 
 

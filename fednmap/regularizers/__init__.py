@@ -2,7 +2,7 @@
 
 from fednmap.regularizers.constraints import Affine, Box, Halfspace, L1Ball, L2Ball, LInfBall, NonNegative, Simplex
 from fednmap.regularizers.groups import GroupLasso, SparseGroupLasso
-from fednmap.regularizers.layers import Masked, PerLayer, Scaled, Separable, matrix, restrict, rows
+from fednmap.regularizers.layers import Masked, PerLayer, Scaled, Separable, matrix, rank_components, restrict, rows
 from fednmap.regularizers.nonconvex import L0, MCP, SCAD, LogSum, TopK, TransformedL1
 from fednmap.regularizers.norms import L1, L2, ElasticNet, LInf, Nuclear, Slope, SquaredL2, Zero
 from fednmap.regularizers.parse import REGULARIZERS, parse
@@ -41,6 +41,7 @@ __all__ = [
     "Zero",
     "matrix",
     "parse",
+    "rank_components",
     "restrict",
     "rows",
 ]

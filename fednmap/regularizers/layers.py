@@ -209,6 +209,34 @@ def rows(weight: float) -> Callable[[Size], GroupLasso]:
     return lambda shape: GroupLasso(weight, row_length(shape))
 
 
+def rank_components(weight: float, module: nn.Module) -> GroupLasso:
+    """A group lasso over the rank components of a module's LoRA adapters: each layer keeps the rank it needs.
+
+    An adapter is B A with A (r, inputs), called NAME.lora_A..., and B (outputs, r), NAME.lora_B...; component k, which
+    is kept or switched off as a whole, is row k of A and column k of B. Other parameters are in no group. Where A or B
+    is frozen, a component is what is trained of it.
+
+    >>> module = nn.ModuleDict({"lora_A": nn.Linear(3, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)})
+    >>> rank_components(1.0, module).value(torch.ones(14))  # two components of 3 + 4 ones
+    tensor(5.2915)
+    """
+    where, numbers = slices(module), torch.full((size(module),), -1, device="cpu")
+    count, first = 0, dict[str, int]()
+    for name, parameter in trained(module).items():
+        factor = next((f for f in ("lora_A", "lora_B") if f in name.split(".")), None)
+        if factor is None or parameter.ndim != 2:
+            continue
+        rank, layer = parameter.shape[0 if factor == "lora_A" else 1], name.replace(factor, "")
+        if layer not in first:
+            first[layer], count = count, count + rank
+        each = first[layer] + torch.arange(rank, device="cpu")
+        spread = each.unsqueeze(1 if factor == "lora_A" else 0).expand(parameter.shape)
+        numbers[where[name]] = spread.reshape(-1)
+    if not count:
+        raise InputError("expected a module with trained lora_A or lora_B, got none; add adapters by peft first")
+    return GroupLasso(weight, numbers)
+
+
 def row_length(shape: Size) -> int:
     """Entries in one row or filter."""
     return shape.numel() // shape[0]

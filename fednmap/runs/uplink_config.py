@@ -130,5 +130,5 @@ def privacy_of(config: Config) -> Privacy | None:
 
 def _rate(config: Config, problem: FiniteSum) -> float:
     """The probability of a row to be in a gradient, so that a site of mean size takes batch_size of them."""
-    rows = problem.data.count / problem.n
+    rows = problem.data.rows / problem.n
     return 1.0 if config.batch_size == 0 else min(1.0, config.batch_size / rows)
