@@ -459,6 +459,7 @@ def test_a_fit_that_was_stopped_is_made_again(command, hospitals, left):
     assert command(*words, "--out", "run")[0] == 2  # it is finished
     for path in [p for p in run.rglob("*") if p.is_file() and p.name not in left]:
         path.unlink()
+    (run / "models").rmdir()
     if "environment.json" in left:
         code, _, err = command(*words, "--lam", 0.5, "--out", "run")
         assert (code, "holds a fit that was stopped, of other settings (lam is 0.5" in err) == (2, True)
