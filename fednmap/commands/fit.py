@@ -106,6 +106,7 @@ def fit(
     estimator._mu(len(classes) if len(classes) > 2 else 1)  # refused before there is a folder
     folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path} | effects)
     with locked(folder.path):
+        folder.repair()
         folder.check_data_digest(_digest(sites))
         if choice:
             _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
@@ -385,7 +386,6 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
         "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
         "bytes_down": estimator.bytes_sent_ / 2,
     }
-    folder.repair()
     folder.forget_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
     ended = "converged" if estimator.converged_ else "not converged; raise --max-rounds"

@@ -28,6 +28,7 @@ Run = str | Path | RunFolder | Result
 
 ALONG = ("round", "bytes_up")
 STYLES = ("-", "--", "-.", ":")
+LONGEST = 300  # characters of a title
 DRAWABLE = 1e100  # beyond it a method is lost, and the axes' arithmetic overflows
 
 
@@ -51,7 +52,7 @@ def comparison(folder: RunFolder, path: Path) -> None:
         lines = {line.get_gid(): line for axis in axes[0] for line in axis.get_lines()}
         legend(figure, list(lines.items()), loc="outside lower center", ncols=min(len(lines), 8))
         words = about_line(said), gamma_line(folder.results(), said.measure_gamma)
-        figure.suptitle("; ".join(filter(None, words)), fontsize="medium", parse_math=False)
+        figure.suptitle("; ".join(filter(None, words))[:LONGEST], fontsize="medium", parse_math=False)
 
 
 def plot(

@@ -448,3 +448,21 @@ def test_folds_within_sites_are_counted_once(command, tmp_path):
     code, out, err = command(*words, "--out", tmp_path / "out")
     assert code == 0
     assert "fold 1 of 3\n" in out + err
+
+
+@pytest.mark.parametrize("left", [[], ["run.toml"], ["run.toml", "environment.json", "model.json", "coefficients.csv"]])
+def test_a_fit_that_was_stopped_is_made_again(command, hospitals, left):
+    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--drop-columns", "time,event", "--quiet")
+    assert command(*words, "--out", "run")[0] == 0
+    run = hospitals.parent / "run"
+    whole = (run / "coefficients.csv").read_bytes()
+    assert command(*words, "--out", "run")[0] == 2  # it is finished
+    for path in [p for p in run.rglob("*") if p.is_file() and p.name not in left]:
+        path.unlink()
+    (run / "models").rmdir()
+    if "environment.json" in left:
+        code, _, err = command(*words, "--lam", 0.5, "--out", "run")
+        assert (code, "holds a fit that was stopped, of other settings (lam is 0.5" in err) == (2, True)
+    assert command(*words, "--out", "run")[0] == 0
+    assert (run / "coefficients.csv").read_bytes() == whole
+    assert RunFolder(run).changed_files() == []

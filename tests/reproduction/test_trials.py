@@ -261,7 +261,7 @@ def test_a_trial_is_an_ordinary_run_that_can_be_run_again(tiny: None, tmp_path: 
     run_trials([job], store, 1, silent)
     folder = RunFolder.open(tmp_path / "runs" / job.name)
     assert sorted(p.name for p in folder.path.iterdir() if p.name[0] != ".") == [
-        *("environment.json", "metrics.csv", "models", "results.json", "run.toml")
+        *("SHA256SUMS", "environment.json", "metrics.csv", "models", "results.json", "run.toml")
     ]
     assert folder.environment()["torch"] == version("torch")
     again = RunFolder.create(tmp_path / "again", Config.read(folder.path / "run.toml"), "train")
