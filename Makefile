@@ -3,13 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-ci test-slow docs lint format clean
+.PHONY: run test test-flower test-ci test-slow docs lint format clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/fednmap compare --preset digits
 
 test: $(VENV)/.test
 	$(VENV)/bin/python -m pytest --numprocesses 2 -m "not slow"
+
+# The tests of Flower with another version of it, in an environment on top of .venv.
+FLWR ?= 1.42.0
+OTHER := .venv-flwr-$(FLWR)
+test-flower: $(VENV)/.test
+	$(VENV)/bin/python -m venv $(OTHER)
+	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')')" > \
+	  $$($(OTHER)/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check flwr==$(FLWR)  # with what it needs
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps flwr==$(FLWR)
+	PYTHONPATH=$(CURDIR) $(OTHER)/bin/python -m pytest -m "not slow" tests/flower
 
 # A share of the slow tests, a few minutes on two cores. Those between real processes take turns, by the number of commits.
 TURN ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % 12)
@@ -51,4 +62,4 @@ $(VENV)/.docs: $(VENV)/.run
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-flwr-*

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fednmap import simulate
+from fednmap.flower import roster
 from fednmap.flower.client import client_app
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import plan_from
@@ -22,6 +23,8 @@ from fednmap.runs.experiment import architecture
 from fednmap.runs.uplink_config import grid_of
 
 NAMES = ("anna", "bert", "cleo", "dora")
+
+roster.POLL = 0.05  # these nodes have answered when they are asked
 
 
 def make_problem(n=4, dim=6, rows=12, dtype=torch.float64, batch_size=None, **options):
@@ -91,6 +94,7 @@ class FakeGrid(Grid):
             if node not in self.contexts:
                 self.contexts[node] = context(name, self.run_config, self.states)
                 self.contexts[node].node_config |= self.about.get(node, {})
+                self.contexts[node].node_id = node
             kept = self.contexts[node]
             return self.app(message=message, context=kept)
         except (ValueError, RuntimeError) as error:  # as Flower does

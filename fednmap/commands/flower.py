@@ -132,6 +132,9 @@ def up(
     ] = None,
     set: Set = None,
     config: ConfigFile = None,
+    app: Annotated[
+        Path | None, typer.Option(help="Folder of your own app, as `flower new` writes it; its settings count.")
+    ] = None,
     out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the trial in this folder.")] = None,
     deadline: Annotated[
@@ -158,9 +161,14 @@ def up(
     _needs_flower()
     from fednmap.flower.settings import FederationSettings, read, run_settings
 
-    if resume is not None:
-        fixed = (deadline, min_clients, secagg_threshold, None if measure_stationarity else False)
-        if values or algorithm or set or config or out or pin_on_first_use or any(v is not None for v in fixed):
+    fixed = (deadline, min_clients, secagg_threshold, None if measure_stationarity else False)
+    typed = values or algorithm or set or config or pin_on_first_use or any(v is not None for v in fixed)
+    if app is not None:
+        if typed:
+            raise InputError("--app takes the settings of its pyproject.toml; leave the other options out")
+        folder, settings, federation = _of_app(app, out, resume)
+    elif resume is not None:
+        if typed or out:
             raise InputError("--resume takes the settings of its folder; leave the other options out")
         folder, settings, federation = _resumed(resume)
     else:
@@ -185,7 +193,8 @@ def up(
         if pin_on_first_use:
             placed |= {"clients_file": folder.path.resolve() / "clients.toml", "pin_on_first_use": True}
         federation = federation.model_copy(update=placed)
-    _closing(folder, _trial(settings, federation, make_console(stderr=True, quiet=quiet), warm=not cold), json)
+    console = make_console(stderr=True, quiet=quiet)
+    _closing(folder, _trial(settings, federation, console, warm=not cold, app=app), json)
 
 
 @app.command()
@@ -217,6 +226,21 @@ def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
     return folder, folder.config(), FederationSettings.make(**known | {"run_folder": folder.path, "resume": True})
 
 
+def _of_app(app: Path, out: Path | None, resume: Path | None) -> tuple[RunFolder, Config, Any]:
+    """An app's run folder and settings: a new run, unless one is continued."""
+    from fednmap.flower import settings, tables
+
+    with clear_errors(app):
+        found = from_toml(app / "pyproject.toml").get("tool", {}).get("flwr", {}).get("app", {}).get("config")
+    if not found:
+        raise InputError(f"{app} is no app of `fednmap flower new`: its pyproject.toml has no [tool.flwr.app.config]")
+    path = (resume or out or app / str(found.get("run-folder", "run"))).resolve()
+    read = tables.common_settings if "target" in found else settings.read
+    if resume is None and path.exists() and (path.is_file() or any(path.iterdir())):
+        raise InputError(f"{path} exists; choose another folder with --out, or continue it with --resume {path}")
+    return RunFolder(path), *read(found | {"run-folder": str(path), "resume": resume is not None})
+
+
 def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
     if json:
         print(json_text(result))
@@ -236,14 +260,20 @@ def _base(file: Path) -> dict[str, Any]:
     return Config.read(file).model_dump(exclude_unset=True)
 
 
-def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dict[str, Any]:
-    """Start everything, watch the run folder, stop everything; the closing numbers."""
+def _trial(config: Config, federation: Any, console: Console, warm: bool, app: Path | None = None) -> dict[str, Any]:
+    """Start everything, watch the run folder, stop everything; the closing numbers.
+
+    app: an app of one's own; its clients' states, and tables if there are any, are in its folder.
+    """
     from fednmap.flower.identity import node_key
     from fednmap.flower.launch import Launcher
     from fednmap.flower.local_federation import write_trial
     from fednmap.flower.settings import run_settings
 
-    folder = RunFolder.open(federation.run_folder)
+    folder, own = (
+        RunFolder(federation.run_folder),
+        (app.resolve() / "states" if app else federation.run_folder / "clients"),
+    )
     place = Path(tempfile.mkdtemp(prefix="fednmap-flower-"))
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -252,12 +282,17 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
             launcher.superlink()
 
             def node(name: str) -> None:
-                own = folder.path / "clients"
-                launcher.supernode(name, own, node_key(own / "keys" / name) if federation.clients_file else None)
+                table = own.parent / "data" / f"{name}.csv"
+                more = {"file": str(table)} if app and table.exists() else {}
+                key = node_key(own / "keys" / name) if federation.clients_file else None
+                launcher.supernode(name, own, key, **more)
 
             for name in federation.names:
                 node(name)
-            process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
+            if app:
+                process = launcher.run(app.resolve(), run_folder=str(folder.path), resume=federation.resume)
+            else:
+                process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
             _watch(process, folder, config, console, launcher, node)
             result = next(iter(folder.results()), None)
             if result is None:
@@ -266,7 +301,7 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool) -> dic
     finally:
         signal.signal(signal.SIGTERM, former)
         for log in (place / "flower").glob("*.log"):
-            (folder.path / "logs").mkdir(exist_ok=True)
+            (folder.path / "logs").mkdir(parents=True, exist_ok=True)
             shutil.copy(log, folder.path / "logs")
         shutil.rmtree(place, ignore_errors=True)
 

@@ -10,6 +10,7 @@ client       the ClientApp
 identity     certificates and keys; names bound to the keys of nodes
 preflight    what a site says of itself, and what does not fit together
 roster       which node speaks for which client, and asking them
+shamir       secrets in shares
 masking      secure aggregation: keys, shares, masks
 secure       secure aggregation: the messages of its stages
 server       the ServerApp: the round loop with deadline, repetition and checkpoints
@@ -17,7 +18,8 @@ tables       the apps for a linear model of tables
 local_federation  the app that `fednmap flower up` runs
 new          the files of a new app
 launch       SuperLink and SuperNodes on this machine; watchdog ends them with their launcher
-node         a SuperNode with a warm worker
+worker       a process that keeps a client's data for a run
+node         a SuperNode with warm processes
 loopback     ports that serve one user alone
 
 Everything that imports flwr is in this room.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
+from fednmap.flower import wire
 from fednmap.flower.settings import FederationSettings, Node, client_name, grid_for
 from fednmap.runs.configuration import Config
 
@@ -58,27 +59,10 @@ def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], 
         line["noised"] = uplink and bool(config.dp_noise)
         if masked and (grid := grid_for(config, kind)):
             line["step"] = grid.step
-        _append(node, line | {"items": list(_items(content))})
+        _append(node, line | {"items": list(wire.items(content))})
         return Message(content, reply_to=message)
 
     return handler
-
-
-def _items(content: RecordDict) -> Iterator[dict[str, Any]]:
-    """Every value in a message: its name, kind, shape and bytes."""
-    for part, record in content.items():
-        for name, value in record.items():
-            called = f"{part}.{name}"
-            if isinstance(record, ArrayRecord):
-                array: Any = value
-                yield {"name": called, "kind": array.dtype, "shape": list(array.shape), "bytes": len(array.data)}
-            else:
-                many = value if isinstance(value, list) else [value]
-                size = sum(len(v) if isinstance(v, str | bytes) else 8 for v in many)
-                kind = type(many[0]).__name__ if many else "nothing"
-                shape = [len(value)] if isinstance(value, list) else []
-                words = {"value": value} if part == "refused" else {}  # what was refused is what was sent
-                yield {"name": called, "kind": kind, "shape": shape, "bytes": size, **words}
 
 
 def _append(node: Node, line: Mapping[str, Any]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -20,6 +20,7 @@ from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.preflight import TEXT, Site
 from fednmap.flower.settings import Node, read
+from fednmap.flower.worker import resident
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture, regularized
 from fednmap.simulation import schedules, uplink
@@ -30,22 +31,32 @@ from fednmap.simulation.uplink import Traffic, client_round
 Load = Callable[[Context], LocalProblem]
 MakePlan = Callable[[Context, LocalProblem], Plan]
 
+T = TypeVar("T")
+
 log = logging.getLogger("flwr")
 
 
-def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = read) -> ClientApp:
+def client_app(
+    load: Load,
+    plan: MakePlan | None = None,
+    settings: Settings = read,
+    more: Mapping[str, Answer] | None = None,
+) -> ClientApp:
     """The app that a node runs: it computes, keeps its state on its own disk, and measures the model.
 
-    load: this client's data as a LocalProblem; called once per message, because Flower starts a process for each.
+    load: this client's data as a LocalProblem; called once per run on a node of `fednmap.flower.node`, and once per
+          message on Flower's own, which starts a process for each.
     plan, settings: for apps with settings of their own: the method, and what their settings mean. Default: as
           `fednmap.flower.settings` has it.
+    more: answers to messages of other kinds.
 
     The node's own configuration says who it is and where its state is kept:
     `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`; besides, `key='FILE'` is the
-    node's private key, with which it proves its name, `require-secagg=true` refuses to send a vector unmasked, and
-    `rules='FILE'` are the site's own limits (`fednmap.flower.disclosure`).
+    node's private key, with which it proves its name and signs its keys of secure sums; `clients-file='FILE'` is its
+    own copy of clients.toml, by which it checks those of others; `require-secagg=true` refuses to send a vector
+    unmasked; `rules='FILE'` are the site's own limits (`fednmap.flower.disclosure`).
     """
-    app = ClientApp()
+    app, load = ClientApp(), once(load)
 
     def guarded(node: Node, question: str) -> LocalProblem:
         """This client's problem, as far as its rules let it answer."""
@@ -93,7 +104,7 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
     def give(message: Message, node: Node) -> RecordDict:
         """A stage of secure aggregation in which no vector is sent."""
         kind = message.metadata.message_type
-        return secure.GIVE[kind.partition(".")[2]](secure.SumClient(node, message.content[secure.STATE], kind))
+        return secure.GIVE[kind.partition(".")[2]](secure.SumClient(node, message.content, kind))
 
     def evaluate(message: Message, node: Node) -> RecordDict:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
@@ -114,11 +125,29 @@ def client_app(load: Load, plan: MakePlan | None = None, settings: Settings = re
             content["gradient"] = wire.pack(Point(gradient))
         return content
 
-    answers: list[tuple[Any, Answer]] = [(app.query(), hello), (app.query("site"), site), (app.train(), train)]
-    answers += [(app.train(stage), give) for stage in secure.GIVE]
-    for register, answer in [*answers, (app.evaluate(), evaluate)]:
-        register(audited(answer, settings))
+    answers: dict[str, Answer] = {"query": hello, "query.site": site, "train": train, "evaluate": evaluate}
+    answers |= {f"train.{stage}": give for stage in secure.GIVE} | (more or {})
+
+    def answer(message: Message, context: Context) -> Message:
+        return audited(answers[message.metadata.message_type], settings)(message, context)
+
+    for kind in answers:
+        category, _, action = kind.partition(".")
+        getattr(app, category)(*([action] if action else []))(resident(answer))
     return app
+
+
+def once(load: Callable[[Context], T]) -> Callable[[Context], T]:
+    """`load`, called once for each run and node."""
+    known: dict[tuple[int, int], T] = {}
+
+    def loaded(context: Context) -> T:
+        which = context.run_id, context.node_id
+        if which not in known:
+            known[which] = load(context)
+        return known[which]
+
+    return loaded
 
 
 def _plan(context: Context, local: LocalProblem) -> Plan:
@@ -142,7 +171,7 @@ def _masks(message: Message, node: Node) -> secure.SumClient | None:
         told, summed = (about["run"], about["ticket"], about["t"]), (order["run"], order["ticket"])
         if told != (*summed, round_of(str(order["ticket"]))):
             raise InputError("secagg: the server names one round in the clear, and another one in the sum; refused")
-    return secure.SumClient(node, order, message.metadata.message_type)
+    return secure.SumClient(node, message.content, message.metadata.message_type)
 
 
 def _answer(plan: Plan, local: LocalProblem, content: RecordDict, store: Store, pipeline: uplink.Pipeline) -> State:

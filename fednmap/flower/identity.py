@@ -1,7 +1,7 @@
 """Whose node it is: certificates and keys of a federation, and the proof that a node has the key of its name.
 
 Flower authenticates nodes by their keys, but tells a ServerApp no key of a node. So a node signs what the server has
-drawn, its name and its number with the same key (ECDSA, as Flower does), and the server looks up the fingerprint in
+drawn, its name and its number with the same key (ECDSA, SHA-256), and the server looks up the fingerprint in
 `clients.toml`.
 """
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import tomli_w
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -32,7 +32,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
-from flwr.supercore.primitives.asymmetric import sign_message, verify_signature
 from pydantic import AfterValidator, BaseModel, ValidationError
 
 from fednmap.flower.settings import client_name
@@ -41,6 +40,7 @@ from fednmap.runs.files import from_toml, write_atomically
 
 HEAD = "# Client -> SHA-256 fingerprint of its node's public key, as `ssh-keygen -lf KEY.pub` prints it.\n"
 CURVE = ec.SECP384R1()
+ECDSA = ec.ECDSA(hashes.SHA256())
 USES = tuple(inspect.signature(x509.KeyUsage).parameters)  # of a certificate's key
 
 
@@ -68,7 +68,7 @@ def prove(key: Path, nonce: str, name: str, node: int) -> dict[str, Any]:
         private = None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise InputError(f"{key} is no elliptic-curve key without password; make one with `fednmap flower keys`")
-    return {"public": _public(private), "signature": sign_message(private, _signed(nonce, name, node))}
+    return {"public": _public(private), "signature": private.sign(_signed(nonce, name, node), ECDSA)}
 
 
 class KnownKeys(BaseModel):
@@ -167,9 +167,12 @@ def _signed(nonce: str, name: str, node: int) -> bytes:
 def _verified(public: bytes, message: bytes, signature: bytes) -> bool:
     try:
         key = load_ssh_public_key(public)
-    except (ValueError, UnsupportedAlgorithm):
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signature, message, ECDSA)
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
         return False
-    return isinstance(key, ec.EllipticCurvePublicKey) and verify_signature(key, message, signature)
+    return True
 
 
 def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[Path, str]:

@@ -1,11 +1,12 @@
 """`flower-superlink` and `flower-supernode` whose loopback port serves processes of this user alone.
 
-In Flower 1.41 whoever reaches the port of a SuperLink may submit an app, any code, and whoever reaches that of a node
+In Flower whoever reaches the port of a SuperLink may submit an app, any code, and whoever reaches that of a node
 may take its messages; on loopback that is every user of the machine. Linux says whose a local connection is. A request
 of another user, or of another machine, is refused with status 403.
 
-Use `python -m fednmap.flower.loopback flower-superlink --host 127.0.0.1 OPTIONS` in place of `flower-superlink`. Run as
-a script it imports Flower alone.
+Flower's commands are taken as pip installs them, and their server, uvicorn, is given the guarded app: nothing here
+knows Flower's modules. Use `python -m fednmap.flower.loopback flower-superlink --host 127.0.0.1 OPTIONS` in place of
+`flower-superlink`. Run as a script it imports Flower alone.
 """
 
 import logging
@@ -15,15 +16,16 @@ import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
+from importlib.metadata import entry_points
 from typing import Any
 
-IDLE = 0.3  # seconds; Flower 1.41 lets an idle node sleep for 3 s, which then is most of a short round
+IDLE = 0.3  # seconds that a node sleeps at most; Flower's sleeps for 3 s if idle, most of a short round
 SOCK_DIAG, BY_FAMILY, REQUEST, ESTABLISHED = 4, 20, 1, 1  # numbers of Linux: netlink family, message, flag, TCP state
 ANY = b"\xff" * 8  # no cookie: the addresses alone name the connection
 
 Address = tuple[str, int]
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+Command = Callable[[], object]
 
 log = logging.getLogger("flwr")
 
@@ -74,30 +76,34 @@ def own_user_only(app: App) -> App:
     return guarded
 
 
-def main(command: str, *options: str) -> None:
+def command(name: str) -> Command:
+    """The function of a command that pip has installed."""
+    found: Command = next(iter(entry_points(group="console_scripts", name=name))).load()
+    return found
+
+
+def guard_servers() -> None:
+    """Every server that this process starts from now on serves its own user alone."""
+    import uvicorn
+
+    configure: Any = uvicorn.Config.__init__
+
+    def guarded(self: uvicorn.Config, app: Any, *given: Any, **named: Any) -> None:
+        if not callable(app):
+            raise TypeError(f"expected the app to serve, got {app!r}, which cannot be guarded")
+        configure(self, own_user_only(app), *given, **named)
+
+    uvicorn.Config.__init__ = guarded  # type: ignore[assignment, method-assign]
+
+
+def main(name: str, *options: str) -> None:
     """Run the command `flower-superlink` or `flower-supernode` with these options."""
-    sys.argv = [command, *options]
-    if command == "flower-superlink":
-        from flwr.superlink import main as link
-        from flwr.superlink.cli.flower_superlink import flower_superlink
-
-        link.create_app = _guarded(link.create_app)  # type: ignore[assignment]
-        flower_superlink()
-        return
-    from flwr.supernode import main as node
-    from flwr.supernode import start_client_internal
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    node.create_app = _guarded(node.create_app)  # type: ignore[assignment]
-    if "process" in options:  # the isolation of a warm node
-        clock = SimpleNamespace(**vars(time))
-        clock.sleep = lambda seconds: time.sleep(min(seconds, IDLE))
-        start_client_internal.time = clock  # type: ignore[attr-defined, assignment]
-    flower_supernode()
-
-
-def _guarded(create_app: Callable[..., App]) -> Callable[..., App]:
-    return lambda *given, **named: own_user_only(create_app(*given, **named))
+    sys.argv = [name, *options]
+    guard_servers()
+    if name == "flower-supernode":
+        sleep = time.sleep
+        time.sleep = lambda seconds: sleep(min(seconds, IDLE))
+    command(name)()
 
 
 if __name__ == "__main__":

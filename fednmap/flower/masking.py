@@ -11,49 +11,50 @@ neighbour of everybody. Client i sends, modulo 2^bits::
 4. unmask: each survivor tells its shares of b_i of those who are in the sum, or of the private key of those who are
            not, never both. t shares give a secret, fewer give nothing.
 
-Key agreement, encryption (Fernet) and Shamir's shares are Flower's. The stream of a mask is ChaCha20 of `cryptography`:
-Flower's own generator folds a seed to 32 bits and is a Mersenne twister, which can be searched through.
+Key agreement is X25519, keys are derived by HKDF (SHA-256), shares are encrypted with ChaCha20-Poly1305, and the
+stream of a mask is ChaCha20, all of `cryptography`. Shamir's shares are those of `fednmap.flower.shamir`.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from cryptography.fernet import InvalidToken
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_key_pairs, public_key_to_bytes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fednmap.flower.shamir import INDEX, SECRET, VALUE, combine_shares, create_shares
 from fednmap.names import InputError
 from fednmap.simulation.quantised import Levels
 
-SECRET = 48  # bytes of a private key's number
-SEED = 32
+SEED = SECRET  # bytes; of a private key as well
+NONCE = 12  # bytes before a ciphertext
 
 
 class PublicKeys(NamedTuple):
-    """A client's public keys of one attempt at a sum."""
+    """A client's public keys of one attempt at a sum; its node's own key, which signs them, where it has one."""
 
     mask: bytes
     share: bytes
+    public: bytes = b""
+    signature: bytes = b""
 
 
 class Secrets(NamedTuple):
     """What a client keeps to itself during one attempt; it lives in the node's memory only.
 
-    ticket: names the attempt.
+    ticket: names the attempt, for which these keys are.
     stage:  the last one that was answered; each is answered once.
     keys:   of the clients of the attempt, in the order of their numbers; shares are numbered in this order.
     shares: whose -> its share of the seed, its share of the private key.
-    run, kind: what the vector belongs to.
+    run, kind, sum: what the vector belongs to.
     """
 
     ticket: str
@@ -66,34 +67,31 @@ class Secrets(NamedTuple):
     shares: Mapping[int, tuple[bytes, bytes]] = {}
     run: str = ""
     kind: str = ""
+    sum: str = ""
 
 
 def begin(ticket: str, me: int) -> tuple[Secrets, PublicKeys]:
     """Stage 1: fresh keys."""
-    (mask, mask_public), (share, share_public) = generate_key_pairs(), generate_key_pairs()
-    public = PublicKeys(public_key_to_bytes(mask_public), public_key_to_bytes(share_public))
-    return Secrets(ticket, "keys", me, _number(mask), _number(share)), public
+    mask, share = (X25519PrivateKey.generate().private_bytes_raw() for _ in range(2))
+    return Secrets(ticket, "keys", me, mask, share), PublicKeys(_public(mask), _public(share))
 
 
 def deal(secrets: Secrets, everybody: Mapping[int, PublicKeys], threshold: int) -> tuple[Secrets, dict[int, bytes]]:
     """Stage 2: a fresh seed; for every other client an encrypted share of it and of the first private key."""
-    mine = PublicKeys(*(public_key_to_bytes(_private(v).public_key()) for v in (secrets.mask, secrets.share)))
-    if everybody.get(secrets.me) != mine:
+    if everybody.get(secrets.me, ())[:2] != (_public(secrets.mask), _public(secrets.share)):
         raise InputError("the server passes on other keys than this client sent")
     if len(everybody) < threshold:
         raise InputError(f"{len(everybody)} clients take part in the sum, expected at least {threshold}")
-    if len({key for keys in everybody.values() for key in keys}) < 2 * len(everybody):
+    if len({key for keys in everybody.values() for key in keys[:2]}) < 2 * len(everybody):
         raise InputError("two clients have the same key")
     keys, seed = {number: everybody[number] for number in sorted(everybody)}, os.urandom(SEED)
     pieces = [create_shares(secret, threshold, len(keys)) for secret in (seed, secrets.mask)]
     dealt = dict(zip(keys, zip(*pieces, strict=True), strict=True))
-    sealed = {
-        number: encrypt(
-            _agreed(secrets.share, keys[number].share), share_keys_plaintext_concat(secrets.me, number, *both)
-        )
-        for number, both in dealt.items()
-        if number != secrets.me
-    }
+    sealed = {}
+    for number, both in dealt.items():
+        if number != secrets.me:
+            nonce, box = os.urandom(NONCE), _box(secrets, keys[number])
+            sealed[number] = nonce + box.encrypt(nonce, b"".join(both), _way(secrets.ticket, secrets.me, number))
     kept = {secrets.me: dealt[secrets.me]}
     return secrets._replace(stage="shares", seed=seed, keys=keys, shares=kept), sealed
 
@@ -109,13 +107,11 @@ def mask(secrets: Secrets, sealed: Mapping[int, bytes], threshold: int, levels: 
             raise InputError(f"shares of client {number}, which has no keys here")
         keys = secrets.keys[number]
         try:
-            plain = decrypt(_agreed(secrets.share, keys.share), data)
-        except InvalidToken:
+            way = _way(secrets.ticket, number, secrets.me)
+            both = _box(secrets, keys).decrypt(data[:NONCE], data[NONCE:], way)
+        except (InvalidTag, ValueError):
             raise InputError(f"the shares of client {number} cannot be decrypted") from None
-        source, target, *both = share_keys_plaintext_separate(plain)
-        if (source, target) != (number, secrets.me):
-            raise InputError(f"the shares of client {number} are from {source} to {target}")
-        shares[number] = (both[0], both[1])
+        shares[number] = (both[: INDEX + VALUE], both[INDEX + VALUE :])
         total = total + _pairwise(secrets.me, number, secrets.mask, keys.mask, levels)
     return secrets._replace(stage="masked", shares=shares, seed=b""), total
 
@@ -156,7 +152,7 @@ def uncover(
         if whose in alive:
             total = total - stream(secret, total)
             continue
-        if public_key_to_bytes(_private(secret).public_key()) != own.mask:
+        if _public(secret) != own.mask:
             raise InputError(f"the shares for client {whose} give another key than its own")
         for other in alive:  # what they added for the client that is lost
             total = total - _pairwise(other, whose, secret, keys[other].mask, total)
@@ -186,23 +182,28 @@ def stream(seed: bytes, like: Levels) -> Levels:
 
 def _pairwise(me: int, other: int, private: bytes, public: bytes, like: Levels) -> Levels:
     """What client `me` adds for client `other`, from the private key of one of them and the public key of the other."""
-    found = stream(base64.urlsafe_b64decode(_agreed(private, public)), like)
+    found = stream(_agreed(private, public, b"mask"), like)
     return found if me < other else -found
 
 
-def _agreed(private: bytes, public: bytes) -> bytes:
+def _box(secrets: Secrets, other: PublicKeys) -> ChaCha20Poly1305:
+    """What is sent between two clients, for nobody else to read."""
+    return ChaCha20Poly1305(_agreed(secrets.share, other.share, b"share"))
+
+
+def _way(ticket: str, source: int, target: int) -> bytes:
+    """What a ciphertext belongs to; nobody can pass it on as another."""
+    return f"{ticket} {source} {target}".encode()
+
+
+def _agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
+    """The secret of two clients, from the private key of one of them and the public key of the other."""
     try:
-        return generate_shared_key(_private(private), bytes_to_public_key(public))
-    except (ValueError, TypeError):
-        raise InputError("a public key that is none") from None
-
-
-def _number(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_numbers().private_value.to_bytes(SECRET, "big")
-
-
-def _private(number: bytes) -> ec.EllipticCurvePrivateKey:
-    try:
-        return ec.derive_private_key(int.from_bytes(number, "big"), ec.SECP384R1())
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise InputError("a secret that is no key") from None
+        raise InputError("a public key that is none") from None
+    return HKDF(SHA256(), SEED, None, b"fednmap secure sum: " + purpose).derive(secret)
+
+
+def _public(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

@@ -65,7 +65,16 @@ def write(folder: Path, template: str = "plain") -> None:
     else:
         settings, place = METHOD + _settings((FederationSettings, Config), FIRST | run, ELSEWHERE), ""
     write_project(folder, name, {f: _template(f"{place}{f}.in") for f in ("client_app.py", "server_app.py")}, settings)
-    (folder / "README.md").write_text(readme.replace("@NAME@", name).replace("@PACKAGE@", package), encoding="utf-8")
+    clients = FIRST["names"].split(",")
+    nodes = "".join(_template("compose_node.yaml.in").replace("@CLIENT@", client) for client in clients)
+    states = "\n".join(f"  {client}:" for client in clients)
+    compose = _template("compose.yaml.in").replace("@NODES@\n", nodes + "\n").replace("@STATES@", states)
+    texts = {"README.md": readme, "compose.yaml": compose}
+    texts |= {file: _template(f"{file}.in") for file in ("Dockerfile", "kubernetes.yaml")}
+    for file, text in texts.items():
+        if template == "tables":
+            text = re.sub(r"client='(\S+)' state-dir='/state'", r"\g<0> file='/data/\1.csv'", text)
+        (folder / file).write_text(text.replace("@NAME@", name).replace("@PACKAGE@", package), encoding="utf-8")
     (folder / ".gitignore").write_text(ignored)
 
 

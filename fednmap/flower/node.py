@@ -1,10 +1,11 @@
-"""`flower-supernode` with a warm worker: the same node, without a new Python for every message.
+"""`flower-supernode` with warm processes: the same node, without a new Python for every message.
 
-Flower starts a process for each message, and that process imports torch: seconds of work before the first gradient.
-Here one process imports everything once and forks for each message; it speaks Flower's own protocol between node and
-worker (`--isolation process`). An idle node looks for messages every 0.3 s, not every 3 s. A node of Flower's ends
-when its SuperLink was killed and started again, which does not know it; this one registers again. Its port serves the
-processes of its own user alone (`fednmap.flower.loopback`).
+Flower starts the command `flwr-clientapp` for each message, which imports Flower, torch and the app: seconds of work
+before the first gradient. Here one process has imported them; the node finds, first in its PATH, a `flwr-clientapp`
+that lets this process fork, and the fork runs Flower's own command. Should a Flower start its processes otherwise, the
+node works as Flower's does. Data stays loaded in a worker (`fednmap.flower.worker`). A node of Flower's ends when its
+SuperLink was killed and started again, which does not know it; this one registers again. Its port serves the processes
+of its own user alone (`fednmap.flower.loopback`).
 
 Use `python -m fednmap.flower.node OPTIONS` in place of `flower-supernode OPTIONS`.
 """
@@ -12,89 +13,119 @@ Use `python -m fednmap.flower.node OPTIONS` in place of `flower-supernode OPTION
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
 
-import httpx
 import sklearn.datasets  # noqa: F401  # slow to import, and many a `load` does
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import fednmap.flower.client  # torch and all of ours
 import fednmap.flower.tables  # noqa: F401  # and what tables need
 from fednmap.flower import loopback
+from fednmap.flower.worker import PLACE
 from fednmap.names import InputError
 
-POLL, LONGEST = 0.1, 1.0  # seconds between looks for a message: a tenth of the time since the last one, within these
+LOOK = 0.5  # seconds between looks whether the node is still there
 AGAIN = 2.0  # seconds before a node registers again with a SuperLink that has forgotten it
-DEFAULT_PORT = "9094"
+COMMAND = "flwr-clientapp"
+POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # Flower's variable: seconds between looks for a message
+
+SHIM = """#!{python} -IS
+import os, socket, sys
+try:
+    warm = socket.socket(socket.AF_UNIX)
+    warm.connect({path!r})
+except OSError:
+    os.execv({cold!r}, sys.argv)
+socket.send_fds(warm, ["\\0".join(sys.argv[1:]).encode()], [0, 1, 2])
+sys.exit(int(warm.recv(8) or b"1"))
+"""
 
 
 def main(arguments: list[str]) -> int:
     """Start the node, serve it until it ends; its exit code."""
     if "--isolation" in arguments or "--ssl-certfile" in arguments:
         raise InputError("a warm node talks to its own worker on loopback: leave out --isolation and --ssl-certfile")
-    port = arguments[arguments.index("--port") + 1] if "--port" in arguments else DEFAULT_PORT
-    command = [sys.executable, "-I", loopback.__file__, "flower-supernode", *arguments]
+    command = [sys.executable, "-I", loopback.__file__, "flower-supernode", *arguments, "--host", "127.0.0.1"]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    while True:
-        node = subprocess.Popen([*command, "--isolation", "process", "--host", "127.0.0.1"])
-        try:
-            serve(f"127.0.0.1:{port}", node)
-            if code := node.wait():
-                return code
-            print("the SuperLink was started again and does not know this node. Registering again", flush=True)
-            time.sleep(AGAIN)
-        except KeyboardInterrupt:
-            node.terminate()
-            return node.wait()
+    place = Path(tempfile.mkdtemp(prefix="fednmap-node-", suffix=f"-{os.getpid()}"))
+    try:
+        with socket.socket(socket.AF_UNIX) as requests:
+            environment = _prepare(place, requests)
+            while True:
+                node = subprocess.Popen(command, env=environment)
+                try:
+                    serve(requests, node)
+                except KeyboardInterrupt:
+                    node.terminate()
+                    return node.wait()
+                if code := node.wait():
+                    return code
+                print("the SuperLink was started again and does not know this node. Registering again", flush=True)
+                time.sleep(AGAIN)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
-def serve(address: str, node: subprocess.Popen[bytes]) -> None:
-    """Take messages from the node at `address` and fork for each, until the node ends."""
-    once = make_simple_http_retry_invoker()
-    once.max_tries = 1  # the loop below tries again, for as long as the node lives
-    client = RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=True,
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
-        retry_invoker=once,
-    )
-    pulls: Any = pull_and_inflate_object_from_tree
-    pulls.__kwdefaults__["initial_backoff"] = POLL  # seconds between tries; Flower waits 1 s in every message
-    children: set[int] = set()
-    last = time.monotonic()
+def _prepare(place: Path, requests: socket.socket) -> dict[str, str]:
+    """Listen for requests, write the command that makes them; the environment in which it is found."""
+    requests.bind(str(place / "warm"))
+    requests.listen()
+    requests.settimeout(LOOK)
+    cold = Path(sys.executable).parent / COMMAND
+    shim = place / "bin" / COMMAND
+    shim.parent.mkdir()
+    shim.write_text(SHIM.format(python=sys.executable, path=str(place / "warm"), cold=str(cold)))
+    shim.chmod(0o700)
+    os.environ[PLACE] = str(place)  # of the forks
+    places = [str(shim.parent)] * os.access(shim, os.X_OK) + [str(cold.parent)]  # a folder may forbid to run anything
+    path = os.pathsep.join([*places, os.environ.get("PATH", "")])
+    return {POLL: "0.2"} | os.environ | {"PATH": path}
+
+
+def serve(requests: socket.socket, node: subprocess.Popen[bytes]) -> None:
+    """Fork for each message of the node, until it ends."""
+    run = loopback.command(COMMAND)
+    children: dict[int, socket.socket] = {}
     while node.poll() is None:
-        token = ""
-        with suppress(httpx.HTTPError):  # the node is not up yet, or about to end
-            token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
-        if token:
+        with suppress(TimeoutError):
+            connection, _ = requests.accept()
+            words, files, *_ = socket.recv_fds(connection, 65536, 3)
             child = os.fork()
             if child == 0:
-                _answer(address, token)
-            children.add(child)
-            last = time.monotonic()
-        children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
-        time.sleep(min(max(POLL, (time.monotonic() - last) / 10), LONGEST))
+                requests.close()
+                _answer(run, words.decode().split("\0"), files)
+            for file in files:
+                os.close(file)
+            children[child] = connection
+        for child in list(children):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                with children.pop(child) as connection, suppress(OSError):
+                    connection.send(str(max(0, os.waitstatus_to_exitcode(status))).encode())
 
 
-def _answer(address: str, token: str) -> None:
-    """In the forked process: one message, then the end, without the parent's clean-up."""
+def _answer(run: loopback.Command, arguments: list[str], files: list[int]) -> None:
+    """In the forked process: Flower's command with these arguments, then the end, without the parent's clean-up."""
     code = 1
     try:
-        run_clientapp(address, token, insecure=True, parent_pid=os.getppid())
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        sys.argv = [COMMAND, *arguments]
+        run()
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.superlink.grid import http_grid
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -24,7 +24,9 @@ from fednmap.flower.preflight import Site, mismatches, usual, versions
 from fednmap.flower.settings import FederationSettings, client_name
 from fednmap.names import InputError
 
-POLL = 0.1  # seconds between looks for replies
+POLL = 0.3  # seconds between looks for replies; Flower waits 1 s for one that is announced and not there yet
+STALLED = 5.0  # seconds after which the other clients do not wait for a reply that is announced and not there
+LEAST = 1.0  # seconds that a reply has to arrive whole, even after the deadline
 GRACE = 2.0  # seconds that Flower keeps a message beyond our deadline, so that the deadline is ours to judge
 STUCK = 300.0  # seconds that a node may be busy with a message of a server that was killed while sending it
 
@@ -35,25 +37,43 @@ log = logging.getLogger("flwr")
 Content = Callable[[str], RecordDict]
 
 
-class _Pulls:
-    """How long a reply may take to arrive whole, once it was announced."""
+class _Poller(threading.Thread):
+    """Pulls the replies to messages, one after another, into a queue; and what went wrong.
 
-    until = math.inf
-    LEAST = 1.0  # seconds, even after the deadline
+    A node that is killed while it sends leaves a reply that is announced and never there. Flower waits for its parts
+    for minutes, in which nobody else's reply would be heard.
 
-
-def end_pulls_with_the_deadline() -> None:
-    """A node that is killed while it sends leaves a reply that is announced and never there; Flower waits for minutes.
-
-    Replies are taken one after another, so that everybody else's would wait too.
+    began: when the last look at all of them began.
+    busy:  the message whose reply is being pulled, and since when.
     """
 
-    def pull(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
-        left = max(_Pulls.LEAST, _Pulls.until - time.monotonic())
-        own, most = POLL, _Pulls.LEAST  # between two tries; Flower's are 1 s and 10 s
-        return pull_objects(object_ids, pull_object_fn, max_time=left, initial_backoff=own, backoff_cap=most)
+    def __init__(self, grid: Grid, ids: Iterable[str], found: queue.SimpleQueue[Message | BaseException]) -> None:
+        super().__init__(daemon=True)
+        self.grid, self.left, self.found = grid, list(ids), found
+        self.ended, self.began, self.busy = False, -math.inf, ("", math.inf)
+        self.start()
 
-    http_grid.pull_objects = pull  # type: ignore[attr-defined, assignment]
+    def run(self) -> None:
+        try:
+            while self.left and not self.ended:
+                began = time.monotonic()
+                for id in list(self.left):
+                    self.busy = id, time.monotonic()
+                    for reply in () if self.ended else self.grid.pull_messages([id]):
+                        self.left = [other for other in self.left if other != reply.metadata.reply_to_message_id]
+                        self.found.put(reply)
+                self.busy, self.began = ("", math.inf), began
+                time.sleep(POLL)
+        except BaseException as error:
+            self.found.put(error)
+
+    def without_the_stalled(self) -> _Poller:
+        """Another one for the rest, if a reply does not come; this one ends with it."""
+        id, since = self.busy
+        if time.monotonic() - since < STALLED:
+            return self
+        self.ended = True
+        return _Poller(self.grid, [other for other in self.left if other != id], self.found)
 
 
 @dataclass
@@ -72,7 +92,7 @@ class Exchange:
             log.warning("%s: error %s: %.300s", name, reply.error.code, reply.error.reason)
         else:
             self.replies[name] = reply.content
-            self.wire_up += wire.wire_bytes(reply)
+            self.wire_up += wire.wire_bytes(reply.content)
 
     def read(self, read: Callable[[RecordDict], Any]) -> dict[str, Any]:
         """read(reply) by client, without the replies for which it fails: whatever a stranger's message provokes."""
@@ -114,22 +134,35 @@ class Roster:
         """Send content(name) to every client in `nodes`; the replies that arrive in time, by default the deadline."""
         seconds = min(seconds, self.deadline)
         messages = {name: Message(content(name), node, kind, ttl=seconds + GRACE) for name, node in nodes.items()}
-        result = Exchange(sum(wire.wire_bytes(m) for m in messages.values()))
+        result = Exchange(sum(wire.wire_bytes(m.content) for m in messages.values()))
         ids = list(self.grid.push_messages(list(messages.values()))) if messages else []
         open_ids = {id: name for id, name in zip(ids, messages, strict=False) if id}
-        end = _Pulls.until = time.monotonic() + seconds
-        late = False
-        while open_ids and not late:
-            late = time.monotonic() >= end  # who waited behind a reply that never came whole is heard all the same
-            for reply in self.grid.pull_messages(list(open_ids)):
-                name = open_ids.pop(reply.metadata.reply_to_message_id, None)
-                if name is not None:  # otherwise a second answer to the same question
-                    result.add(name, reply)
-            if open_ids:
-                time.sleep(POLL)
+        for reply in self._replies(open_ids, time.monotonic() + seconds):
+            name = open_ids.pop(reply.metadata.reply_to_message_id, None)
+            if name is not None:  # otherwise a second answer to the same question
+                result.add(name, reply)
         for name in open_ids.values():
             log.warning("%s: no reply within %g s", name, seconds)
         return result
+
+    def _replies(self, open_ids: Mapping[str, str], end: float) -> Iterator[Message]:
+        """Replies as they come, while messages are open: until `end`, and those that are there by then."""
+        found: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
+        poller = _Poller(self.grid, open_ids, found)
+        try:
+            while open_ids:
+                try:
+                    reply = found.get(timeout=POLL)
+                except queue.Empty:
+                    poller = poller.without_the_stalled()
+                    if poller.began >= end or time.monotonic() > end + STALLED + LEAST:
+                        return
+                    continue
+                if isinstance(reply, BaseException):
+                    raise reply
+                yield reply
+        finally:
+            poller.ended = True
 
     def refresh(self) -> dict[str, int]:
         """Ask those who are new for their name; forget those who are gone. The nodes by name, in the fixed order."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from fednmap.core import Algorithm, State, pack, unpack
 from fednmap.flower import wire
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
-from fednmap.flower.roster import Content, Exchange, Roster, end_pulls_with_the_deadline
+from fednmap.flower.roster import Content, Exchange, Roster
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import FederationSettings, grid_for, read, threshold
 from fednmap.measure import numbers, residual, rise
@@ -76,7 +76,6 @@ def app_of(run: Callable[[Grid, Context], object]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
         end_with_the_superlink()
-        end_pulls_with_the_deadline()
         run(grid, context)
 
     return app

@@ -24,7 +24,6 @@ from fednmap.estimators.fit_config import FitConfig, listed
 from fednmap.estimators.handshake import Agreement, Disagreement, answer, negotiate
 from fednmap.estimators.penalties import told_lam
 from fednmap.flower import client as plain
-from fednmap.flower.audit import audited
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster
@@ -56,17 +55,20 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
     return FitConfig.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
 
 
-def _settings(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
+def common_settings(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
     """What the common part of the app reads; the method is the agreement's."""
-    federation = read(run_config)[1]
-    return Config.make(data="own", clients=len(federation.names), batch_size=0, dtype="float64"), federation
+    task, federation = read(run_config)
+    about = {"data": "own", "clients": len(federation.names), "rounds": task.max_rounds}
+    return Config.make(**about, batch_size=0, dtype="float64"), federation
 
 
 def client_app(load: LoadTable) -> ClientApp:
     """The app of a site's node.
 
-    load: this site's rows, as a frame or a `fednmap.tables.Table` with named columns; called once per message.
+    load: this site's rows, as a frame or a `fednmap.tables.Table` with named columns; called once per run.
     """
+
+    load = plain.once(load)
 
     def rows(node: Node) -> Table:
         own, task = Table(table(load(node.context)).columns, node.name), read(node.context.run_config)[0]
@@ -103,9 +105,9 @@ def client_app(load: LoadTable) -> ClientApp:
         except Exception as error:
             return RecordDict({"refused": ConfigRecord(_refusal(node.name, error))})
 
-    app = plain.client_app(local, plan=lambda context, _: plan_of(_agreed(Node(context))), settings=_settings)
-    app.query("tables")(audited(asked, _settings))
-    return app
+    return plain.client_app(
+        local, lambda context, _: plan_of(_agreed(Node(context))), settings=common_settings, more={QUESTION: asked}
+    )
 
 
 def server_app() -> ServerApp:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from fednmap.core import State
@@ -54,6 +54,23 @@ def digest(message: State) -> str:
     return hashlib.sha256(b"".join(v.detach().cpu().numpy().tobytes() for v in message)).hexdigest()
 
 
-def wire_bytes(message: Message) -> int:
-    """Size of the message as Flower sends it: its arrays, records and metadata, serialised."""
-    return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+def items(content: RecordDict) -> Iterator[dict[str, Any]]:
+    """Every value in a message: its name, kind, shape and bytes."""
+    for part, record in content.items():
+        for name, value in record.items():
+            called = f"{part}.{name}"
+            if isinstance(record, ArrayRecord):
+                array: Any = value
+                yield {"name": called, "kind": array.dtype, "shape": list(array.shape), "bytes": len(array.data)}
+            else:
+                many = value if isinstance(value, list) else [value]
+                size = sum(len(v) if isinstance(v, str | bytes) else 8 for v in many)
+                kind = type(many[0]).__name__ if many else "nothing"
+                shape = [len(value)] if isinstance(value, list) else []
+                words = {"value": value} if part == "refused" else {}  # what was refused is what was sent
+                yield {"name": called, "kind": kind, "shape": shape, "bytes": size, **words}
+
+
+def wire_bytes(content: RecordDict) -> int:
+    """Size of a message's content: names and values, arrays as they are serialised; without Flower's envelope."""
+    return sum(len(item["name"]) + int(item["bytes"]) for item in items(content))

@@ -47,7 +47,8 @@ def test_with_secure_aggregation_vectors_are_masked(tmp_path):
     found = sent_by(federation)
     assert found["uplink"].items[0] == "masked.levels int64 (7)"
     assert found["uplink"].treated == "masked, rounded to 9.09e-13"
-    assert found["measurement"].items == ("masked.levels int64 (10)",)
+    keys = [f"secagg-next.{name} bytes" for name in ("mask", "share", "public", "signature")]
+    assert found["measurement"].items == ("masked.levels int64 (10)", *keys)
     assert {"secagg: public keys", "secagg: encrypted shares", "secagg: shares to unmask"} <= found.keys()
 
 

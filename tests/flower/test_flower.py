@@ -1,11 +1,14 @@
 """The adapter between methods and Flower, with nodes inside this process: every method, and every fault on demand."""
 
+import ast
 import asyncio
 import json
 import logging
 import os
 import socket
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from hypothesis import strategies as st
 
 from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
-from fednmap.flower import loopback
+from fednmap.flower import loopback, new, roster
 from fednmap.flower.launch import Launcher
 from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
@@ -956,26 +959,85 @@ def test_a_first_model_that_claims_to_be_long_is_refused_before_memory_is_taken(
         federation.start(fault=long)
 
 
-def test_a_reply_that_never_comes_whole_is_given_up_at_the_deadline(monkeypatch):
-    """Flower asks for its parts for minutes: a node was killed after it had announced them."""
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
-    from flwr.superlink.grid import http_grid
+def test_a_reply_that_never_comes_whole_is_given_up_at_the_deadline(tmp_path, monkeypatch):
+    """Flower asks for its parts for minutes: a node was killed after it had announced them. The others are heard."""
+    monkeypatch.setattr(roster, "STALLED", 0.2)
+    monkeypatch.setattr(roster, "LEAST", 0.1)
+    ended = threading.Event()
 
-    from fednmap.flower import roster
+    def stuck(name, message, answer):
+        if name == "anna" and message.metadata.message_type == "train":
+            ended.wait(60)
+            return []
+        return [answer()]
 
-    monkeypatch.setattr(http_grid, "pull_objects", http_grid.pull_objects)  # as it was, afterwards
-    monkeypatch.setattr(roster._Pulls, "until", time.monotonic())
-    roster.end_pulls_with_the_deadline()
-    calls = []
+    federation = Federation(tmp_path, rounds=2, deadline=1.0, fault=stuck)
+    began = time.monotonic()
+    federation.start()
+    ended.set()
+    assert time.monotonic() - began < 30
+    assert federation.coordinator.took_part == {"anna": 0, "bert": 2, "cleo": 2, "dora": 2}
 
-    def never(name):
-        calls.append(name)
-        raise ObjectUnavailableError(name)
 
-    with pytest.raises(ObjectPullError):
-        http_grid.pull_objects(["part"], pull_object_fn=never)
-    assert len(calls) > 2
-    assert http_grid.pull_objects(["part"], pull_object_fn=lambda name: b"whole") == {"part": b"whole"}
+def test_what_goes_wrong_while_replies_are_pulled_is_raised(tmp_path):
+    def broken(name, message, answer):
+        raise ZeroDivisionError(name)
+
+    with pytest.raises(ZeroDivisionError):
+        Federation(tmp_path).start(fault=broken)
+
+
+@pytest.mark.parametrize("template", ["plain", "tables"])
+def test_the_files_for_containers_fit_together(tmp_path, template):
+    yaml = pytest.importorskip("yaml")
+    new.write(tmp_path / "my-app", template)
+    assert "@" not in (tmp_path / "my-app" / "Dockerfile").read_text()
+    compose = yaml.safe_load((tmp_path / "my-app" / "compose.yaml").read_text())
+    names = {"client-0", "client-1", "client-2"}
+    assert compose["services"].keys() == names | {"superlink"}
+    assert compose["volumes"].keys() == names | {"runs"}
+    assert compose["services"]["superlink"]["ports"] == ["127.0.0.1:18000:18000"]
+    for name in names:
+        service = compose["services"][name]
+        (about,) = [word for word in service["command"] if word.startswith("--node-config")]
+        due = f"--node-config=client='{name}' state-dir='/state' key='/keys/{name}'"
+        assert about == (due.replace(" key", f" file='/data/{name}.csv' key") if template == "tables" else due)
+        assert f"./keys/{name}:/keys/{name}:ro" in service["volumes"]
+        assert not any("server.key" in volume for volume in service["volumes"])
+    parts = list(yaml.safe_load_all((tmp_path / "my-app" / "kubernetes.yaml").read_text()))
+    found = {(part["kind"], part["metadata"]["name"]): part["spec"] for part in parts}
+    assert len(found) == len(parts) == 6
+    claims = {name for kind, name in found if kind == "PersistentVolumeClaim"}
+    for (kind, _), spec in found.items():
+        if kind == "Deployment":
+            pod = spec["template"]["spec"]
+            assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+            volumes = {v["name"]: v for v in pod["volumes"]}
+            assert {m["name"] for c in pod["containers"] for m in c["volumeMounts"]} == volumes.keys()
+            used = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+            assert used <= claims
+            assert pod["securityContext"]["runAsNonRoot"]
+    labels = [spec["template"]["metadata"]["labels"] for (kind, _), spec in found.items() if kind == "Deployment"]
+    assert found["Service", "my-app-superlink"]["selector"] in labels
+    assert found["NetworkPolicy", "my-app-superlink"]["podSelector"]["matchLabels"] in labels
+
+
+def test_nothing_but_flowers_public_modules_is_imported():
+    """Others change with every release, and a release comes every two weeks."""
+    public = {"flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp"}
+    for path in sorted(Path(loopback.__file__).parents[1].rglob("*.py")):
+        for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in part.names] if isinstance(part, ast.Import) else []
+            names += [part.module] if isinstance(part, ast.ImportFrom) and part.module else []
+            assert {name for name in names if name.split(".")[0] == "flwr"} <= public, path
+
+
+def test_data_is_loaded_once_in_a_run(tmp_path):
+    federation, loads = Federation(tmp_path, rounds=4), []
+    load = federation.load
+    federation.load = lambda context: loads.append(context.node_config["client"]) or load(context)
+    federation.start()
+    assert sorted(loads) == sorted(NAMES)
 
 
 def test_a_connection_is_its_users_while_it_is_open_and_nobodys_afterwards():

@@ -357,6 +357,70 @@ def test_the_template_runs_as_it_is(running, tmp_path):
     assert results[0]["test_accuracy"] == pytest.approx(sum(accuracies) / 3)
 
 
+@pytest.mark.slow
+@pytest.mark.ci(turn=3)
+@pytest.mark.parametrize("template", ["plain", "tables"])
+def test_up_runs_an_app_of_ones_own_in_one_command(tmp_path, template):
+    app = tmp_path / "my-federation"
+    write(app, template)
+    up = [sys.executable, "-m", "fednmap", "flower", "up", "--app", str(app), "--quiet"]
+    done = subprocess.run(up, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    folder = app / "runs" / "my-federation"
+    assert status(folder)["finished"]
+    assert (folder / ("coefficients.csv" if template == "tables" else "plot.png")).exists()
+    again = subprocess.run(up, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert again.returncode != 0
+    assert "exists; choose another folder with --out" in again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ci(turn=6)
+def test_the_template_is_a_standard_app_that_flower_simulates(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # which keeps Ray on loopback
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    write(tmp_path / "my-federation")
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        file = tmp_path / "flower" / "home" / "cli" / "config.toml"
+        file.write_text(file.read_text() + "options.num-supernodes = 3\n")
+        process = launcher.run(tmp_path / "my-federation", run_folder=str(tmp_path / "run"), rounds=5, reg="l1:0.05")
+        process.wait(PATIENCE)
+        assert status(tmp_path / "run").get("finished"), launcher.log("run") + launcher.log("superlink")
+    x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]
+    assert x.nonzero().squeeze(1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.ci(turn=7)
+def test_a_node_loads_its_data_once_and_its_worker_ends_with_it(tmp_path):
+    """Every call of `load` leaves a line; a run has many messages."""
+    app = tmp_path / "my-federation"
+    write(app)
+    file = app / "my_federation" / "client_app.py"
+    line = f"    print(context.node_config['client'], file=open('{tmp_path}/loads', 'a'))\n    config, federation"
+    file.write_text(file.read_text().replace("    config, federation", line))
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        for name in NAMES:
+            launcher.supernode(name, tmp_path / "states")
+        for k in range(2):
+            launcher.run(app, run_folder=str(tmp_path / f"run-{k}"), rounds=2).wait(PATIENCE)
+            assert status(tmp_path / f"run-{k}").get("finished"), launcher.log("run")
+            assert sorted((tmp_path / "loads").read_text().split()) == sorted(NAMES * (k + 1))
+        nodes = [launcher.processes[name].pid for name in NAMES]
+    wait_for(lambda: not any(alive_in_group(pid) for pid in nodes), "the workers to end")
+
+
+def alive_in_group(leader):
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def commands(readme, heading):
     """The commands under a heading, block by block."""
     section = readme.split(f"\n## {heading}")[1].split("\n## ")[0]

@@ -1,7 +1,9 @@
 """Secure aggregation: sums on a grid, masks that cancel, and a server that sees nothing else."""
 
+import itertools
 import json
 import logging
+import math
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from itertools import combinations
@@ -21,8 +23,10 @@ from hypothesis import strategies as st
 from fednmap import simulate
 from fednmap.algorithms import FedAvg, FedDR, FedNMap
 from fednmap.flower import masking, secure
+from fednmap.flower.identity import make
 from fednmap.flower.ledger import ANSWERED, Answers
 from fednmap.flower.settings import Threshold, read
+from fednmap.flower.shamir import PRIME, combine_shares, create_shares
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation.quantised import Quantised
@@ -255,6 +259,119 @@ def test_masks_are_uniform_and_never_the_same_twice():
         seen |= set(covered.tolist())
 
 
+@pytest.mark.parametrize(("threshold", "number"), [(1, 1), (2, 2), (2, 5), (4, 7)])
+def test_any_threshold_of_the_shares_give_the_secret_and_fewer_fit_any_secret(threshold, number):
+    secret = bytes(range(32))
+    shares = create_shares(secret, threshold, number)
+    for some in itertools.permutations(shares, threshold):
+        assert combine_shares(some) == secret
+    if threshold > 1:
+        fewer, other = shares[: threshold - 1], bytes(32)
+        with pytest.raises(ValueError, match="do not fit"):
+            combine_shares(fewer)
+        # with a share that suits it, the fewer ones give any other secret: they exclude none
+        x = number + 1
+        points = {int.from_bytes(s[:2], "big"): int.from_bytes(s[2:], "big") for s in fewer} | {0: 0}
+        y = sum(v * math.prod((x - o) * pow(k - o, -1, PRIME) for o in points if o != k) for k, v in points.items())
+        assert combine_shares([*fewer, x.to_bytes(2, "big") + (y % PRIME).to_bytes(66, "big")]) == other
+
+
+def test_a_known_polynomial_gives_known_shares(monkeypatch):
+    """1234 + 166 x + 94 x^2, the example of the textbooks."""
+    numbers = iter([166, 94])
+    monkeypatch.setattr("secrets.randbelow", lambda below: next(numbers))
+    shares = create_shares((1234).to_bytes(32, "big"), 3, 6)
+    assert [int.from_bytes(s[2:], "big") for s in shares] == [1494, 1942, 2578, 3402, 4414, 5614]
+
+
+@pytest.mark.parametrize("wrong", [[b""], [bytes(68)], [b"\0\1" + bytes(66)] * 2, [b"\0\1" + b"\xff" * 66]])
+def test_shares_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match="shares that"):
+        combine_shares(wrong)
+
+
+def test_two_clients_agree_on_a_secret_for_each_purpose_and_nobody_can_choose_it():
+    (a, ka), (b, kb) = (masking.begin("00000000-00000000", i) for i in range(2))
+    assert masking._agreed(a.mask, kb.mask, b"mask") == masking._agreed(b.mask, ka.mask, b"mask")
+    assert masking._agreed(a.mask, kb.mask, b"mask") != masking._agreed(a.mask, kb.mask, b"share")
+    with pytest.raises(ValueError, match="that is none"):
+        masking._agreed(a.mask, bytes(32), b"mask")  # a point of small order: the secret would be known
+
+
+def four_exchanges(stage, monkeypatch):
+    """Where a message of the first two stages is to be disturbed: as if every sum were of other clients."""
+    if stage in ("keys", "shares"):
+        monkeypatch.setattr(secure.SecureSum, "_fits", lambda *_: False)
+
+
+def test_a_sum_takes_two_exchanges_once_the_first_is_made(tmp_path):
+    """The keys of the next sum travel with this one; every sum has its own."""
+    federation = Federation(tmp_path, rounds=4, **SECAGG)
+    federation.start()
+    kinds = [message.metadata.message_type for name, message in federation.grid.asked if name == "anna"]
+    sums = sum(kind in ("train", "evaluate") for kind in kinds)
+    assert (kinds.count("train.keys"), kinds.count("train.shares"), kinds.count("train.unmask")) == (1, 1, sums)
+    orders = [m.content["secagg"] for n, m in federation.grid.asked if n == "anna" and "secagg" in m.content]
+    used = [order["keys"] for order in orders if "sealed" in order]
+    assert len(set(used)) == len(used) == sums
+
+
+def signing(tmp_path, **more):
+    """A federation whose nodes sign their keys, and know those of the others."""
+    make(tmp_path / "keys", list(NAMES), "127.0.0.1")
+    about = {"clients-file": str(tmp_path / "keys" / "clients.toml")}
+    nodes = {101 + i: about | {"key": str(tmp_path / "keys" / name)} for i, name in enumerate(NAMES)}
+    return Federation(tmp_path, rounds=2, deadline=0.5, **SECAGG, **more), nodes
+
+
+def test_keys_that_nodes_sign_are_accepted(tmp_path):
+    federation, nodes = signing(tmp_path)
+    assert federation.start(about=nodes)["took_part"] == dict.fromkeys(NAMES, 2)
+
+
+@pytest.mark.parametrize("signed", ["by bert, others", "by nobody", "by bert, earlier"])
+def test_keys_that_the_server_puts_in_anothers_place_are_refused(tmp_path, signed, monkeypatch):
+    """It would read the shares that the others deal to bert, and take off the masks that they share with him."""
+    four_exchanges("shares", monkeypatch)
+    federation, nodes = signing(tmp_path)
+    fields, refused, earlier = ("mask", "share", "public", "signature"), [], []
+
+    def swap(name, message, answer):
+        if name == "anna" and message.metadata.message_type == "train.shares":
+            order = message.content["secagg"]
+            earlier.append(masking.PublicKeys(*(order[field][1] for field in fields)))
+            own = masking.begin("", 1)[1]
+            if signed == "by bert, others":
+                own = own._replace(public=earlier[0].public, signature=earlier[0].signature)
+            own = earlier[0] if signed == "by bert, earlier" else own
+            for field, value in zip(fields, own, strict=True):
+                order[field] = [value if i == 1 else v for i, v in enumerate(order[field])]
+        reply = answer()
+        refused.extend([reply.error.reason] if reply.has_error() else [])
+        return [reply]
+
+    federation.start(about=nodes, fault=swap)
+    assert ("no public key" if signed == "by nobody" else "calls itself bert and its signature is wrong") in refused[0]
+
+
+def test_a_client_that_forgot_what_was_prepared_costs_one_attempt(tmp_path):
+    forgotten = []
+
+    def forgets(name, message, answer):
+        if name == "bert" and message.metadata.message_type == "train" and not forgotten:
+            forgotten.append(message)
+            if "keys" in message.content["secagg"]:
+                federation.grid.contexts[message.metadata.dst_node_id].state.pop("secagg", None)
+        return [answer()]
+
+    federation = Federation(tmp_path, min_clients=4, fault=forgets, **SECAGG)
+    federation.start()
+    for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
+        assert float((ours - simulated).abs().max()) < 1e-10
+    kinds = [message.metadata.message_type for name, message in federation.grid.asked if name == "anna"]
+    assert kinds.count("train.keys") == 2
+
+
 # between machines
 
 SECAGG = {"secagg": True}
@@ -359,7 +476,7 @@ def test_the_server_receives_no_unmasked_vector(tmp_path, monkeypatch, secagg):
         assert np.allclose(means, torch.stack(sums), rtol=0, atol=1e-12)
         measured = [m for kind, m in received if kind == MessageType.EVALUATE]
         assert measured
-        assert all(sorted(m.content) == ["masked"] for m in measured)
+        assert all(sorted(m.content) == ["masked", "secagg-next"] for m in measured)
         lines = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
         assert {line["client"] for line in lines} == {"*"}
 
@@ -390,8 +507,9 @@ STAGES = {"keys": "train.keys", "shares": "train.shares", "masked": "train", "un
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_client_that_is_lost_at_a_stage_keeps_its_state_and_the_method_stays_exact(tmp_path, stage):
+def test_a_client_that_is_lost_at_a_stage_keeps_its_state_and_the_method_stays_exact(tmp_path, stage, monkeypatch):
     """It computes, and its reply gets lost: in round 1, and in round 3 another one."""
+    four_exchanges(stage, monkeypatch)
     kind, rounds = STAGES[stage], {"first": []}
 
     def fault(name, message, answer):
@@ -511,7 +629,7 @@ def test_two_messages_at_once_get_one_answer(tmp_path):
 
     federation = Federation(tmp_path, rounds=1, eval_every=1, fault=fault, deadline=0.5, **SECAGG)
     federation.start()
-    assert len(answers) == 9  # a measurement, a round and a measurement, three stages each
+    assert len(answers) == 7  # a measurement, a round and a measurement: the keys of the last two travel with others
     assert set(answers) == {(False, True)}
 
 
@@ -747,9 +865,10 @@ def killed_at(kind, t, name):
 
 @pytest.mark.parametrize("noise", [{}, {"dp_clip": 1.0, "dp_noise": 0.2, "dp_among": 3, "measure_stationarity": False}])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_server_that_is_killed_at_any_stage_goes_on_exactly(tmp_path, stage, noise):
+def test_a_server_that_is_killed_at_any_stage_goes_on_exactly(tmp_path, stage, noise, monkeypatch):
     """The clients have moved on in that attempt; what they computed in it does not count, and the noise is not drawn
     anew."""
+    four_exchanges(stage, monkeypatch)
     if noise:
         pytest.importorskip("dp_accounting")
     federation = Federation(tmp_path, rounds=3, eval_every=3, **SECAGG, **noise)
