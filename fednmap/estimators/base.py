@@ -22,6 +22,7 @@ from fednmap.estimators.prepare import Parameters, Prepared
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
 from fednmap.problems.families import Response
+from fednmap.tables import FederatedFormula
 from fednmap.tables.table import Sites
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class _Attributes(BaseEstimator):  # type: ignore[misc]
     _kind: ClassVar[type[Response]]
     coef_: Any
     intercept_: Any
+    constants_: Any
+    classes_: Any
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -54,12 +57,15 @@ class Federated(_Attributes):
     tol: float = 1e-6
     max_rounds: int = 1000
     weights: str = "samples"
+    offset: str | int | None = None
+    exposure: str | int | None = None
+    formula: str | None = None
 
     def _family(self) -> Response:
         """The family, from the estimator's parameters."""
         return self._kind()
 
-    def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows X, y; `sites` says whose row each is, as scikit-learn's `groups` do."""
         rows = self._read(X, y, sites, sample_weight)
         prepared = self._prepare(rows)
@@ -68,7 +74,13 @@ class Federated(_Attributes):
         return self
 
     def path(
-        self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, lambdas: int | Sequence[float] = 50
+        self,
+        X: Any,
+        y: Any = None,
+        sites: Any = None,
+        sample_weight: Any = None,
+        *,
+        lambdas: int | Sequence[float] = 50,
     ) -> RegularizationPath:
         """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
         is l1, ridge or elastic-net, else each begun where the one before ended."""
@@ -78,7 +90,7 @@ class Federated(_Attributes):
         return path(estimator, estimator._read(X, y, sites, sample_weight), lambdas)
 
     def inference(
-        self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, level: float = 0.95
+        self, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None, *, level: float = 0.95
     ) -> Inference:
         """Standard errors and confidence intervals of the fitted model, from the sites' Hessians on the same rows."""
         from fednmap.estimators.inference import inference
@@ -118,10 +130,14 @@ class Federated(_Attributes):
             raise InputError(f"tol is {self.tol!r}; it must be a finite number above 0")
         if not _is_whole(self.max_rounds, 1):
             raise InputError(f"max_rounds is {self.max_rounds!r}; it must be a whole number, at least 1")
+        if self.formula is not None:
+            self.formula_ = FederatedFormula(self.formula).fit(X, sites=sites)
+            y = self.formula_.response(X) if y is None else y
         X, where = inputs.table(self, X, sites, reset=True)
+        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
         y = self._targets(y, where)
-        weight = inputs.sample_weights(sample_weight, X.shape[0], where)
-        rows = Rows(X, y, where, weight)
+        y, weight = self._family().as_rows(y, inputs.sample_weights(sample_weight, X.shape[0], where))
+        rows = Rows(X, y, where, weight, offset)
         if not bool((weight > 0).all()):
             rows = rows.some(weight > 0)
         inputs.no_site_of_one(rows.sites)
@@ -129,8 +145,9 @@ class Federated(_Attributes):
         return rows
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
-        found = inputs.targets(y, len(sites.of_row))
-        inputs.finite_targets(found, sites, "y")
+        columns = self._family().y_columns
+        found = inputs.targets(y, len(sites.of_row), columns)
+        inputs.finite_targets(found, sites, *["y"] * columns)
         return found
 
     def _classes(self) -> tuple[str, ...]:
@@ -190,19 +207,29 @@ class Federated(_Attributes):
     def _set(self, model: Parameters) -> None:
         """coef_ and intercept_ in the shapes that scikit-learn's estimators have."""
         self.coef_, self.intercept_ = model.coef[0], float(model.intercept[0])
-        if model.scale is not None:
-            self.scale_ = model.scale
+        if len(model.constants):
+            self.constants_ = model.constants
+        for name, value in self._family().fitted(self.intercept_, model.constants).items():
+            setattr(self, name, value)
 
     def _finish(self, rows: Rows) -> None:
         """What an estimator adds when it is fitted."""
 
     def _scores(self, X: Any) -> Floats:
         check_is_fitted(self)
-        X, _ = inputs.table(self, X, reset=False)
+        X, where = inputs.table(self, X, reset=False)
+        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
         found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
+        found = found if offset is None else found + offset[:, None]
         return found[:, 0] if found.shape[1] == 1 else found
 
     def _names(self) -> list[str]:
+        """The names of the columns that have coefficients."""
+        names = self._given_names()
+        j = inputs.offset_column(names, self.offset, self.exposure)
+        return [name for k, name in enumerate(names) if k != j]
+
+    def _given_names(self) -> list[str]:
         """The columns' names, or their numbers as words."""
         named = getattr(self, "feature_names_in_", None)
         return [f"x{j}" for j in range(self.n_features_in_)] if named is None else [str(name) for name in named]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,14 @@ CLOSE = 1e-16  # decrement times rows at which Newton steps end: within 1e-8 sta
 VANISHED = 1e-10  # curvature along a step over that without columns, below which estimates are infinite
 ROUNDING = 1e-14  # relative change of f that is rounding
 SHORTEST = 1e-9  # least part of a Newton step
-LIKELIHOODS = ("logistic", "poisson", "cox")  # families whose estimates may be infinite
+LIKELIHOODS = (
+    "logistic",
+    "binomial",
+    "ordinal",
+    "poisson",
+    "negative-binomial",
+    "cox",
+)  # families whose estimates may be infinite
 CERTAIN = 1e-6  # loss over that without columns, below which classes are completely separated
 FEWEST_SITES = 3  # of which samples can be drawn
 
@@ -101,8 +109,8 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
     n = float(rows.weight.sum()) if counted else float(len(rows.y))
     coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
     coef, intercept = prepared.scaling.standard(coef, intercept)
-    scale = [fitted.scale_] if prepared.constants else []
-    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale])
+    constants = fitted.constants_ if prepared.constants else []
+    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], constants])
     first = prepared.hessian(prepared.start).numpy()
     kept, x = _identified(prepared, first, point)
     basis = _basis(prepared, kept)
@@ -129,20 +137,22 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
         warnings.warn(infinite_words(estimator._names(), infinite), ConvergenceWarning, stacklevel=3)
         unknown += marks
         basis = _basis(prepared, np.setdiff1d(kept, infinite))
-    inverse = _inverse(basis.T @ prepared.hessian(found.x).numpy() @ basis)
+    sandwich = not counted or not prepared.family.likelihood
+    hessian = prepared.hessian(found.x) if sandwich else prepared.information(found.x)
+    inverse = _inverse(basis.T @ hessian.numpy() @ basis)
     if inverse is None:
         raise InputError(
             f"expected a Hessian that can be inverted, got a singular one: {basis.shape[1]} coefficients, "
             f"{len(rows.y)} rows; leave columns out"
         )
     distribution: Any = stats.norm
-    if not counted or prepared.constants:
+    if sandwich:
         small = inverse @ (basis.T @ prepared.outer(found.x).numpy() @ basis) @ inverse
     else:
         noise = 1.0
-        if prepared.family.name == "gaussian":
+        if prepared.family.dispersed:
             left = max(n - len(inverse), 1)
-            noise = 2 * n * prepared.loss(torch.from_numpy(found.estimate)) / left
+            noise = n * prepared.pearson(torch.from_numpy(found.estimate)) / left
             distribution = stats.t(left)
         small = noise * inverse / n
     # on the scale of the given columns, a linear map of the estimates; constants are left out
@@ -153,13 +163,18 @@ def inference(fitted: Federated, estimator: Federated, rows: Rows, level: float)
         back[outputs * p :, : outputs * p] = np.kron(np.eye(outputs), -factor * prepared.scaling.shift)
         back[outputs * p :, outputs * p : outputs * (p + 1)] = np.eye(outputs)
     marks = np.concatenate([unknown[:, :-1].flatten(), unknown[:, -1] if prepared.intercept else []])
+    names = coefficient_names(estimator, prepared.intercept)
+    if prepared.family.name == "ordinal":  # thresholds in place of the intercept
+        steps = np.tril(np.ones((prepared.constants + 1, prepared.constants)), -1)
+        level = np.column_stack([np.tile(-back[-1, : p + 1], (len(steps), 1)), steps])
+        back, marks = np.vstack([back[:-1], level]), np.concatenate([marks[:-1], np.tile(-marks[-1], len(steps))])
+        names = (*names[:-1], *threshold_names(estimator.classes_))
     estimate, covariance = back @ found.estimate + marks, back @ (basis @ small @ basis.T) @ back.T
     covariance[marks != 0], covariance[:, marks != 0] = np.nan, np.nan
     error = np.sqrt(np.clip(np.diag(covariance), 0, None))
     reach = distribution.ppf((1 + level) / 2) * error
     ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)
     p_value = np.where(error > 0, 2 * distribution.sf(ratio), np.nan)
-    names = coefficient_names(estimator, prepared.intercept)
     return Inference(names, estimate, error, estimate - reach, estimate + reach, p_value, covariance)
 
 
@@ -247,7 +262,8 @@ def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n
 
 def _infinite(prepared: Prepared, x: torch.Tensor, step: torch.Tensor) -> tuple[list[int], Floats]:
     """The columns with infinite estimates, and +-inf in their places among coefficients and intercepts (K, p + 1)."""
-    complete = prepared.family.name != "poisson" and prepared.loss(x) < CERTAIN * prepared.loss(prepared.start)
+    labels = prepared.family.name not in ("poisson", "negative-binomial")
+    complete = labels and prepared.loss(x) < CERTAIN * prepared.loss(prepared.start)
     columns = list(range(prepared.columns)) if complete else moving(prepared, step)
     change = prepared.parameters(step)
     level = np.where(np.abs(change.intercept) > MOVING, np.sign(change.intercept), 0.0)
@@ -274,6 +290,11 @@ def coefficient_names(estimator: Federated, intercept: bool) -> tuple[str, ...]:
     columns, classes = estimator._names(), [f" [{name}]" for name in estimator._classes()] or [""]
     names = [f"{column}{name}" for name in classes for column in columns]
     return (*names, *([f"(intercept){name}" for name in classes] if intercept else []))
+
+
+def threshold_names(classes: Any) -> tuple[str, ...]:
+    """As MASS::polr calls the thresholds of ordered labels."""
+    return tuple(f"{a}|{b}" for a, b in pairwise(classes))
 
 
 def bootstrap(estimator: Federated, rows: Rows, times: int, level: float, random_state: int) -> Bootstrap:
