@@ -18,11 +18,17 @@ from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
 from fednmap.estimators.families import FAMILIES
-from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes
-from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM
-from fednmap.estimators.model_selection import SELECT, CrossValidated, FederatedCoxRegressionCV, FederatedGLMCV
+from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes, with_formula
+from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
+from fednmap.estimators.model_selection import (
+    SELECT,
+    CrossValidated,
+    FederatedCoxRegressionCV,
+    FederatedGLMCV,
+    FederatedOrdinalRegressionCV,
+)
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, choose, is_number
 from fednmap.report.closing import made_by
 from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
@@ -35,6 +41,8 @@ from fednmap.tables.table import is_words
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
+COLUMNS = ("target", "time", "event", "trials", "offset", "exposure")
+"""Settings that name a column that every file must have."""
 PICTURES = {
     "path.png": "Coefficients along lam",
     "cv.png": "The choice of lam",
@@ -76,15 +84,18 @@ def fit(
         raise InputError(f"{out} is a file; name a folder with --out")
     if out is not None and out.exists() and any(out.iterdir()) and not _unfinished(out):
         raise InputError(f"{out} exists already; choose another folder with --out")
-    needed = [values[name] for name in ("target", "time", "event") if name in values]
+    values = with_formula(values)
+    needed = [values[name] for name in COLUMNS if name in values]
     sites = tables.read_sites(data, listed(values.get("drop_columns")), needed)
+    if "formula" in values:
+        sites = _complete_rows(sites, values["formula"], quiet)
     penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
     choice = _choice(cv, select, values.get("lam"), penalty)
     given = (values.get(name) for name in ("family", "target", "time", "event"))
     config = FitConfig.make(**values | {"family": _family(sites, *given)})
     y, classes = _targets(config, sites)
     features = {name: config.features(t) for name, t in sites.items()}
-    preprocessor = config.preprocessor().fit(features)
+    preprocessor = config.encoder().fit(features)
     columns = [str(name) for name in preprocessor.get_feature_names_out()]
     X = np.concatenate([preprocessor.transform(t) for t in features.values()])
     where = np.concatenate([np.full(t.rows, name, object) for name, t in features.items()])
@@ -93,15 +104,15 @@ def fit(
     if len(classes) == 2:
         _say(quiet, _modelled(config.goals[0], classes))
     effects = {"site_effects": site_effects, "mu": mu}
-    estimator = _estimator(
-        config, choice | effects, bool(choice), preprocessor.groups() if penalty_name(penalty) in GROUPED else None
-    )
-    frame = _frame(X, columns)
+    groups = preprocessor.groups() if penalty_name(penalty) in GROUPED else None
+    estimator = _estimator(config, choice, effects, classes, groups)
+    frame = _frame(X, columns, config, sites)
     if choice:
         estimator.on_fold = lambda k, of, name: _say(
             quiet, f"fold {k} of {of}" + ("" if name == f"fold {k}" else f": {name}")
         )
-        if any(s.kind == "number" and s.missing for s in preprocessor.statistics_):
+        gaps = any(s.kind == "number" and s.missing for s in preprocessor.statistics_)
+        if gaps and isinstance(preprocessor, tables.FederatedPreprocessor):
             estimator.refill = _refill(preprocessor, list(features.values()))
     estimator._mu(len(classes) if len(classes) > 2 else 1)  # refused before there is a folder
     folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path} | effects)
@@ -138,7 +149,9 @@ def fit(
         coef, intercept = np.atleast_2d(estimator.coef_), np.atleast_1d(np.asarray(level, float))
         goals = " and ".join(config.goals)
         own = estimator.site_effects_ if site_effects != "none" else None
-        model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor, own)
+        constants = tuple(vars(estimator).get("constants_", ()))
+        known = (constants, config.offset, config.exposure, own)
+        model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor, *known)
         about = _about(folder, config, data, estimator)
         kept.save(folder.path, about, model)
         table = model.coefficient_table(found, errors)
@@ -181,7 +194,7 @@ def predict(
 ) -> None:
     """Predict the rows of a new file with a fitted model."""
     model = kept.load(run)
-    found: dict[str, list[Any]] = model.predict(tables.read(table, only={s.column for s in model.statistics}), site)
+    found: dict[str, list[Any]] = model.predict(tables.read(table, only=model.needed), site)
     if id is not None:
         if id in found:
             raise InputError(f"expected an --id column that is not predicted, got {id!r}; rename the column")
@@ -214,7 +227,7 @@ def _family(
         two = words or len(np.unique(np.concatenate(list(parts.values())))) == 2
         return "logistic" if two else "gaussian"
     choose("family", family, FAMILIES)
-    if words and family != "logistic":
+    if words and family not in ("logistic", "ordinal"):
         raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
     return family
 
@@ -222,7 +235,7 @@ def _family(
 def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tuple[str, ...]]:
     """y of all rows, and the classes, of two the one that is modelled last."""
     y = np.concatenate([config.y(t) for t in sites.values()])
-    if config.family != "logistic":
+    if config.family not in ("logistic", "ordinal"):
         if config.positive is not None:
             raise InputError(
                 f"expected --positive with family logistic, got family {config.family}; leave --positive out"
@@ -235,15 +248,41 @@ def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tu
             f"the target {config.target!r} has {most} different values; logistic tells classes apart, for numbers use "
             "--family gaussian"
         )
+    if config.family == "ordinal":
+        return y, _ordered(y, config)
     classes = ordered_classes(config.target, np.unique(y), config.positive)
     return ((y == classes[1]).astype(float) if len(classes) == 2 else y), classes
 
 
-def _estimator(config: FitConfig, options: dict[str, Any], choice: bool, groups: Any) -> Any:
-    """The estimator of these settings with its other options; one that chooses lam if `choice`."""
+def _complete_rows(sites: dict[str, tables.Table], formula: str, quiet: bool) -> dict[str, tables.Table]:
+    """The rows without gaps in the columns of a formula, as R has them."""
+    encoder = tables.FederatedFormula(formula)
+    kept = {name: t.some(encoder.complete(t)) for name, t in sites.items()}
+    if empty := [name for name, t in kept.items() if not t.rows]:
+        raise InputError(f"site {empty[0]!r} has no row without gaps in the columns of the formula; leave it out")
+    left_out = sum(t.rows for t in sites.values()) - sum(t.rows for t in kept.values())
+    if left_out:
+        _say(quiet, f"{left_out} rows with gaps are left out")
+    return kept
+
+
+def _ordered(y: Any, config: FitConfig) -> tuple[str, ...]:
+    """The labels of an ordinal model, lowest first: as --order says, numbers by size, or words by name."""
+    found = [str(label) for label in np.unique(y)]
+    if config.order is not None:
+        return tuple(listed(config.order))
+    return tuple(sorted(found, key=float) if all(map(is_number, found)) else found)
+
+
+def _estimator(
+    config: FitConfig, choice: dict[str, Any], effects: dict[str, Any], classes: tuple[str, ...], groups: Any
+) -> Any:
+    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how."""
     names = ("penalty", "l1_ratio", "standardize", "tol", "max_rounds", "weights")
-    common = {name: getattr(config, name) for name in names} | {"groups": groups}
-    common |= options if choice else options | {"lam": config.lam}
+    common = {name: getattr(config, name) for name in names} | {"groups": groups} | effects
+    common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
+    if config.family == "ordinal":
+        return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
     if config.family == "cox":
         return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
     return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
@@ -321,13 +360,16 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
     return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
 
 
-def _frame(X: Any, columns: list[str]) -> Any:
-    """The matrix with names, so that messages can say them."""
+def _frame(X: Any, columns: list[str], config: FitConfig, sites: dict[str, tables.Table]) -> Any:
+    """The matrix with names, so that messages can say them; and the column of offsets."""
     try:
         import polars
     except ModuleNotFoundError:
         raise InputError("fednmap fit needs polars: pip install 'fednmap[tables]'") from None
-    return polars.DataFrame(dict(zip(columns, X.T, strict=True)))
+    named = dict(zip(columns, X.T, strict=True))
+    if (offset := config.offset or config.exposure) is not None:
+        named[offset] = np.concatenate([config.offsets(t) for t in sites.values()])
+    return polars.DataFrame(named)
 
 
 def _twins(X: Any, columns: list[str]) -> list[str]:
@@ -391,7 +433,8 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
     ended = "converged" if estimator.converged_ else "not converged; raise --max-rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
     x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
-    saved = Model({"x": x}, (len(model.columns),), model.columns, model.classes, intercept=True)
+    labels = () if model.family == "ordinal" else model.classes
+    saved = Model({"x": x}, (len(model.columns),), model.columns, labels, intercept=True)
     folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
 
 

@@ -22,7 +22,7 @@ PLAIN = (bool, int, float, str)
 AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.tune`
 
 PANELS: dict[str, tuple[str, ...]] = {
-    "Data": ("data", "target", "time", "event", "clients", "partition"),
+    "Data": ("data", "target", "formula", "time", "event", "clients", "partition"),
     "Model and penalty": ("family", "model", "reg", "penalty", "lam", "site_effects", "mu", "heterogeneity"),
     "Choice of lam": ("path", "cv", "select"),
     "Sweep": ("over", "sweep_values"),

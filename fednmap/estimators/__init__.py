@@ -6,21 +6,29 @@
 from fednmap.estimators.heterogeneity import Heterogeneity
 from fednmap.estimators.inference import Bootstrap, Inference
 from fednmap.estimators.linear_models import (
+    FederatedBinomialRegressor,
     FederatedCoxRegression,
     FederatedElasticNet,
+    FederatedGammaRegressor,
     FederatedGLM,
     FederatedHuberRegressor,
     FederatedLasso,
     FederatedLinearRegression,
     FederatedLogisticRegression,
+    FederatedNegativeBinomialRegressor,
+    FederatedOrdinalRegression,
     FederatedPoissonRegressor,
 )
 from fednmap.estimators.model_selection import (
+    FederatedBinomialRegressorCV,
     FederatedCoxRegressionCV,
     FederatedElasticNetCV,
+    FederatedGammaRegressorCV,
     FederatedGLMCV,
     FederatedLassoCV,
     FederatedLogisticRegressionCV,
+    FederatedNegativeBinomialRegressorCV,
+    FederatedOrdinalRegressionCV,
     FederatedPoissonRegressorCV,
 )
 from fednmap.estimators.path import RegularizationPath
@@ -29,18 +37,26 @@ from fednmap.names import renamed
 
 __all__ = [
     "Bootstrap",
+    "FederatedBinomialRegressor",
+    "FederatedBinomialRegressorCV",
     "FederatedCoxRegression",
     "FederatedCoxRegressionCV",
     "FederatedElasticNet",
     "FederatedElasticNetCV",
     "FederatedGLM",
     "FederatedGLMCV",
+    "FederatedGammaRegressor",
+    "FederatedGammaRegressorCV",
     "FederatedHuberRegressor",
     "FederatedLasso",
     "FederatedLassoCV",
     "FederatedLinearRegression",
     "FederatedLogisticRegression",
     "FederatedLogisticRegressionCV",
+    "FederatedNegativeBinomialRegressor",
+    "FederatedNegativeBinomialRegressorCV",
+    "FederatedOrdinalRegression",
+    "FederatedOrdinalRegressionCV",
     "FederatedPoissonRegressor",
     "FederatedPoissonRegressorCV",
     "Heterogeneity",

@@ -23,6 +23,7 @@ from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import KINDS, SHARE
 from fednmap.names import InputError
 from fednmap.problems.families import Response
+from fednmap.tables import FederatedFormula
 from fednmap.tables.table import Sites
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class _Attributes(BaseEstimator):  # type: ignore[misc]
     _kind: ClassVar[type[Response]]
     coef_: Any
     intercept_: Any
+    constants_: Any
+    classes_: Any
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -58,12 +61,15 @@ class Federated(_Attributes):
     weights: str = "samples"
     site_effects: str = "none"
     mu: float | None = None
+    offset: str | int | None = None
+    exposure: str | int | None = None
+    formula: str | None = None
 
     def _family(self) -> Response:
         """The family, from the estimator's parameters."""
         return self._kind()
 
-    def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows X, y; `sites` says whose row each is, as scikit-learn's `groups` do."""
         rows = self._read(X, y, sites, sample_weight)
         prepared = self._prepare(rows)
@@ -72,7 +78,13 @@ class Federated(_Attributes):
         return self
 
     def path(
-        self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, lambdas: int | Sequence[float] = 50
+        self,
+        X: Any,
+        y: Any = None,
+        sites: Any = None,
+        sample_weight: Any = None,
+        *,
+        lambdas: int | Sequence[float] = 50,
     ) -> RegularizationPath:
         """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
         is l1, ridge or elastic-net, else each begun where the one before ended."""
@@ -84,7 +96,7 @@ class Federated(_Attributes):
     def inference(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sites: Any = None,
         sample_weight: Any = None,
         *,
@@ -163,10 +175,14 @@ class Federated(_Attributes):
             raise InputError(f"tol is {self.tol!r}; it must be a finite number above 0")
         if not _is_whole(self.max_rounds, 1):
             raise InputError(f"max_rounds is {self.max_rounds!r}; it must be a whole number, at least 1")
+        if self.formula is not None:
+            self.formula_ = FederatedFormula(self.formula).fit(X, sites=sites)
+            y = self.formula_.response(X) if y is None else y
         X, where = inputs.table(self, X, sites, reset=True)
+        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
         y = self._targets(y, where)
-        weight = inputs.sample_weights(sample_weight, X.shape[0], where)
-        rows = Rows(X, y, where, weight)
+        y, weight = self._family().as_rows(y, inputs.sample_weights(sample_weight, X.shape[0], where))
+        rows = Rows(X, y, where, weight, offset)
         if not bool((weight > 0).all()):
             rows = rows.some(weight > 0)
         inputs.no_site_of_one(rows.sites)
@@ -174,8 +190,9 @@ class Federated(_Attributes):
         return rows
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
-        found = inputs.targets(y, len(sites.of_row))
-        inputs.finite_targets(found, sites, "y")
+        columns = self._family().y_columns
+        found = inputs.targets(y, len(sites.of_row), columns)
+        inputs.finite_targets(found, sites, *["y"] * columns)
         return found
 
     def _classes(self) -> tuple[str, ...]:
@@ -211,9 +228,11 @@ class Federated(_Attributes):
         if self.site_effects == "none":
             return 0.0
         family = with_outputs(self._family(), outputs)
-        if family.outputs > 1:
-            what = "huber" if family.constants else f"{family.outputs} classes"
-            raise InputError(f"expected one score per row with site_effects, got {what}; use site_effects='none'")
+        if family.outputs > 1 or family.constants or family.name in ("gamma", "binomial"):
+            what = f"{family.outputs} classes" if family.outputs > 1 else f"family {family.name}"
+            raise InputError(f"expected a linear, logistic, Poisson or Cox model with site_effects, got {what}")
+        if self.offset is not None or self.exposure is not None:
+            raise InputError("expected no offset and no exposure with site_effects, got one; use site_effects='none'")
         if self.site_effects == "intercepts" and not (family.level and self.fit_intercept):
             raise InputError(
                 "expected a model with an intercept for site_effects='intercepts', got one without; in a Cox model "
@@ -261,8 +280,10 @@ class Federated(_Attributes):
     def _set(self, model: Parameters) -> None:
         """coef_ and intercept_ in the shapes that scikit-learn's estimators have."""
         self.coef_, self.intercept_ = model.coef[0], float(model.intercept[0])
-        if model.scale is not None:
-            self.scale_ = model.scale
+        if len(model.constants):
+            self.constants_ = model.constants
+        for name, value in self._family().fitted(self.intercept_, model.constants).items():
+            setattr(self, name, value)
 
     def _finish(self, rows: Rows) -> None:
         """What an estimator adds when it is fitted."""
@@ -270,12 +291,20 @@ class Federated(_Attributes):
     def _scores(self, X: Any, sites: Any = None) -> Floats:
         check_is_fitted(self)
         X, where = inputs.table(self, X, sites, reset=False)
+        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
         found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
         if sites is not None and self.site_effects != "none":
             found[:, 0] += self.site_effects_.added(X, np.array(where.names)[where.of_row], self.intercept_)
+        found = found if offset is None else found + offset[:, None]
         return found[:, 0] if found.shape[1] == 1 else found
 
     def _names(self) -> list[str]:
+        """The names of the columns that have coefficients."""
+        names = self._given_names()
+        j = inputs.offset_column(names, self.offset, self.exposure)
+        return [name for k, name in enumerate(names) if k != j]
+
+    def _given_names(self) -> list[str]:
         """The columns' names, or their numbers as words."""
         named = getattr(self, "feature_names_in_", None)
         return [f"x{j}" for j in range(self.n_features_in_)] if named is None else [str(name) for name in named]

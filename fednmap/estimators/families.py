@@ -8,11 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.estimators.rows import Floats
+from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError, choose
 from fednmap.problems import GLM
 from fednmap.problems import Cox as CoxProblem
-from fednmap.problems.families import Bernoulli, Family, Gaussian, Multinomial, Poisson, Response, ScaledHuber
+from fednmap.problems.families import (
+    Bernoulli,
+    Binomial,
+    Family,
+    Gamma,
+    Gaussian,
+    Multinomial,
+    NegativeBinomial,
+    Offset,
+    Ordinal,
+    Poisson,
+    Response,
+    ScaledHuber,
+)
 
 Linear = GLM | CoxProblem
 
@@ -54,7 +67,18 @@ class CoxResponse(Response):
 
 
 FAMILIES: dict[str, type[Response]] = {
-    kind.name: kind for kind in (Gaussian, Bernoulli, Poisson, ScaledHuber, CoxResponse)
+    kind.name: kind
+    for kind in (
+        Gaussian,
+        Bernoulli,
+        Binomial,
+        Ordinal,
+        Poisson,
+        NegativeBinomial,
+        Gamma,
+        ScaledHuber,
+        CoxResponse,
+    )
 }
 
 
@@ -75,6 +99,17 @@ def with_outputs(family: Response, outputs: int) -> Response:
     return Multinomial(outputs) if outputs > 1 else family
 
 
+def with_offset(family: Response, rows: Rows) -> tuple[Response, Floats]:
+    """The family and the targets of the loss, with the offsets of the rows where they have some."""
+    if rows.offset is None:
+        return family, rows.y
+    if isinstance(family, Gaussian):
+        return family, rows.y - rows.offset
+    if not isinstance(family, Family):
+        raise InputError(f"expected no offset with family {family.name}, got one; leave it out")
+    return family if isinstance(family, Offset) else Offset(family), np.column_stack([rows.y, rows.offset])
+
+
 def problem(family: Response, data: Any, **options: Any) -> Linear:
     """The sites' losses; `options` are intercept, weights and sample_weights."""
     if isinstance(family, CoxResponse):
@@ -84,8 +119,16 @@ def problem(family: Response, data: Any, **options: Any) -> Linear:
     return GLM(data, family, **options)
 
 
-def expected(family: Response, scores: Floats) -> Floats:
-    """E[y] at scores (N,), or (N, K) for K labels."""
-    if family.constants:
-        return scores
+def outputs_at(family: Response, scores: Floats, constants: Any = ()) -> Tensor:
+    """What the loss of a family takes: the scores (N,), with its constants (default 0) where it has any."""
+    if not family.constants:
+        return torch.from_numpy(np.require(scores, float, "W"))
+    known = np.asarray(constants, float) if len(constants) else np.zeros(family.constants)
+    return torch.from_numpy(np.column_stack([scores, np.tile(known, (len(scores), 1))]))
+
+
+def expected(family: Response, scores: Floats, constants: Any = ()) -> Floats:
+    """E[y] at scores (N,), or (N, K) for K labels; of ordered labels the probability of each."""
+    if family.constants or isinstance(family, Ordinal):
+        return np.asarray(family.mean(outputs_at(family, scores, constants)))
     return np.asarray(with_outputs(family, 1 if scores.ndim == 1 else scores.shape[1]).mean(torch.as_tensor(scores)))

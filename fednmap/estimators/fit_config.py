@@ -13,8 +13,12 @@ from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
 from fednmap.problems.families import Response
-from fednmap.tables import FederatedPreprocessor, Table, as_word
+from fednmap.tables import FederatedFormula, FederatedPreprocessor, Table, as_word
 from fednmap.tables.table import Column, SiteError, is_words, missing
+
+KINDS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "successes", "gamma": "a Gamma target"}
+"""What the numbers of a target are called, of which none may be below 0."""
+POSITIVE = ("exposures", KINDS["gamma"])
 
 
 class FitConfig(BaseModel):
@@ -22,13 +26,21 @@ class FitConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    family: str = Field("logistic", description="gaussian, logistic, poisson, huber or cox.")
+    family: str = Field(
+        "logistic",
+        description="gaussian, logistic, binomial, ordinal, poisson, negative-binomial, gamma, huber or cox.",
+    )
     target: str | None = Field(None, description="The column to predict; for a Cox model time and event.")
+    formula: str | None = Field(None, description="Such as 'y ~ age * sex + bs(bmi, 4)'; rows with gaps are left out.")
     positive: str | None = Field(
         None, description="The label whose probability is modelled, of two; default: the last by name."
     )
     time: str | None = Field(None, description="Cox: the column of times.")
     event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
+    trials: str | None = Field(None, description="Binomial: the column of trials; the target has the successes.")
+    order: str | None = Field(None, description="Ordinal: the labels, lowest first, separated by commas.")
+    offset: str | None = Field(None, description="A column that is added to every score.")
+    exposure: str | None = Field(None, description="A column whose logarithm is added to every score.")
     drop_columns: str = Field("", description="Columns to leave out, separated by commas.")
     categorical: str = Field("", description="Columns whose numbers are codes, separated by commas.")
     impute: str = Field("mean", description="What fills a gap in a number: mean or median.")
@@ -55,35 +67,69 @@ class FitConfig(BaseModel):
         choose("way to weigh", task.weights, dict.fromkeys(("samples", "sites")))
         settled_lam(task.penalty, task.lam)
         check_goals(task.family, task.target, task.time, task.event)
+        if (task.family == "binomial") != (task.trials is not None):
+            raise InputError("--family binomial needs --trials, the column of trials, and no other family has it")
+        if task.order is not None and task.family != "ordinal":
+            raise InputError(f"expected --order with family ordinal, got family {task.family}; leave --order out")
+        if task.offset is not None and task.exposure is not None:
+            raise InputError("expected --offset or --exposure, got both; the offset of an exposure is its logarithm")
         return task
 
     @property
     def goals(self) -> list[str]:
         """The columns that y is made of."""
-        return [name for name in (self.target, self.time, self.event) if name is not None]
+        return [name for name in (self.target, self.trials, self.time, self.event) if name is not None]
+
+    @property
+    def own_columns(self) -> list[str]:
+        """The columns of a table that are no features."""
+        others = [name for name in (self.offset, self.exposure) if name is not None]
+        return [*self.goals, *others, *listed(self.drop_columns)]
 
     def made_family(self) -> Response:
         return CoxResponse(self.ties) if self.family == "cox" else family(self.family)
 
+    def offsets(self, rows: Table) -> Floats:
+        """The column of offsets or exposures of one site, as it is."""
+        return numbers(rows, self.exposure or self.offset or "", None if self.exposure is None else "exposures")
+
     def preprocessor(self) -> FederatedPreprocessor:
         return FederatedPreprocessor(self.impute, categorical=listed(self.categorical))
 
+    def encoder(self) -> FederatedPreprocessor | FederatedFormula:
+        """What makes numbers of tables: the formula, or the preprocessor."""
+        return self.preprocessor() if self.formula is None else FederatedFormula(self.formula)
+
     def features(self, rows: Table) -> Table:
-        return rows.without([*self.goals, *listed(self.drop_columns)])
+        return rows.without(self.own_columns)
 
     def y(self, rows: Table) -> Column:
         """The targets of one site: words for labels, numbers, or (time, event)."""
         if self.time is not None and self.event is not None:
-            return np.stack([_numbers(rows, self.time, "times"), _numbers(rows, self.event, "events")], 1)
+            return np.stack([numbers(rows, self.time, "times"), numbers(rows, self.event, "events")], 1)
         assert self.target is not None  # checked when the task was made
-        if self.family == "logistic":
+        if self.family in ("logistic", "ordinal"):
             return np.array([as_word(v) for v in complete(rows, self.target)], object)
-        return _numbers(rows, self.target, "counts" if self.family == "poisson" else None)
+        found = numbers(rows, self.target, KINDS.get(self.family))
+        return found if self.trials is None else np.stack([found, numbers(rows, self.trials, "trials")], 1)
 
 
 def listed(words: str | None) -> list[str]:
     """Names separated by commas."""
     return [name.strip() for name in (words or "").split(",") if name.strip()]
+
+
+def with_formula(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the columns that the left side of their formula names."""
+    if values.get("formula") is None:
+        return values
+    for name in ("target", "time", "event", "categorical", "impute"):
+        if name in values:
+            raise InputError(f"expected --formula or --{name}, got both; a formula says which columns are used")
+    goals = FederatedFormula(values["formula"]).target
+    if not goals:
+        raise InputError("expected what to predict before ~, got nothing; write 'y ~ x', or 'Surv(time, event) ~ x'")
+    return values | dict(zip(("target",) if len(goals) == 1 else ("time", "event"), goals, strict=True))
 
 
 def check_goals(kind: str | None, target: str | None, time: str | None, event: str | None) -> None:
@@ -110,14 +156,16 @@ def ordered_classes(target: str | None, found: Iterable[str], positive: str | No
     return tuple(sorted(classes, key=lambda name: name == positive))
 
 
-def _numbers(rows: Table, name: str, what: str | None) -> Floats:
+def numbers(rows: Table, name: str, what: str | None) -> Floats:
     """A column of numbers without gaps; the first that is not allowed is refused by its row at the site."""
     values = complete(rows, name)
     if is_words(values):
         message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed"
         raise SiteError(message, "words", name)
     wrong, words = ~np.isfinite(values), "give finite numbers, or leave the row out"
-    if what is not None and not bool(wrong.any()):
+    if what in POSITIVE and not bool(wrong.any()):
+        wrong, words = values <= 0, f"{what} must be above 0"
+    elif what is not None and not bool(wrong.any()):
         wrong, words = values < 0, f"{what} must be at least 0"
     if what == "events":
         wrong, words = (values != 0) & (values != 1), "1 is an event, 0 censored"

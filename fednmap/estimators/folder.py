@@ -9,19 +9,30 @@ from typing import Any
 import numpy as np
 
 from fednmap.estimators.families import FAMILIES, expected, family
+from fednmap.estimators.fit_config import numbers
+from fednmap.estimators.inference import threshold_names
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.rows import Floats
 from fednmap.estimators.site_effects import SiteEffects
 from fednmap.names import InputError, choose
+from fednmap.problems.families import Ordinal
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
-from fednmap.tables import FederatedPreprocessor, Statistic, table
+from fednmap.tables import FederatedFormula, FederatedPreprocessor, Statistic, table
 
 MODEL = "model.json"
 VERSION = 1
 NAMED = 12  # columns in the legend of a path: those with the largest coefficients
-RATIOS = {"logistic": "odds ratio", "cox": "hazard ratio", "poisson": "rate ratio"}
+RATIOS = {
+    "logistic": "odds ratio",
+    "binomial": "odds ratio",
+    "ordinal": "odds ratio",
+    "cox": "hazard ratio",
+    "poisson": "rate ratio",
+    "negative-binomial": "rate ratio",
+    "gamma": "mean ratio",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +46,30 @@ class FittedModel:
     """(K, p)"""
     intercept: Floats
     classes: tuple[str, ...]
-    preprocessor: FederatedPreprocessor
+    preprocessor: FederatedPreprocessor | FederatedFormula
+    constants: tuple[float, ...] = ()
+    """What the family estimates once for all rows."""
+    offset: str | None = None
+    exposure: str | None = None
+    """The column that is added to every score, itself or its logarithm."""
     effects: SiteEffects | None = None
     """What the sites have of their own, where they differ."""
+
+    @property
+    def needed(self) -> set[str]:
+        """The columns of a table that predictions need."""
+        own = [name for name in (self.offset, self.exposure) if name is not None]
+        return {*own, *(s.column for s in self.statistics)}
+
+    @property
+    def levels(self) -> tuple[tuple[str, ...], list[float]]:
+        """The names and values of the intercepts; of ordered labels the thresholds, of a Cox model none."""
+        if self.family == "ordinal":
+            return threshold_names(self.classes), Ordinal(len(self.classes)).fitted(
+                float(self.intercept[0]), np.array(self.constants)
+            )["thresholds_"].tolist()
+        level = [] if self.family == "cox" else self.intercept.tolist()
+        return ("(intercept)",) * len(level), level
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -49,7 +81,8 @@ class FittedModel:
 
         rows: a frame or a `fednmap.tables.Table`; site: whose own coefficients to use, default the shared ones.
         """
-        X = self.preprocessor.transform(table(rows, only={s.column for s in self.statistics}))
+        rows = table(rows, only=self.needed)
+        X = self.preprocessor.transform(rows)
         scores = X @ self.coef.T + self.intercept
         if site is not None:
             if self.effects is None or site not in self.effects.sites:
@@ -57,13 +90,18 @@ class FittedModel:
                 raise InputError(f"expected a site with its own coefficients ({known}), got {site!r}; leave site out")
             shared = 0.0 if self.family == "cox" else self.intercept
             scores[:, 0] += self.effects.added(X, np.full(len(X), site), shared)
-        mean = expected(family(self.family), scores[:, 0] if scores.shape[1] == 1 else scores)
-        if self.family == "logistic":
+        if self.offset is not None:
+            scores = scores + numbers(rows, self.offset, None)[:, None]
+        if self.exposure is not None:
+            scores = scores + np.log(numbers(rows, self.exposure, "exposures"))[:, None]
+        kind = Ordinal(len(self.classes)) if self.family == "ordinal" else family(self.family)
+        mean = expected(kind, scores[:, 0] if scores.shape[1] == 1 else scores, self.constants)
+        if self.family in ("logistic", "ordinal"):
             each = np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
             labels = [self.classes[k] for k in each.argmax(1)]
             shares = {f"P({name})": each[:, k].tolist() for k, name in enumerate(self.classes)}
             return {self.target: labels, **shares}
-        name = "hazard ratio" if self.family == "cox" else self.target
+        name = {"cox": "hazard ratio", "binomial": "P(success)"}.get(self.family, self.target)
         return {name: mean.tolist()}
 
     def coefficient_table(self, path: Any = None, errors: Any = None) -> DataTable:
@@ -72,14 +110,15 @@ class FittedModel:
         With errors the ratio has an interval of its own; "low" and "high" are the coefficient's.
         """
         ratio, (outputs, p) = RATIOS.get(self.family), self.coef.shape
-        own = errors is not None and len(errors.estimate) == self.coef.size  # intercepts are the sites' own
-        level = [] if self.family == "cox" or own else self.intercept.tolist()
+        titles, level = self.levels
+        if errors is not None and len(errors.estimate) == self.coef.size:  # intercepts are the sites' own
+            titles, level = (), []
         # class by class, then the intercepts, as errors have them; an aliased column has NaN there
         value = np.array([*self.coef.flatten(), *level]) if errors is None else errors.estimate
         table: dict[str, Any] = {}
         if outputs > 1:
             table["class"] = [name for name in self.classes for _ in range(p)] + [*self.classes]
-        table |= {"name": [*self.columns] * outputs + ["(intercept)"] * len(level), "coefficient": value}
+        table |= {"name": [*self.columns] * outputs + [*titles], "coefficient": value}
         with np.errstate(over="ignore"):
             if ratio:
                 table[ratio] = np.exp(value)
@@ -91,12 +130,15 @@ class FittedModel:
             enters = [None if np.isnan(lam) else lam for lam in path.enters.tolist()]
             table["enters at lam"] = enters * outputs + [None] * len(level)
         each = list(zip(*((v + 0.0).tolist() if isinstance(v, np.ndarray) else v for v in table.values()), strict=True))
-        order = [j for k in range(outputs) for j in (*range(k * p, k * p + p), *([outputs * p + k] if level else []))]
+        each_level = len(level) // outputs
+        ends = [range(outputs * p + k * each_level, outputs * p + (k + 1) * each_level) for k in range(outputs)]
+        order = [j for k in range(outputs) for j in (*range(k * p, k * p + p), *ends[k])]
         return DataTable([*table], [list(each[j]) for j in order])
 
 
 def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
     """Write the model; `about` says how it was made."""
+    kind = model.preprocessor
     said = about | {
         "version": VERSION,
         "family": model.family,
@@ -105,6 +147,10 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
         "coef": model.coef.tolist(),
         "intercept": model.intercept.tolist(),
         "classes": list(model.classes),
+        "constants": list(model.constants),
+        "offset": model.offset,
+        "exposure": model.exposure,
+        **({} if isinstance(kind, FederatedPreprocessor) else {"formula": kind.formula, "state": kind.state_}),
         "statistics": [asdict(s) for s in model.statistics],
     }
     if model.effects is not None:
@@ -130,6 +176,7 @@ def load(folder: str | File) -> FittedModel:
         if own is not None:
             parts = (np.array([site[name] for site in own.values()], float) for name in ("intercept", "deviation"))
             effects = SiteEffects(tuple(own), tuple(said["columns"]), *parts)
+        statistics = [Statistic(**s | {"levels": tuple(s["levels"])}) for s in said["statistics"]]
         return FittedModel(
             said["family"],
             said["target"],
@@ -137,7 +184,12 @@ def load(folder: str | File) -> FittedModel:
             np.array(said["coef"], float).reshape(-1, len(said["columns"])),
             np.array(said["intercept"], float),
             tuple(said["classes"]),
-            FederatedPreprocessor().know([Statistic(**s | {"levels": tuple(s["levels"])}) for s in said["statistics"]]),
+            FederatedFormula(said["formula"]).know(statistics, said["state"])
+            if "formula" in said
+            else FederatedPreprocessor().know(statistics),
+            tuple(said.get("constants", ())),
+            said.get("offset"),
+            said.get("exposure"),
             effects,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,14 @@ CLOSE = 1e-16  # decrement times rows at which Newton steps end: within 1e-8 sta
 VANISHED = 1e-10  # curvature along a step over that without columns, below which estimates are infinite
 ROUNDING = 1e-14  # relative change of f that is rounding
 SHORTEST = 1e-9  # least part of a Newton step
-LIKELIHOODS = ("logistic", "poisson", "cox")  # families whose estimates may be infinite
+LIKELIHOODS = (
+    "logistic",
+    "binomial",
+    "ordinal",
+    "poisson",
+    "negative-binomial",
+    "cox",
+)  # families whose estimates may be infinite
 CERTAIN = 1e-6  # loss over that without columns, below which classes are completely separated
 FEWEST_SITES = 3  # of which samples can be drawn
 
@@ -175,8 +183,8 @@ def inference(
     prepared = estimator._prepare(rows)
     coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
     coef, intercept = prepared.scaling.standard(coef, intercept)
-    scale = [fitted.scale_] if prepared.constants else []
-    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], scale])
+    constants = fitted.constants_ if prepared.constants else []
+    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], constants])
     return wald(estimator, prepared, rows, point, level, cov_type)
 
 
@@ -187,7 +195,7 @@ def wald(
     if cov_type is not None:
         choose("cov_type", cov_type, dict.fromkeys(COV_TYPES))
     counted = rows.counted and (estimator.weights == "samples" or len(rows.sites) == 1)
-    by_rows = prepared.constants > 0 if counted else True
+    by_rows = not counted or not prepared.family.likelihood
     cov_type = cov_type or ("HC0" if by_rows else "nonrobust")
     if cov_type == "nonrobust" and by_rows:
         raise InputError(
@@ -228,7 +236,8 @@ def wald(
         warnings.warn(infinite_words(estimator._names(), infinite), ConvergenceWarning, stacklevel=3)
         unknown += marks
         basis = _basis(prepared, np.setdiff1d(kept, infinite))
-    inverse = _inverse(basis.T @ prepared.hessian(found.x).numpy() @ basis)
+    hessian = prepared.information(found.x) if cov_type == "nonrobust" else prepared.hessian(found.x)
+    inverse = _inverse(basis.T @ hessian.numpy() @ basis)
     if inverse is None:
         raise InputError(
             f"expected a Hessian that can be inverted, got a singular one: {basis.shape[1]} coefficients, "
@@ -243,9 +252,10 @@ def wald(
         small = each.T @ each
     else:
         noise = 1.0
-        if prepared.family.name == "gaussian":
+        if prepared.family.dispersed:
             left = max(n - len(inverse) - prepared.own_intercepts, 1)
-            noise = 2 * n * loss / left
+            gaussian = prepared.family.name == "gaussian"
+            noise = n * (2 * loss if gaussian else prepared.pearson(torch.from_numpy(found.estimate))) / left
             distribution = stats.t(left)
         small = noise * inverse / n
     # on the scale of the given columns, a linear map of the estimates; constants are left out
@@ -256,13 +266,18 @@ def wald(
         back[outputs * p :, : outputs * p] = np.kron(np.eye(outputs), -factor * prepared.scaling.shift)
         back[outputs * p :, outputs * p : outputs * (p + 1)] = np.eye(outputs)
     marks = np.concatenate([unknown[:, :-1].flatten(), unknown[:, -1] if prepared.intercept else []])
+    names = coefficient_names(estimator, prepared.intercept)
+    if prepared.family.name == "ordinal":  # thresholds in place of the intercept
+        steps = np.tril(np.ones((prepared.constants + 1, prepared.constants)), -1)
+        cuts = np.column_stack([np.tile(-back[-1, : p + 1], (len(steps), 1)), steps])
+        back, marks = np.vstack([back[:-1], cuts]), np.concatenate([marks[:-1], np.tile(-marks[-1], len(steps))])
+        names = (*names[:-1], *threshold_names(estimator.classes_))
     estimate, covariance = back @ found.estimate + marks, back @ (basis @ small @ basis.T) @ back.T
     covariance[marks != 0], covariance[:, marks != 0] = np.nan, np.nan
     error = np.sqrt(np.clip(np.diag(covariance), 0, None))
     reach = distribution.ppf((1 + level) / 2) * error
     ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)
     p_value = np.where(error > 0, 2 * distribution.sf(ratio), np.nan)
-    names = coefficient_names(estimator, prepared.intercept)
     ends, name = (estimate - reach, estimate + reach), prepared.family.name
     about = (name, level, cov_type, n, len(rows.sites), parameters, _log_likelihood(name, rows, n, loss, counted))
     return Inference(names, estimate, error, *ends, p_value, covariance, *about)
@@ -270,7 +285,7 @@ def wald(
 
 def _log_likelihood(family: str, rows: Rows, n: float, loss: float, counted: bool) -> float:
     """From the mean loss; NaN where that is no likelihood."""
-    if not counted or family not in ("gaussian", *LIKELIHOODS):
+    if not counted or family not in ("gaussian", "logistic", "poisson", "cox"):
         return math.nan
     if family == "gaussian":
         return -n / 2 * (math.log(2 * math.pi * 2 * loss) + 1) if loss > 0 else math.inf
@@ -364,7 +379,8 @@ def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n
 
 def _infinite(prepared: Prepared, x: torch.Tensor, step: torch.Tensor) -> tuple[list[int], Floats]:
     """The columns with infinite estimates, and +-inf in their places among coefficients and intercepts (K, p + 1)."""
-    complete = prepared.family.name != "poisson" and prepared.loss(x) < CERTAIN * prepared.loss(prepared.start)
+    labels = prepared.family.name not in ("poisson", "negative-binomial")
+    complete = labels and prepared.loss(x) < CERTAIN * prepared.loss(prepared.start)
     columns = list(range(prepared.columns)) if complete else moving(prepared, step)
     change = prepared.parameters(step)
     level = np.where(np.abs(change.intercept) > MOVING, np.sign(change.intercept), 0.0)
@@ -391,6 +407,11 @@ def coefficient_names(estimator: Federated, intercept: bool) -> tuple[str, ...]:
     columns, classes = estimator._names(), [f" [{name}]" for name in estimator._classes()] or [""]
     names = [f"{column}{name}" for name in classes for column in columns]
     return (*names, *([f"(intercept){name}" for name in classes] if intercept else []))
+
+
+def threshold_names(classes: Any) -> tuple[str, ...]:
+    """As MASS::polr calls the thresholds of ordered labels."""
+    return tuple(f"{a}|{b}" for a, b in pairwise(classes))
 
 
 def bootstrap(estimator: Federated, rows: Rows, times: int, level: float, random_state: int) -> Bootstrap:

@@ -1,13 +1,17 @@
-"""Linear, logistic, Poisson, Huber and Cox regression, and any family with any penalty."""
+"""Generalised linear models, one estimator per family, Cox regression, and any family with any penalty."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _num_samples
@@ -15,12 +19,24 @@ from sklearn.utils.validation import _num_samples
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import AnyPenalty, Federated
-from fednmap.estimators.families import CoxResponse, expected, family
+from fednmap.estimators.families import CoxResponse, expected, family, outputs_at, with_offset
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
-from fednmap.problems.families import Bernoulli, Gaussian, Poisson, Response, ScaledHuber
+from fednmap.problems.families import (
+    LITTLE,
+    Bernoulli,
+    Binomial,
+    Family,
+    Gamma,
+    Gaussian,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    Response,
+    ScaledHuber,
+)
 from fednmap.tables.table import Sites, divide
 
 
@@ -28,6 +44,37 @@ class _Regressor(RegressorMixin, Federated):  # type: ignore[misc]
     def predict(self, X: Any, sites: Any = None) -> Floats:
         """The mean of y at each row."""
         return expected(self._family(), self._scores(X, sites))
+
+
+def _explained(estimator: Federated, X: Any, y: Any, sample_weight: Any) -> float:
+    """D^2: the share of the deviance of the model without columns that the model explains."""
+    scores, kind = estimator._scores(X), estimator._family()
+    assert isinstance(kind, Family)
+    matrix, where = inputs.table(estimator, X, reset=False)
+    _, offset = inputs.without_offset(matrix, estimator._given_names(), estimator.offset, estimator.exposure, where)
+    y, weight = kind.as_rows(estimator._targets(y, where), inputs.sample_weights(sample_weight, len(scores), where))
+    rows = Rows(matrix, y, where, weight, offset)
+    share, target = torch.from_numpy(rows.shares("samples")), torch.from_numpy(rows.y)
+    empty, known = with_offset(kind, rows)
+    null = empty.first(known, rows.shares("samples")) + (0.0 if offset is None else offset)
+    constants = vars(estimator).get("constants_", ())
+    outputs = [outputs_at(kind, np.broadcast_to(part, len(target)), constants) for part in (scores, null)]
+    least = float(share @ kind.saturated(target, outputs[0]))
+    own, other = (float(share @ kind.loss(part, target)) - least for part in outputs)
+    return 1 - own / other if other > 0 else float(own <= 0)
+
+
+class _Deviance(_Regressor, AnyPenalty):
+    """A regression whose score is D^2."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """D^2, the share of the deviance that the model explains."""
+        return _explained(self, X, y, sample_weight)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
 
 
 def _classifies(estimator: Federated) -> bool:
@@ -83,7 +130,8 @@ class _Classifier(Federated):
 class FederatedGLM(_Classifier):
     """A generalised linear model of rows that lie at several sites: mean loss + lam penalty(b), fitted exactly.
 
-    family:        "gaussian", "logistic", "poisson" or "huber"; FederatedCoxRegression is for times.
+    family:        "gaussian", "logistic", "binomial", "poisson", "negative-binomial", "gamma" or "huber";
+                   FederatedCoxRegression is for times, FederatedOrdinalRegression for ordered labels.
     penalty:       a name ("none", "l1", "ridge", "elastic-net", "mcp", "scad", "group-lasso", "sparse-group-lasso",
                    "nonnegative", "box:lo,hi") or any Regularizer on the coefficients (K p of them, class by class).
     lam:           weight of the penalty; default 0.01 for a name, 1 for a Regularizer, which has its own weights.
@@ -100,9 +148,14 @@ class FederatedGLM(_Classifier):
                    i, with the penalty lam penalty(b) + mu sum_i |d_i|_1. coef_ are then the shared b, intercept_ is
                    the mean over sites; predict(X, sites) uses the sites' own, for a new site the shared ones.
     mu:            weight of the deviations d_i of standardised columns; default 0.7 lam.
+    offset:        a column of X, by name or number, that is added to every score and has no coefficient.
+    exposure:      the same with the logarithm of the column: times at risk, in models with a log link.
+    formula:       such as "visits ~ age * sex + bs(bmi, 4)": X is then a frame with these columns, and y the left side
+                   unless it is given; see `fednmap.tables.FederatedFormula`.
 
     Fitted: coef_, intercept_, n_iter_ (rounds), n_features_in_, feature_names_in_, bytes_sent_, objective_, residual_,
-    converged_, sites_, site_report_, and with site effects site_effects_.
+    converged_, sites_, site_report_, and with site effects site_effects_. Of a negative binomial model also dispersion_
+    and theta_ = 1 / dispersion_.
 
     >>> import numpy as np
     >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
@@ -118,19 +171,24 @@ class FederatedGLM(_Classifier):
     groups: Groups = None
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy, R^2, or for counts the share of deviance explained."""
-        predicted, name = self.predict(X), self._family().name
-        if name == "logistic":
-            return float(accuracy_score(y, predicted, sample_weight=sample_weight))
-        if name == "poisson":
-            return float(d2_tweedie_score(y, predicted, sample_weight=sample_weight, power=1))
-        return float(r2_score(y, predicted, sample_weight=sample_weight))
+        """Accuracy, R^2, or the share of deviance explained."""
+        name = self._family().name
+        if name in DEVIANCES:
+            return _explained(self, X, y, sample_weight)
+        rule = accuracy_score if name == "logistic" else r2_score
+        return float(rule(y, self.predict(X), sample_weight=sample_weight))
 
     def _family(self) -> Response:
         found = family(self.family)
         if not found.level:
             raise InputError(f"family {found.name!r} has its own times and strata; use FederatedCoxRegression")
+        if isinstance(found, Ordinal):
+            raise InputError("family 'ordinal' has labels and thresholds; use FederatedOrdinalRegression")
         return found
+
+    def _finish(self, rows: Rows) -> None:
+        if self._family().name == "negative-binomial":
+            warn_without_overdispersion(self, rows)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -138,7 +196,7 @@ class FederatedGLM(_Classifier):
             tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
         else:
             tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
-            tags.target_tags.positive_only = self._family().name == "poisson"
+            tags.target_tags.positive_only = self._family().name in DEVIANCES
         return tags
 
 
@@ -202,7 +260,7 @@ class FederatedLinearRegression(_Regressor, AnyPenalty):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedPoissonRegressor(_Regressor, AnyPenalty):
+class FederatedPoissonRegressor(_Deviance):
     """Poisson regression of counts with a log link: mean half deviance + lam penalty.
 
     Half the deviance of a row with score s is exp(s) - y s + y log y - y.
@@ -213,14 +271,89 @@ class FederatedPoissonRegressor(_Regressor, AnyPenalty):
 
     _kind = Poisson
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """D^2, the share of the Poisson deviance that the model explains."""
-        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = True
-        return tags
+@dataclass(eq=False, repr=False)
+class FederatedNegativeBinomialRegressor(_Deviance):
+    """Regression of counts that vary more than Poisson's: mean m = exp(score), variance m + dispersion m^2.
+
+    The dispersion is estimated with the coefficients, by maximum likelihood, as in MASS::glm.nb, whose theta is
+    1 / dispersion. A ConvergenceWarning says that counts do not vary more than Poisson's. See `FederatedGLM` for the
+    parameters. Fitted: also dispersion_ and theta_.
+
+    >>> import numpy as np
+    >>> X, y, hospital = np.arange(8.0)[:, None], [0, 3, 1, 0, 9, 2, 1, 8], ["a", "b"] * 4
+    >>> round(FederatedNegativeBinomialRegressor("none").fit(X, y, sites=hospital).theta_, 3)
+    1.343
+    """
+
+    _kind = NegativeBinomial
+
+    def _finish(self, rows: Rows) -> None:
+        warn_without_overdispersion(self, rows)
+
+
+@dataclass(eq=False, repr=False)
+class FederatedGammaRegressor(_Deviance):
+    """Gamma regression of positive numbers, such as costs, with a log link: mean half deviance + lam penalty.
+
+    Half the deviance of a row with score s is y exp(-s) + s - log y - 1. With penalty="ridge" and standardize=False it
+    is scikit-learn's GammaRegressor(alpha=lam). See `FederatedGLM` for the parameters.
+    """
+
+    _kind = Gamma
+
+
+@dataclass(eq=False, repr=False)
+class FederatedBinomialRegressor(_Deviance):
+    """Logistic regression of counts: y has two columns, successes and trials.
+
+    The fit is that of one row per trial: mean log-loss of trials + lam penalty. One column is a share of successes,
+    whose trials are sample_weight. `predict` is the probability of a success. See `FederatedGLM` for the parameters.
+
+    >>> import numpy as np
+    >>> dose, y = np.array([[0.0], [1.0], [2.0], [3.0]]), [[1, 10], [3, 10], [6, 10], [8, 10]]
+    >>> FederatedBinomialRegressor("none").fit(dose, y, sites=["a", "a", "b", "b"]).coef_.round(3)
+    array([1.19])
+    """
+
+    _kind = Binomial
+
+
+@dataclass(eq=False, repr=False)
+class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[misc]
+    """Proportional odds for ordered labels: log-odds of y > k are <b, x> - thresholds_[k], as in MASS::polr.
+
+    order: the labels from the lowest to the highest; default: that of an ordered pandas column, else by name or size.
+
+    Mean -log likelihood + lam penalty(b); thresholds are not penalised. Every label must occur, at some site. See
+    `FederatedGLM` for the other parameters. Fitted: also thresholds_ and classes_.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(8.0)[:, None], ["low", "low", "high", "low", "mid", "high", "mid", "high"]
+    >>> model = FederatedOrdinalRegression("none", order=("low", "mid", "high")).fit(X, y, sites=["a", "b"] * 4)
+    >>> model.coef_.round(3), model.predict([[0.0], [7.0]])
+    (array([0.68]), array(['low', 'high'], dtype='<U4'))
+    """
+
+    _: KW_ONLY
+    order: Sequence[Any] | None = None
+    fit_intercept: ClassVar[bool] = True  # type: ignore[misc]  # no parameter
+
+    def predict_proba(self, X: Any) -> Floats:
+        """The probability of every label, in the order of classes_."""
+        scores, constants = self._scores(X), vars(self).get("constants_", ())
+        return expected(self._family(), scores, constants)
+
+    def predict(self, X: Any) -> Any:
+        """The likeliest label."""
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+    def _family(self) -> Response:
+        return Ordinal(len(vars(self).get("classes_", (0, 1))))
+
+    def _targets(self, y: Any, sites: Sites) -> Floats:
+        self.classes_, numbers = inputs.ordered_labels(y, len(sites.of_row), self.order)
+        return numbers
 
 
 @dataclass(eq=False, repr=False)
@@ -241,6 +374,21 @@ class FederatedHuberRegressor(_Regressor):
 
     def _family(self) -> Response:
         return ScaledHuber(self.epsilon)
+
+
+DEVIANCES = ("binomial", "poisson", "negative-binomial", "gamma")
+"""Families of `FederatedGLM` whose score is D^2."""
+
+
+def warn_without_overdispersion(estimator: Any, rows: Rows) -> None:
+    """Warn that a dispersion is as small as it may be."""
+    if estimator.dispersion_ * float(rows.shares(estimator.weights) @ rows.y) < 1.001 * LITTLE:
+        warnings.warn(
+            f"the dispersion is {estimator.dispersion_:.1g}: these counts do not vary more than Poisson's; use "
+            "family poisson",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -18,11 +18,15 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators.base import Federated, warn_unconverged
 from fednmap.estimators.linear_models import (
+    FederatedBinomialRegressor,
     FederatedCoxRegression,
     FederatedElasticNet,
+    FederatedGammaRegressor,
     FederatedGLM,
     FederatedLasso,
     FederatedLogisticRegression,
+    FederatedNegativeBinomialRegressor,
+    FederatedOrdinalRegression,
     FederatedPoissonRegressor,
 )
 from fednmap.estimators.path import RegularizationPath, grid, is_ridge, null_model, walk
@@ -70,7 +74,7 @@ class CrossValidated(Federated):
     refill: ClassVar[Any] = None
     """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
 
-    def fit(self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None) -> Self:
         """Choose lam, and fit the model there to all rows."""
         if self.select not in SELECT:
             raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
@@ -152,7 +156,7 @@ class CrossValidated(Federated):
             if n < 2 * cv:
                 raise InputError(f"cv is {cv} folds for {n} rows; give at most {n // 2} folds")
             shuffled = np.random.default_rng(self.random_state).permutation(n)
-            kinds = {"logistic": rows.y, "cox": rows.y[..., -1]}.get(name, np.zeros(n))
+            kinds = {"logistic": rows.y, "ordinal": rows.y, "cox": rows.y[..., -1]}.get(name, np.zeros(n))
             fold, names = np.empty(n, np.intp), tuple(f"fold {k + 1}" for k in range(cv))
             fold[shuffled[np.lexsort((kinds[shuffled], rows.sites.of_row[shuffled]))]] = np.arange(n) % cv
         else:
@@ -213,17 +217,17 @@ class CrossValidated(Federated):
     def _by_criterion(self, rows: Rows) -> int:
         """-2 log-likelihood + log(N) (nonzero) + 2 gamma log C(p, nonzero); N is the number of events in a Cox model,
         and weights count rows if they are whole numbers."""
-        path, family = self.path_, self._family().name
-        if family == "huber":
-            raise InputError(f"select is {self.select!r}, which needs a likelihood, and huber has none; use 'min'")
+        path, family = self.path_, self._family()
+        if not family.likelihood:
+            raise InputError(
+                f"select is {self.select!r}, which needs a likelihood, and {family.name} has none; use 'min'"
+            )
         if not bool((path.coefs == 0).any()):
             raise InputError(f"select is {self.select!r}, which counts zeros, and this penalty makes none; use 'min'")
         n, p = float(rows.weight.sum()) if rows.counted else float(len(rows.y)), path.coefs[0].size
         nonzero, gamma = (path.coefs != 0).sum((1, 2)), EBIC if self.select == "ebic" else 0.0
-        minus_two_log = 2 * n * path.losses
-        if family == "gaussian":
-            minus_two_log = n * np.log(np.clip(2 * path.losses, 1e-300, None))
-        size = n * float(rows.weight @ rows.y[:, 1]) / float(rows.weight.sum()) if family == "cox" else n
+        minus_two_log = family.minus_two_log(path.losses, n)
+        size = n * float(rows.weight @ rows.y[:, 1]) / float(rows.weight.sum()) if family.name == "cox" else n
         choices = gammaln(p + 1) - gammaln(nonzero + 1) - gammaln(p - nonzero + 1)
         self.criterion_ = minus_two_log + np.log(size) * nonzero + 2 * gamma * choices
         return int(self.criterion_.argmin())
@@ -249,9 +253,8 @@ def _losses(prepared: Prepared, path: RegularizationPath, rows: Rows, weights: s
     if isinstance(prepared.problem, PartialMinimum):
         return _losses_by_site(prepared, path, rows.sites.names, f)
     points = []
-    for coef, intercept, scale in zip(path.coefs, path.intercepts, path.scales, strict=True):
-        parts = [coef.flatten(), intercept if prepared.intercept else [], [] if scale is None else [scale]]
-        points.append(np.concatenate(parts))
+    for coef, intercept, constants in zip(path.coefs, path.intercepts, path.constants, strict=True):
+        points.append(np.concatenate([coef.flatten(), intercept if prepared.intercept else [], constants]))
     if prepared.constants:
         return np.array([float(f.loss(dense(point))) for point in points])
     found: Floats = f.losses(dense(np.stack(points))).numpy()
@@ -321,6 +324,28 @@ class FederatedLogisticRegressionCV(CrossValidated, FederatedLogisticRegression)
 @dataclass(eq=False, repr=False)
 class FederatedPoissonRegressorCV(CrossValidated, FederatedPoissonRegressor):
     """`FederatedPoissonRegressor` that chooses its lam; see `FederatedLassoCV`."""
+
+
+@dataclass(eq=False, repr=False)
+class FederatedNegativeBinomialRegressorCV(CrossValidated, FederatedNegativeBinomialRegressor):
+    """`FederatedNegativeBinomialRegressor` that chooses its lam; see `FederatedLassoCV`."""
+
+
+@dataclass(eq=False, repr=False)
+class FederatedGammaRegressorCV(CrossValidated, FederatedGammaRegressor):
+    """`FederatedGammaRegressor` that chooses its lam; see `FederatedLassoCV`."""
+
+
+@dataclass(eq=False, repr=False)
+class FederatedBinomialRegressorCV(CrossValidated, FederatedBinomialRegressor):
+    """`FederatedBinomialRegressor` that chooses its lam; see `FederatedLassoCV`."""
+
+
+@dataclass(eq=False, repr=False)
+class FederatedOrdinalRegressionCV(CrossValidated, FederatedOrdinalRegression):
+    """`FederatedOrdinalRegression` that chooses its lam; see `FederatedLassoCV`."""
+
+    fit_intercept: ClassVar[bool] = True  # type: ignore[misc]  # no parameter
 
 
 @dataclass(eq=False, repr=False)

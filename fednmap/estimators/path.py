@@ -35,8 +35,8 @@ class RegularizationPath:
     """(lambdas, K, p)"""
     intercepts: Floats
     """(lambdas, K)"""
-    scales: tuple[float | None, ...]
-    """sigma at each, where the family has one."""
+    constants: Floats
+    """(lambdas, constants of the family): sigma, a dispersion, or distances of thresholds."""
     losses: Floats
     """f at each."""
     fits: tuple[Fit, ...]
@@ -174,7 +174,7 @@ def walk(
         lambdas,
         np.stack([model.coef for model in models]),
         np.stack([model.intercept for model in models]),
-        tuple(model.scale for model in models),
+        np.stack([model.constants for model in models]),
         np.array([fit.loss for fit in fits]),
         tuple(fits),
         tuple(estimator._names()),

@@ -15,7 +15,7 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
-from fednmap.estimators.families import Linear, problem
+from fednmap.estimators.families import Linear, problem, with_offset
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
 from fednmap.measure import hessian_norms
@@ -25,8 +25,6 @@ from fednmap.problems.families import Gaussian, Response
 from fednmap.regularizers import Box, Separable, Zero
 from fednmap.tables.statistics import scales
 
-LEAST = 1e-3
-"""The least scale that a family may estimate, relative to the one it begins with."""
 DENSE_ROWS, SPARSE_ROWS = 500, 2_000
 """Rows whose deviations are computed together: dense ones stay in cache, and what is computed takes memory too."""
 
@@ -108,11 +106,11 @@ def moments(X: Any, weight: Floats) -> tuple[Floats, Floats]:
 
 
 class Parameters(NamedTuple):
-    """A model on the scale of the given columns: coefficients (K, p), intercepts (K,), sigma if the family has it."""
+    """A model on the scale of the given columns: coefficients (K, p), intercepts (K,), the family's constants."""
 
     coef: Floats
     intercept: Floats
-    scale: float | None = None
+    constants: Floats
 
 
 class Layout:
@@ -127,6 +125,7 @@ class Layout:
         first = family.first(y, weight) if intercept else np.zeros(0)
         parts = [np.zeros(self.end), first, family.first_constants(y, weight)]
         self.start = torch.from_numpy(np.concatenate(parts))
+        self._least = family.least(y, weight) if family.constants else 0.0
         self.unit = family.unit(y, weight)
         """Tolerances are relative to it."""
 
@@ -137,13 +136,12 @@ class Layout:
         parts: list[tuple[slice, Regularizer]] = [(slice(0, self.end), phi)]
         if self.constants:
             size = len(self.start)
-            least = LEAST * float(self.start[-self.constants :].min())
-            parts.append((slice(size - self.constants, size), Box(least, float("inf"))))
+            parts.append((slice(size - self.constants, size), Box(self._least, float("inf"))))
         return Separable(parts)
 
     def coefficients(self, x: Tensor) -> Floats:
         """(K, p), of the scaled columns."""
-        found: Floats = x[: self.end].reshape(self.outputs, -1).numpy()
+        found: Floats = x[: self.end].reshape(self.outputs, self.columns).numpy()
         return found
 
     def parameters(self, x: Tensor) -> Parameters:
@@ -151,8 +149,8 @@ class Layout:
         intercept = x[self.end : self.end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
         if self.outputs > 1:
             intercept = intercept - intercept.mean()  # what is common to all classes changes no probability
-        scale = float(x[-1]) if self.constants else None
-        return Parameters(*self.scaling.original(self.coefficients(x), intercept), scale)
+        constants = x[len(x) - self.constants :].numpy()
+        return Parameters(*self.scaling.original(self.coefficients(x), intercept), constants)
 
 
 class Prepared(Layout):
@@ -178,7 +176,8 @@ class Prepared(Layout):
         mu: float = 0.0,
     ) -> None:
         rows = rows.by_site()
-        X, y, each = rows.X, rows.y, rows.shares(weights)
+        family, y = with_offset(family, rows)
+        X, each = rows.X, rows.shares(weights)
         self.level = fit_intercept and family.level
         intercept = self.level and site_effects == "none"
         free = self.level or not family.level
@@ -251,6 +250,17 @@ class Prepared(Layout):
             return self._gram[0]
         return self._back(self._back(self.problem.hessian(self._inner(x))).mT)
 
+    def information(self, x: Tensor) -> Tensor:
+        """The expected Hessian, from which standard errors are; of a Cox model the observed one."""
+        if self._gram is not None or not isinstance(self.problem, GLM):
+            return self.hessian(x)
+        return self._back(self._back(self.problem.information(self._inner(x))).mT)
+
+    def pearson(self, x: Tensor) -> float:
+        """The mean of the rows' squared Pearson residuals."""
+        assert isinstance(self.problem, GLM)
+        return self.problem.pearson(self._inner(x))
+
     def outer(self, x: Tensor) -> Tensor:
         """The sum over rows of squares of their gradients, (d, d)."""
         assert isinstance(self.problem, GLM | PartialMinimum)  # a row of a Cox model has no gradient of its own
@@ -299,9 +309,10 @@ class Prepared(Layout):
 def problem_of(family: Response, rows: Rows, each: Floats, intercept: bool) -> Linear:
     """The sites' losses on rows that lie site by site; `each` is what every row counts."""
     x = from_scipy("X", rows.X) if sparse.issparse(rows.X) else dense(rows.X)
+    family, y = with_offset(family, rows)
     return problem(
         family,
-        ClientData(x, dense(rows.y), dense(rows.sites.sizes)),
+        ClientData(x, dense(y), dense(rows.sites.sizes)),
         intercept=intercept,
         weights=dense(np.bincount(rows.sites.of_row, each, len(rows.sites))),
         sample_weights=None if bool((rows.weight == rows.weight[0]).all()) else dense(rows.weight),

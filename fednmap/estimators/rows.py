@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from fednmap.names import InputError, is_number
-from fednmap.tables.table import Sites, divide
+from fednmap.tables.table import Sites, column, divide
 
 Floats = npt.NDArray[np.float64]
 LARGEST = 1e100
@@ -26,9 +26,12 @@ class Rows(NamedTuple):
     y: Floats
     sites: Sites
     weight: Floats
+    offset: Floats | None = None
+    """What is added to the score of each row."""
 
     def some(self, keep: Any) -> Rows:
-        return Rows(self.X[keep], self.y[keep], self.sites.some(keep), self.weight[keep])
+        offset = None if self.offset is None else self.offset[keep]
+        return Rows(self.X[keep], self.y[keep], self.sites.some(keep), self.weight[keep], offset)
 
     def by_site(self) -> Rows:
         """The rows site by site."""
@@ -61,6 +64,8 @@ def no_site_of_one(sites: Sites) -> None:
 
 def table(estimator: Any, X: Any, sites: Any = None, *, reset: bool) -> tuple[Any, Sites]:
     """X as finite float64, dense or CSR, with the estimator's names of columns set or compared; and the rows' sites."""
+    if estimator.formula is not None:
+        X = _by_formula(estimator, X)
     thin = "csr" if get_tags(estimator).input_tags.sparse else False
     if "columns" in dir(X):
         _columns_of_numbers(X)
@@ -73,8 +78,50 @@ def table(estimator: Any, X: Any, sites: Any = None, *, reset: bool) -> tuple[An
     where = divide(sites, X.shape[0])
     values = X.data if sparse.issparse(X) else X
     if not max(values.max(initial=0.0), -values.min(initial=0.0)) <= LARGEST:  # also for NaN
-        raise _not_finite(X, values, estimator._names(), where)
+        raise _not_finite(X, values, estimator._given_names(), where)
     return X, where
+
+
+def _by_formula(estimator: Any, X: Any) -> Any:
+    """The columns of the estimator's formula, and that of offsets."""
+    found = estimator.formula_.frame(X)
+    name = estimator.offset if estimator.exposure is None else estimator.exposure
+    if name is None:
+        return found
+    if not isinstance(name, str):
+        raise InputError(f"expected the name of a column with a formula, got {name!r} as offset or exposure")
+    return found.assign(**{name: column(name, X[name])})
+
+
+def without_offset(
+    X: Any, names: list[str], offset: str | int | None, exposure: str | int | None, sites: Sites
+) -> tuple[Any, Floats | None]:
+    """X without the column of offsets, and these; the offset of an exposure is its logarithm."""
+    j = offset_column(names, offset, exposure)
+    if j is None:
+        return X, None
+    found: Floats = (X[:, [j]].toarray() if sparse.issparse(X) else X[:, [j]])[:, 0]
+    wrong = np.flatnonzero(found <= 0)
+    if offset is None and len(wrong):
+        row = int(wrong[0])
+        raise InputError(f"the exposure is {found[row]:g} in row {row}{sites.at(row)}; give numbers above 0")
+    return X[:, [k for k in range(len(names)) if k != j]], found if exposure is None else np.log(found)
+
+
+def offset_column(names: list[str], offset: str | int | None, exposure: str | int | None) -> int | None:
+    """The number of the column that is an offset or an exposure; None where there is none."""
+    if offset is not None and exposure is not None:
+        raise InputError("expected an offset or an exposure, got both; the offset of an exposure is its logarithm")
+    name = exposure if offset is None else offset
+    if name is None:
+        return None
+    if isinstance(name, str):
+        if name not in names:
+            raise InputError(f"X has no column {name!r}, the offset or exposure; it has {', '.join(names[:20])}")
+        return names.index(name)
+    if isinstance(name, bool) or not isinstance(name, int | np.integer) or not -len(names) <= name < len(names):
+        raise InputError(f"the offset or exposure is column {name!r}; X has {len(names)} columns, give one by name")
+    return int(name) % len(names)
 
 
 def _columns_of_numbers(X: Any) -> None:
@@ -182,6 +229,30 @@ def labels(y: Any, rows: int) -> tuple[Any, Floats]:
     _one_per_row(found, rows)
     classes, numbers = np.unique(found, return_inverse=True)
     return classes, numbers.astype(np.float64)
+
+
+def ordered_labels(y: Any, rows: int, order: Any) -> tuple[Any, Floats]:
+    """The labels from the lowest to the highest, and every row's place among them.
+
+    order: the labels; None: that of an ordered pandas column, else by name or size.
+    """
+    kind = getattr(y, "dtype", None)
+    if order is None and getattr(kind, "ordered", False):
+        order = [label for label in kind.categories if label in set(y)]
+    classes, numbers = labels(y, rows)
+    if len(classes) < 2:
+        raise InputError(f"y holds one class only, {classes[0]}, at all sites; two are needed")
+    if order is None:
+        return classes, numbers
+    place = {label: k for k, label in enumerate(order)}
+    unknown = [label for label in classes.tolist() if label not in place]
+    if unknown or len(place) != len(order):
+        raise InputError(f"expected order to name every label once, got {list(order)}; y has {unknown or classes}")
+    lacking = [label for label in order if label not in classes.tolist()]
+    if lacking:
+        raise InputError(f"expected rows of every label of order, got none of {lacking[0]!r}; leave it out")
+    moved = np.array([place[label] for label in classes.tolist()])
+    return classes[np.argsort(moved)], moved[numbers.astype(np.intp)].astype(np.float64)
 
 
 def sample_weights(weight: Any, rows: int, sites: Sites) -> Floats:

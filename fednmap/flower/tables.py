@@ -41,6 +41,9 @@ from fednmap.tables.table import REFUSALS, SiteError
 AGREEMENT = "agreement.json"
 QUESTION = f"{MessageType.QUERY}.tables"
 
+ALONE = ("binomial", "ordinal", "trials", "offset", "exposure", "formula")
+"""Families and settings of a fit in one process alone."""
+
 LoadTable = Callable[[Context], Any]
 
 log = logging.getLogger("flwr")
@@ -52,7 +55,10 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
     federation = FederationSettings.make(**own | {"measure_stationarity": True})
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
-    return FitConfig.make(**given), federation.model_copy(update={"min_clients": len(federation.names)})
+    task = FitConfig.make(**given)
+    if alone := [name for name in ALONE if getattr(task, name) is not None or task.family == name]:
+        raise InputError(f"{alone[0]} is for `fednmap fit`; a fit between machines has none yet, leave it out")
+    return task, federation.model_copy(update={"min_clients": len(federation.names)})
 
 
 def common_settings(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
@@ -212,6 +218,7 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
         parameters.intercept,
         known.classes,
         known.preprocessor,
+        tuple(parameters.constants.tolist()),
     )
     about = {
         "data": "own",

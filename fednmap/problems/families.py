@@ -9,17 +9,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import gammaln
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
 
 from fednmap.names import InputError
 
 Floats = npt.NDArray[np.float64]
+
+LEAST = 1e-3
+"""The least scale that a family may estimate, relative to the one it begins with."""
+LITTLE = 1e-2
+"""The least share by which the variance of negative binomial counts is larger than Poisson's."""
 
 
 class Response:
@@ -28,6 +34,12 @@ class Response:
     name: ClassVar[str] = "own"
     level: ClassVar[bool] = True
     """Whether there is an intercept to fit."""
+    likelihood: ClassVar[bool] = True
+    """Whether the loss is a negative log likelihood, so that its Hessian gives standard errors."""
+    dispersed: ClassVar[bool] = False
+    """Whether the variance has a factor that is estimated from Pearson's residuals."""
+    y_columns: ClassVar[int] = 1
+    """How many columns the y of a user may have, at most."""
 
     @property
     def outputs(self) -> int:
@@ -42,6 +54,14 @@ class Response:
     def check(self, y: Floats, at: Callable[[int], str]) -> None:
         """Refuse a y that is not of this kind; `at` says where a row is."""
 
+    def as_rows(self, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
+        """The targets of the loss and what rows count, from y as a user gives it."""
+        return y, weight
+
+    def minus_two_log(self, losses: Floats, n: float) -> Floats:
+        """-2 log likelihood of models with these mean losses of n rows, up to what is the same for all models."""
+        return 2 * n * losses
+
     def first(self, y: Floats, weight: Floats) -> Floats:
         """The intercepts of the model without features; weights sum to 1."""
         return np.zeros(1)
@@ -49,6 +69,14 @@ class Response:
     def first_constants(self, y: Floats, weight: Floats) -> Floats:
         """Where the constants begin."""
         return np.zeros(0)
+
+    def least(self, y: Floats, weight: Floats) -> float:
+        """The least value that constants may have."""
+        return LEAST * float(self.first_constants(y, weight).min())
+
+    def fitted(self, intercept: float, constants: Floats) -> dict[str, Any]:
+        """The attributes that a fitted estimator has besides its coefficients, from the intercept and constants."""
+        return {}
 
     def unit(self, y: Floats, weight: Floats) -> float:
         """The size of a gradient for standardised columns: tolerances are relative to it."""
@@ -86,6 +114,23 @@ class Family(Response, ABC):
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         """Its second derivative with respect to eta: with K outputs a matrix (K, K) per row."""
 
+    @property
+    def columns(self) -> int:
+        """The numbers of a row that `loss` takes as y; if more than 1, y has one more axis, the last."""
+        return 1
+
+    def information(self, eta: Tensor, y: Tensor) -> Tensor:
+        """The expected curvature, as in Fisher scoring; it differs where the link is not canonical."""
+        return self.curvature(eta, y)
+
+    def pearson(self, eta: Tensor, y: Tensor) -> Tensor:
+        """The squared Pearson residual of each row, of families that are `dispersed`."""
+        return (y - self.mean(eta)).square()
+
+    def saturated(self, y: Tensor, like: Tensor) -> Tensor:
+        """The least loss of each row; constants are those of the outputs `like`."""
+        return torch.zeros_like(y)
+
     def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Both; a family overrides it where they share their work."""
         return self.loss(eta, y), self.slope(eta, y)
@@ -108,6 +153,7 @@ class Gaussian(Family):
     """(y - eta)^2 / 2: linear regression."""
 
     name = "gaussian"
+    dispersed = True
 
     @property
     def bound(self) -> float:
@@ -127,6 +173,10 @@ class Gaussian(Family):
 
     def unit(self, y: Floats, weight: Floats) -> float:
         return deviation(y, weight)
+
+    def minus_two_log(self, losses: Floats, n: float) -> Floats:
+        found: Floats = n * np.log(np.clip(2 * losses, 1e-300, None))
+        return found
 
 
 @dataclass(frozen=True)
@@ -311,6 +361,7 @@ class ScaledHuber(Family):
     """
 
     name = "huber"
+    likelihood = False
     epsilon: float = 1.35
 
     def __post_init__(self) -> None:
@@ -338,8 +389,7 @@ class ScaledHuber(Family):
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         r, sigma = eta[..., 0] - y, eta[..., 1]
         u, c = r / sigma, 2 / sigma * (r.abs() <= self.epsilon * sigma)
-        rows = torch.stack([c, -c * u], -1), torch.stack([-c * u, c * u.square()], -1)
-        return torch.stack(rows, -2)
+        return _symmetric(c, -c * u, c * u.square())
 
     def mean(self, eta: Tensor) -> Tensor:
         return eta[..., 0]
@@ -353,6 +403,9 @@ class ScaledHuber(Family):
     def first_constants(self, y: Floats, weight: Floats) -> Floats:
         return np.array([deviation(y, weight)])
 
+    def fitted(self, intercept: float, constants: Floats) -> dict[str, Any]:
+        return {"scale_": float(constants[0])}
+
     def steepness(self, y: Floats, weight: Floats) -> Floats:
         return 2 / self.first_constants(y, weight)
 
@@ -362,15 +415,421 @@ class ScaledHuber(Family):
         return torch.minimum(torch.maximum(r, -limit), limit)
 
 
+@dataclass(frozen=True)
+class Binomial(Bernoulli):
+    """Half the deviance of a share y of successes, log(1 + exp(eta)) - y eta + y log y + (1 - y) log(1 - y).
+
+    A row of n trials counts n times: it is n rows of `Bernoulli`. A user's y has the columns successes and trials.
+    """
+
+    name = "binomial"
+    y_columns = 2
+
+    def loss(self, eta: Tensor, y: Tensor) -> Tensor:
+        return softplus(eta) - y * eta + (torch.xlogy(y, y) + torch.xlogy(1 - y, 1 - y))
+
+    def predict(self, eta: Tensor) -> Tensor:
+        return self.mean(eta)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        if not bool(((y >= 0) & (y <= 1)).all()):
+            raise InputError("expected shares of successes from 0 to 1, got others; give successes / trials")
+        return y.to(dtype)
+
+    def as_rows(self, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
+        if y.ndim == 1:
+            return y, weight
+        if y.shape[1] != 2:
+            raise InputError(f"expected y with the columns successes and trials, got {y.shape[1]} columns")
+        wrong = np.flatnonzero(~((y[:, 0] >= 0) & (y[:, 0] <= y[:, 1])))
+        if len(wrong):
+            successes, trials = y[wrong[0]]
+            raise InputError(
+                f"expected 0 <= successes <= trials, got {successes:g} of {trials:g} in row {wrong[0]}; give the "
+                "columns successes and trials"
+            )
+        return np.divide(y[:, 0], y[:, 1], out=np.zeros(len(y)), where=y[:, 1] > 0), weight * y[:, 1]
+
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        wrong = np.flatnonzero(~((y >= 0) & (y <= 1)))
+        if len(wrong):
+            raise InputError(
+                f"expected shares from 0 to 1, or the columns successes and trials, got {y[wrong[0]]:g} in row "
+                f"{wrong[0]}{at(wrong[0])}; give both columns"
+            )
+        if not 0 < y.mean() < 1:
+            raise InputError("all trials have the same outcome; a binomial model needs successes and failures")
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        share = np.clip(weight @ y, 1e-12, 1 - 1e-12)
+        return np.array([np.log(share / (1 - share))])
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        share = float(weight @ y)
+        return np.array([share * (1 - share)])
+
+
+@dataclass(frozen=True)
+class Gamma(Family):
+    """Half the deviance, y exp(-eta) + eta - log y - 1: positive y with mean exp(eta), and a variance that grows as its
+    square.
+
+    The curvature y exp(-eta) is not bounded, as `Poisson`'s.
+    """
+
+    name = "gamma"
+    dispersed = True
+
+    def loss(self, eta: Tensor, y: Tensor) -> Tensor:
+        return y * torch.exp(-eta) + eta - (torch.log(y) + 1)
+
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        return 1 - y * torch.exp(-eta)
+
+    def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
+        return y * torch.exp(-eta)
+
+    def information(self, eta: Tensor, y: Tensor) -> Tensor:
+        return torch.ones_like(eta)
+
+    def pearson(self, eta: Tensor, y: Tensor) -> Tensor:
+        return (y * torch.exp(-eta) - 1).square()
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.exp(eta)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        if not bool((y > 0).all()):
+            raise InputError(f"y holds {float(y.min()):g}; a Gamma model needs numbers above 0")
+        return y.to(dtype)
+
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        wrong = np.flatnonzero(~(y > 0))
+        if len(wrong):
+            raise InputError(
+                f"y is {y[wrong[0]]:g} in row {wrong[0]}{at(wrong[0])}; a Gamma model needs numbers above 0"
+            )
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([np.log(weight @ y)])
+
+    def minus_two_log(self, losses: Floats, n: float) -> Floats:
+        half = np.clip(losses, 1e-300, None)  # as in R: the dispersion is the mean deviance
+        found: Floats = 2 * n * ((half + 1 + np.log(2 * half)) / (2 * half) + gammaln(1 / (2 * half)))
+        return found
+
+
+@dataclass(frozen=True)
+class NegativeBinomial(Family):
+    """-log likelihood of counts y with mean m = exp(eta) and variance m + a m^2.
+
+    lgamma(1 / a) + lgamma(y + 1) - lgamma(y + 1 / a) + (y + 1 / a) log(1 + a m) - y log(a m)
+
+    The second output is log a, one number for all rows, the last coordinate of x. MASS::glm.nb has theta = 1 / a. The
+    loss is not convex in log a, and flat where counts vary no more than Poisson's: `least` bounds it, where the
+    variance of a row of mean count is 1.01 times Poisson's.
+
+    Reference: Lawless, Negative binomial and mixed Poisson regression, 1987.
+    """
+
+    name = "negative-binomial"
+
+    @property
+    def outputs(self) -> int:
+        return 2
+
+    @property
+    def constants(self) -> int:
+        return 1
+
+    def loss(self, eta: Tensor, y: Tensor) -> Tensor:
+        s, log_a = eta[..., 0], eta[..., 1]
+        r = torch.exp(-log_a)
+        free = torch.lgamma(r) + torch.lgamma(y + 1) - torch.lgamma(y + r)
+        return free + (y + r) * softplus(s + log_a) - y * (s + log_a)
+
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        r, m, over, b = self._parts(eta, y)
+        return torch.stack([(m - y) * over, (m - y) * over - r * b], -1)
+
+    def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
+        r, m, over, b = self._parts(eta, y)
+        share = m / r * over
+        mixed = (y - m) * share * over
+        spread = r * r * (torch.polygamma(1, r) - torch.polygamma(1, y + r))
+        return _symmetric((r + y) * share * over, mixed, mixed + r * b + spread - r * share)
+
+    def information(self, eta: Tensor, y: Tensor) -> Tensor:
+        _, m, over, _ = self._parts(eta, y)
+        return _symmetric(m * over, torch.zeros_like(m), self.curvature(eta, y)[..., 1, 1])
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.exp(eta[..., 0])
+
+    def saturated(self, y: Tensor, like: Tensor) -> Tensor:
+        best = torch.log(y.clamp_min(1e-300))
+        return self.loss(torch.stack([best, like[..., 1].expand(best.shape)], -1), y)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        return Poisson().targets(y, dtype)
+
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        Poisson().check(y, at)
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([np.log(weight @ y)])
+
+    def first_constants(self, y: Floats, weight: Floats) -> Floats:
+        mean = float(weight @ y)
+        return np.array([np.log(max((deviation(y, weight) ** 2 - mean) / mean**2, 0.01))])
+
+    def least(self, y: Floats, weight: Floats) -> float:
+        return math.log(LITTLE / float(weight @ y))
+
+    def fitted(self, intercept: float, constants: Floats) -> dict[str, Any]:
+        return {"dispersion_": math.exp(constants[0]), "theta_": math.exp(-constants[0])}
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        mean = float(weight @ y)
+        return mean / (1 + np.exp(self.first_constants(y, weight)) * mean)
+
+    def unit(self, y: Floats, weight: Floats) -> float:
+        return float(self.steepness(y, weight)[0])
+
+    def _parts(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """1 / a, m, 1 / (1 + a m), and the derivative of the loss by 1 / a at m = y."""
+        m, log_a = torch.exp(eta[..., 0]), eta[..., 1]
+        r = torch.exp(-log_a)
+        return r, m, r / (r + m), torch.digamma(r) - torch.digamma(y + r) + softplus(eta[..., 0] + log_a)
+
+
+@dataclass(frozen=True)
+class Ordinal(Family):
+    """-log P(y), P(y > k) = 1 / (1 + exp(t_k - eta)), 0 = t_0 < t_1 < ...: ordered labels 0 .. classes - 1.
+
+    Proportional odds, convex in coefficients and thresholds. The outputs after the first are t_1 - t_0, t_2 - t_1, ...:
+    positive numbers, the last coordinates of x. MASS::polr has the thresholds t_k - c for the intercept c. With two
+    classes it is `Bernoulli`.
+
+    Reference: McCullagh, Regression models for ordinal data, JRSS B 1980.
+    """
+
+    name = "ordinal"
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise InputError(f"classes is {self.classes}; ordered labels need at least 2")
+
+    @property
+    def outputs(self) -> int:
+        return self.classes - 1
+
+    @property
+    def constants(self) -> int:
+        return self.classes - 2
+
+    def loss(self, eta: Tensor, y: Tensor) -> Tensor:
+        above, below, gaps = self._ends(eta, y)
+        width = torch.where(self._is_own(y), gaps, torch.inf)
+        apart = torch.log(-torch.expm1(-width.clamp_min(0))).sum(-1)  # log(1 - exp(-gap)) of labels between others
+        return softplus(-above) + softplus(below) - apart
+
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        above, below, gaps = self._ends(eta, y)
+        up, down = torch.sigmoid(-above), torch.sigmoid(below)
+        by_gap = (up.unsqueeze(-1) * self._is_past(y, 1) - down.unsqueeze(-1) * self._is_past(y, 0)) - torch.where(
+            self._is_own(y), 1 / torch.expm1(gaps), 0.0
+        )
+        found = torch.cat([(down - up).unsqueeze(-1), by_gap], -1)
+        return found if self.outputs > 1 else found[..., 0]
+
+    def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
+        above, below, gaps = self._ends(eta, y)
+        one = torch.ones_like(above).unsqueeze(-1)
+        up, down = (torch.cat([one, -self._is_past(y, k).to(one)], -1) for k in (1, 0))
+        found = torch.diag_embed(
+            torch.cat([0 * one, torch.where(self._is_own(y), 0.25 / torch.sinh(gaps / 2).square(), 0.0)], -1)
+        )
+        for score, direction in ((above, up), (below, down)):
+            share = torch.sigmoid(score) * torch.sigmoid(-score)
+            found = found + share[..., None, None] * direction.unsqueeze(-1) * direction.unsqueeze(-2)
+        return found if self.outputs > 1 else found[..., 0, 0]
+
+    def mean(self, eta: Tensor) -> Tensor:
+        score, gaps = self._apart(eta)
+        past = torch.sigmoid(score - torch.cat([0 * score, gaps.cumsum(-1)], -1))  # P(y > k)
+        return -torch.diff(past, prepend=torch.ones_like(score), append=torch.zeros_like(score), dim=-1)
+
+    def predict(self, eta: Tensor) -> Tensor:
+        return self.mean(eta).argmax(-1)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        return labels(y, self.classes)
+
+    def start(self, like: Tensor) -> Tensor:
+        return like.new_ones(self.constants)
+
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        lacking = np.setdiff1d(np.arange(self.classes), y)
+        if len(lacking):
+            raise InputError(f"no row has label number {lacking[0] + 1} of {self.classes}; an ordinal model needs all")
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        return -self._levels(y, weight)[:1]
+
+    def first_constants(self, y: Floats, weight: Floats) -> Floats:
+        return np.maximum(np.diff(self._levels(y, weight)), 1e-3)
+
+    def fitted(self, intercept: float, constants: Floats) -> dict[str, Any]:
+        return {"thresholds_": np.concatenate([[0.0], np.cumsum(constants)]) - intercept}
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        share = _shares(y, weight, self.classes)
+        return np.array([(1 - (share**3).sum()) / 3])
+
+    def _levels(self, y: Floats, weight: Floats) -> Floats:
+        """The log-odds of y <= k."""
+        below = np.clip(_shares(y, weight, self.classes).cumsum()[:-1], 1e-12, 1 - 1e-12)
+        found: Floats = np.log(below / (1 - below))
+        return found
+
+    def _apart(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """The score (..., 1) and the gaps (..., classes - 2)."""
+        return (eta[..., :1], eta[..., 1:]) if self.outputs > 1 else (eta.unsqueeze(-1), eta.new_zeros(*eta.shape, 0))
+
+    def _ends(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """eta - t_(y-1), eta - t_y (infinite for the first and last label), and the gaps."""
+        score, gaps = self._apart(eta)
+        inner = score - torch.cat([0 * score, gaps.cumsum(-1)], -1)
+        ends = torch.cat([torch.full_like(score, torch.inf), inner, torch.full_like(score, -torch.inf)], -1)
+        label = y.long().unsqueeze(-1)
+        return ends.gather(-1, label).squeeze(-1), ends.gather(-1, label + 1).squeeze(-1), gaps
+
+    def _is_own(self, y: Tensor) -> Tensor:
+        """Which gap lies at each label, (..., classes - 2)."""
+        return y.long().unsqueeze(-1) == torch.arange(1, self.classes - 1, device=y.device)
+
+    def _is_past(self, y: Tensor, k: int) -> Tensor:
+        """Which gaps are part of t_(y-k)."""
+        return y.long().unsqueeze(-1) - k >= torch.arange(1, self.classes - 1, device=y.device)
+
+
+class Offset(Family):
+    """A family whose score has a known part: loss(eta + offset, y). The targets of a row are y and the offset."""
+
+    def __init__(self, inner: Family) -> None:
+        if inner.outputs - inner.constants != 1:
+            raise InputError(f"expected a family with one score for an offset, got {inner.name}; leave the offset out")
+        self.inner = inner
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.inner.name
+
+    @property
+    def likelihood(self) -> bool:  # type: ignore[override]
+        return self.inner.likelihood
+
+    @property
+    def dispersed(self) -> bool:  # type: ignore[override]
+        return self.inner.dispersed
+
+    @property
+    def outputs(self) -> int:
+        return self.inner.outputs
+
+    @property
+    def constants(self) -> int:
+        return self.inner.constants
+
+    @property
+    def columns(self) -> int:
+        return 2
+
+    @property
+    def bound(self) -> float | None:
+        return self.inner.bound
+
+    def _at(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y, offset = y[..., 0], y[..., 1]
+        return (
+            eta + offset if self.outputs == 1 else torch.cat([eta[..., :1] + offset.unsqueeze(-1), eta[..., 1:]], -1)
+        ), y
+
+    def loss(self, eta: Tensor, y: Tensor) -> Tensor:
+        return self.inner.loss(*self._at(eta, y))
+
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        return self.inner.slope(*self._at(eta, y))
+
+    def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
+        return self.inner.curvature(*self._at(eta, y))
+
+    def information(self, eta: Tensor, y: Tensor) -> Tensor:
+        return self.inner.information(*self._at(eta, y))
+
+    def pearson(self, eta: Tensor, y: Tensor) -> Tensor:
+        return self.inner.pearson(*self._at(eta, y))
+
+    def saturated(self, y: Tensor, like: Tensor) -> Tensor:
+        return self.inner.saturated(y[..., 0], like)
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return self.inner.mean(eta)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.stack([self.inner.targets(y[:, 0], dtype).to(dtype), y[:, 1].to(dtype)], 1)
+
+    def start(self, like: Tensor) -> Tensor:
+        return self.inner.start(like)
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        """By Newton steps from the model without offsets, on sums over rows."""
+        level, rows = self.inner.first(y[:, 0], weight) - weight @ y[:, 1], torch.from_numpy(y)
+        constants = torch.from_numpy(self.first_constants(y, weight)).expand(len(y), -1)
+        for _ in range(50):
+            eta = torch.cat([torch.full((len(y), 1), float(level[0]), dtype=torch.float64, device="cpu"), constants], 1)
+            eta = eta[:, 0] if self.outputs == 1 else eta
+            slope, curve = (
+                self.slope(eta, rows).reshape(len(y), -1)[:, 0],
+                self.curvature(eta, rows).reshape(len(y), -1),
+            )
+            step = weight @ slope.numpy() / max(float(weight @ curve[:, 0].numpy()), 1e-300)
+            level = level - np.clip(step, -2, 2)
+            if abs(step) < 1e-12:
+                break
+        return level
+
+    def first_constants(self, y: Floats, weight: Floats) -> Floats:
+        return self.inner.first_constants(y[:, 0], weight)
+
+    def least(self, y: Floats, weight: Floats) -> float:
+        return self.inner.least(y[:, 0], weight)
+
+    def unit(self, y: Floats, weight: Floats) -> float:
+        return self.inner.unit(y[:, 0], weight)
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        return self.inner.steepness(y[:, 0], weight)
+
+    def minus_two_log(self, losses: Floats, n: float) -> Floats:
+        return self.inner.minus_two_log(losses, n)
+
+
 FAMILIES: dict[str, Callable[..., Family]] = {
     "gaussian": Gaussian,
     "logistic": Bernoulli,
     "multinomial": Multinomial,
     "poisson": Poisson,
+    "binomial": Binomial,
+    "gamma": Gamma,
+    "negative-binomial": NegativeBinomial,
+    "ordinal": Ordinal,
     "huber": Huber,
     "scaled-huber": ScaledHuber,
 }
-"""Families by name; `multinomial` needs the number of classes."""
+"""Families by name; `multinomial` and `ordinal` need the number of classes."""
 
 
 def deviation(y: Floats, weight: Floats) -> float:
@@ -378,6 +837,11 @@ def deviation(y: Floats, weight: Floats) -> float:
     mean = float(weight @ y)
     found = float(np.sqrt(weight @ np.square(y - mean)))
     return found if found > 1e-12 * abs(mean) else 1.0
+
+
+def _symmetric(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """((a, b), (b, c)) of each row."""
+    return torch.stack([torch.stack([a, b], -1), torch.stack([b, c], -1)], -2)
 
 
 def _shares(y: Floats, weight: Floats, classes: int) -> Floats:

@@ -18,7 +18,7 @@ from fednmap.data.sparse import is_sparse, stacked, take
 from fednmap.names import InputError, choose
 from fednmap.problems.curvature import by_client, largest_eigenvalue
 from fednmap.problems.design import Design, design_of
-from fednmap.problems.families import FAMILIES, Bernoulli, Family, Gaussian, Multinomial, labels
+from fednmap.problems.families import FAMILIES, Bernoulli, Family, Gaussian, Multinomial, Ordinal, labels
 from fednmap.problems.finite_sum import FiniteSum, Options, Weight, per_client
 
 SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
@@ -34,7 +34,8 @@ Prepared = tuple[Design, Tensor, Tensor]
 class GLM(FiniteSum):
     """f_i(x) = mean_j loss(eta_j, y_j), eta_j = <a_j, w> + c: x holds the coefficients w, then the intercept c.
 
-    family:    what a row costs: a `Family`, or its name: gaussian, logistic, multinomial, poisson, huber, scaled-huber.
+    family:    what a row costs: a `Family`, or its name: gaussian, logistic, multinomial, poisson, binomial, gamma,
+               negative-binomial, ordinal, huber, scaled-huber.
                With K scores per row (multinomial) w is K vectors one after another, and c is K numbers.
     intercept: whether there is c; it comes after the coefficients: a regularizer on `coefficients` leaves it alone.
     weights:   of the clients in f; "samples" makes f the mean over all rows of all clients.
@@ -53,8 +54,9 @@ class GLM(FiniteSum):
     def __init__(
         self, data: Pairs, family: Family | str, *, intercept: bool = False, **options: Unpack[Options]
     ) -> None:
-        rows = samples(data)
+        rows = samples(data, 1 if isinstance(family, str) else family.columns)
         self.family = _family(family, rows.y) if isinstance(family, str) else family
+        self._more = int(self.family.columns > 1)  # axes of y after that of the rows
         y = self.family.targets(rows.y, rows.x.dtype)
         super().__init__(rows if y is rows.y else ClientData(rows.x, y, rows.sizes), **options)
         self.features = self.data.x.shape[1:].numel()
@@ -92,16 +94,16 @@ class GLM(FiniteSum):
         return self.family.predict(self.scores(x, inputs))
 
     def batch_loss(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        return (weight * self.family.loss(self._outputs(x, design_of(a, b.shape, x.dtype)), b)).sum(-1)
+        return (weight * self.family.loss(self._outputs(x, self._rows(a, b, x.dtype)), b)).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        design = design_of(a, b.shape, x.dtype)
+        design = self._rows(a, b, x.dtype)
         return self._back(self._weighted(weight, self.family.slope(self._outputs(x, design), b)), design)
 
     def batch_value_and_gradient(
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
     ) -> tuple[Tensor, Tensor]:
-        design = design_of(a, b.shape, x.dtype)
+        design = self._rows(a, b, x.dtype)
         loss, slope = self.family.loss_and_slope(self._outputs(x, design), b)
         return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
 
@@ -115,7 +117,7 @@ class GLM(FiniteSum):
         bound = self.family.bound
         batches = []
         for a, b, weight in self._everything(x):
-            design = design_of(a, b.shape, x.dtype)
+            design = self._rows(a, b, x.dtype)
             curve = None if bound is not None else self.family.curvature(self._outputs(x, design), b)
             batches.append((design, weight, curve))
 
@@ -138,7 +140,7 @@ class GLM(FiniteSum):
         w, c = total[:, self.coefficients], total[:, self.intercepts]
         for design, b, weight in self._pieces(len(points), points.dtype):
             eta = self._outputs_each(points, design)
-            slope = self.family.slope(eta, b.unsqueeze(-1).expand(eta.shape[:2]))
+            slope = self.family.slope(eta, self._at_each(b, eta))
             slope = slope.mul_(weight.reshape(-1, *[1] * (eta.ndim - 1))).flatten(1)
             w += design.transposed_each(slope).reshape(w.shape)
             if self.intercept:
@@ -150,13 +152,21 @@ class GLM(FiniteSum):
         total = points.new_zeros(len(points))
         for design, b, weight in self._pieces(len(points), points.dtype):
             eta = self._outputs_each(points, design)
-            total += weight @ self.family.loss(eta, b.unsqueeze(-1).expand(eta.shape[:2]))
+            total += weight @ self.family.loss(eta, self._at_each(b, eta))
         return total
 
     def client_losses(self, x: Tensor) -> Tensor:
         """f_i of every client, (n,)."""
         each = [self.family.loss(self._outputs(x, design), b).double() for design, b, _ in self._pieces(1, x.dtype)]
         return per_client(self._shares * torch.cat(each).cpu(), self._sizes)
+
+    def _rows(self, a: Tensor | Design, b: Tensor, dtype: torch.dtype) -> Design:
+        """The rows a with the targets b, to compute with."""
+        return design_of(a, b.shape[: b.ndim - self._more], dtype)
+
+    def _at_each(self, b: Tensor, eta: Tensor) -> Tensor:
+        """The targets b of rows at each of k points, (B, k) or with several columns (B, k, columns)."""
+        return b.unsqueeze(1).expand(*eta.shape[:2], *b.shape[1:])
 
     def _outputs_each(self, points: Tensor, a: Design) -> Tensor:
         """The outputs at points (k, dim): (B, k), with K of them (B, k, K)."""
@@ -182,6 +192,15 @@ class GLM(FiniteSum):
         """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
         return self._sum_of_squares(x, lambda eta, b, weight: _per_row(weight, self.family.curvature(eta, b)))
 
+    def information(self, x: Tensor) -> Tensor:
+        """The expected Hessian of f at x, (p, p), as Fisher scoring has it."""
+        return self._sum_of_squares(x, lambda eta, b, weight: _per_row(weight, self.family.information(eta, b)))
+
+    def pearson(self, x: Tensor) -> float:
+        """The mean of the rows' squared Pearson residuals, weighted as in f."""
+        parts = ((weight, self._outputs(x, self._rows(a, b, x.dtype)), b) for a, b, weight in self._everything(x))
+        return sum(float(weight @ self.family.pearson(eta, b)) for weight, eta, b in parts)
+
     def outer(self, x: Tensor) -> Tensor:
         """The sum over rows of g_j g_j', (p, p), where the g_j sum to the gradient of f: how much rows disagree."""
 
@@ -196,7 +215,7 @@ class GLM(FiniteSum):
         outputs, d = self.family.outputs, self.features
         total = x.new_zeros(outputs, d + 1, outputs, d + 1)  # as if every output had coefficients and an intercept
         for a, b, weight in self._everything(x):
-            design = design_of(a, b.shape, x.dtype)
+            design = self._rows(a, b, x.dtype)
             curve = inside(self._outputs(x, design), b, weight).reshape(len(b), outputs, outputs)
             for i in range(outputs):
                 for j in range(outputs):
@@ -271,7 +290,7 @@ class GLM(FiniteSum):
     def _prepared(self, rows: slice, weights: Tensor, dtype: torch.dtype) -> Prepared:
         """Consecutive rows, as they lie; a copy only in another dtype."""
         b = self.data.y[rows]
-        design = design_of(take(self.data.x, rows), b.shape, dtype)
+        design = self._rows(take(self.data.x, rows), b, dtype)
         return design, self._targets(b, dtype), weights[rows].to(b.device, dtype)
 
     def _stack(self, ids: tuple[int, ...], dtype: torch.dtype) -> Prepared:
@@ -280,7 +299,7 @@ class GLM(FiniteSum):
         if kept is None:
             clients = torch.tensor(ids, device="cpu")
             a, b, weight = self._padded(clients, 0, int(self._sizes[clients].max()), self.start.to(dtype))
-            kept = design_of(a, b.shape, dtype).kept(), b, weight
+            kept = self._rows(a, b, dtype).kept(), b, weight
             if (len(self._small) + 1) * b.numel() * self._row_bytes > KEPT_BYTES:
                 self._small.clear()
             self._small[ids, dtype] = kept
@@ -298,16 +317,17 @@ class GLM(FiniteSum):
         return a, self._targets(b, x.dtype)
 
 
-def samples(data: Pairs) -> ClientData:
-    """The clients' rows, features as real numbers and targets (N,); what has another form is refused."""
+def samples(data: Pairs, columns: int = 1) -> ClientData:
+    """The clients' rows, features as real numbers and targets (N,), or (N, columns); other forms are refused."""
     given = ClientData.of(data)
     x, y = given.x, given.y
     if x.ndim < 2:
         raise InputError(f"x has shape {tuple(x.shape)}; give one row of features per sample, shape (N, features)")
     if y.shape[1:] == (1,):
         y = y.squeeze(1)
-    if y.ndim != 1:
-        raise InputError(f"y has shape {tuple(y.shape)}; give one target per sample, shape (N,)")
+    if y.shape[1:] != ((columns,) if columns > 1 else ()):
+        wanted = "one target per sample, shape (N,)" if columns == 1 else f"{columns} columns"
+        raise InputError(f"y has shape {tuple(y.shape)}; give {wanted}")
     if not x.is_floating_point():
         x = x.to(torch.get_default_dtype())
     return given if x is given.x and y is given.y else ClientData(x, y, given.sizes)
@@ -315,7 +335,7 @@ def samples(data: Pairs) -> ClientData:
 
 def _family(name: str, y: Tensor) -> Family:
     kind = choose("family", name, FAMILIES)
-    return Multinomial(int(labels(y).max()) + 1) if kind is Multinomial else kind()
+    return kind(int(labels(y).max()) + 1) if kind in (Multinomial, Ordinal) else kind()
 
 
 def _per_row(weight: Tensor, values: Tensor) -> Tensor:

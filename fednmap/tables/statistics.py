@@ -127,17 +127,17 @@ def as_code(word: str) -> str:
     return as_word(float(word)) if NUMBER.fullmatch(word) else word
 
 
-def medians(count: Mapping[str, int]) -> Generator[Question, Answers, dict[str, float]]:
-    """The medians of columns with so many values, by counts of the values below some cuts."""
-    ranges = yield {"ask": "ranges", "columns": list(count)}
-    low = {name: min(part[name][0] for part in ranges.values()) for name in count}
-    high = {name: max(part[name][1] for part in ranges.values()) for name in count}
+def order_statistics(rank: Mapping[str, float]) -> Generator[Question, Answers, dict[str, float]]:
+    """The least value of each column with at least `rank` values up to it, by counts of values below some cuts."""
+    ranges = yield {"ask": "ranges", "columns": list(rank)}
+    low = {name: min(part[name][0] for part in ranges.values()) for name in rank}
+    high = {name: max(part[name][1] for part in ranges.values()) for name in rank}
     for _ in range(NARROWINGS):
-        cuts = {name: np.linspace(low[name], high[name], CUTS + 2) for name in count}
+        cuts = {name: np.linspace(low[name], high[name], CUTS + 2) for name in rank}
         said = yield {"ask": "counts", "cuts": {name: found[1:-1].tolist() for name, found in cuts.items()}}
-        for name in count:
+        for name in rank:
             below = np.sum([part[name] for part in said.values()], axis=0)
-            k = int(np.searchsorted(below, count[name] / 2))  # the first cut with half of the values up to it
+            k = int(np.searchsorted(below, rank[name]))  # the first cut with so many values up to it
             low[name], high[name] = float(cuts[name][k]), float(cuts[name][k + 1])
     return high
 
@@ -248,7 +248,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
             said = yield {"ask": "deviations", "means": mean}
             squares = {name: sum(part[name] for part in said.values()) for name in numbers}
             if self.impute == "median":
-                fill = yield from medians(count)
+                fill = yield from order_statistics({name: count[name] / 2 for name in count})
                 sent += f", least and greatest value, {CUTS * NARROWINGS} counts"
         found, origin = [], dict[str, str]()
         for name, parts in columns.items():

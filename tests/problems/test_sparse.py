@@ -18,7 +18,7 @@ from fednmap.problems.families import FAMILIES
 from fednmap.regularizers import L1
 
 SIZES = (7, 25, 11)
-TARGETS = {"logistic": 2, "multinomial": 3}
+TARGETS = {"logistic": 2, "multinomial": 3, "ordinal": 3, "binomial": 2}
 
 
 def tables(seed=0):
@@ -33,7 +33,7 @@ def targets(kind):
     rng = np.random.default_rng(5)
     if kind in TARGETS:
         return [rng.integers(0, TARGETS[kind], m) for m in SIZES]
-    return [rng.poisson(1.0, m).astype(float) for m in SIZES]
+    return [rng.poisson(1.0, m).astype(float) + (kind == "gamma") for m in SIZES]
 
 
 def both(kind, **options):
