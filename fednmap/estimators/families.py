@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,21 @@ FAMILIES: dict[str, type[Response]] = {
         CoxResponse,
     )
 }
+
+RATIOS = {
+    "logistic": "odds ratio",
+    "binomial": "odds ratio",
+    "ordinal": "odds ratio",
+    "cox": "hazard ratio",
+    "poisson": "rate ratio",
+    "negative-binomial": "rate ratio",
+    "gamma": "mean ratio",
+}
+
+
+def threshold_names(classes: Any) -> tuple[str, ...]:
+    """As MASS::polr calls the thresholds of ordered labels."""
+    return tuple(f"{a}|{b}" for a, b in pairwise(classes))
 
 
 def family(given: str | Response) -> Response:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fednmap.estimators.families import FAMILIES, expected, family
+from fednmap.estimators.families import FAMILIES, RATIOS, expected, family, threshold_names
 from fednmap.estimators.fit_config import numbers
-from fednmap.estimators.inference import threshold_names
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.rows import Floats
 from fednmap.estimators.site_effects import SiteEffects
@@ -24,15 +23,6 @@ from fednmap.tables import FederatedFormula, FederatedPreprocessor, Statistic, t
 MODEL = "model.json"
 VERSION = 1
 NAMED = 12  # columns in the legend of a path: those with the largest coefficients
-RATIOS = {
-    "logistic": "odds ratio",
-    "binomial": "odds ratio",
-    "ordinal": "odds ratio",
-    "cox": "hazard ratio",
-    "poisson": "rate ratio",
-    "negative-binomial": "rate ratio",
-    "gamma": "mean ratio",
-}
 
 
 @dataclass(frozen=True, eq=False)

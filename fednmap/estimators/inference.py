@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fednmap.estimators.base import Federated, infinite_words, warn_unconverged
 from fednmap.estimators.engine import MOVING, moving
-from fednmap.estimators.folder import RATIOS
+from fednmap.estimators.families import RATIOS, threshold_names
 from fednmap.estimators.prepare import Prepared
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError, choose
@@ -407,11 +406,6 @@ def coefficient_names(estimator: Federated, intercept: bool) -> tuple[str, ...]:
     columns, classes = estimator._names(), [f" [{name}]" for name in estimator._classes()] or [""]
     names = [f"{column}{name}" for name in classes for column in columns]
     return (*names, *([f"(intercept){name}" for name in classes] if intercept else []))
-
-
-def threshold_names(classes: Any) -> tuple[str, ...]:
-    """As MASS::polr calls the thresholds of ordered labels."""
-    return tuple(f"{a}|{b}" for a, b in pairwise(classes))
 
 
 def bootstrap(estimator: Federated, rows: Rows, times: int, level: float, random_state: int) -> Bootstrap:
