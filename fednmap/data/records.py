@@ -194,7 +194,12 @@ def split(batch: Any) -> tuple[Tree, Tensor]:
         raise InputError(f'expected items (inputs, target) or a dict with the key "labels", got {found}')
     if not isinstance(targets, Tensor):
         raise InputError(f"expected targets that collate to one tensor, got a {type(targets).__name__}")
-    return mapped(lambda v: v, inputs), targets
+    return mapped(lambda v: v, inputs), labelled(targets)
+
+
+def labelled(targets: Tensor) -> Tensor:
+    """Whole-number targets as int64, which torch's losses take."""
+    return targets if targets.is_floating_point() else targets.to(torch.int64)
 
 
 def _other(client: object) -> bool:
@@ -221,7 +226,7 @@ def _source(i: int, client: Any, batch_size: int | None) -> _Source:
         return _Items(client, collate)
     if len(client) != 2 or not isinstance(client[0], Mapping | tuple | list | Tensor):
         raise InputError(f"client {i} is a {type(client).__name__} of {len(client)}; {ONE_PER_CLIENT}, or one data set")
-    inputs, targets = mapped(Tensor.detach, client[0]), tensor(f"targets of client {i}", client[1])
+    inputs, targets = mapped(Tensor.detach, client[0]), labelled(tensor(f"targets of client {i}", client[1]))
     lengths = {len(v) for v in (*leaves(inputs), targets)}
     if len(lengths) > 1:
         raise InputError(f"client {i} has inputs and targets of lengths {sorted(lengths)}; they must agree")

@@ -53,7 +53,8 @@ def auc(out: Tensor, y: Tensor) -> float:
     from sklearn.metrics import roc_auc_score
 
     if out.ndim == 1 or out.shape[1] == 1:
-        scores, y = torch.stack([-out.flatten(), out.flatten()], 1), y.flatten().long()
+        one, y = out.flatten().double().cpu(), y.flatten().long().cpu()
+        scores = torch.stack([-one, one], 1)
     else:
         scores, y = _labelled(out, y)
         scores = scores.double().softmax(1)

@@ -486,6 +486,12 @@ def test_a_language_model_with_masks_tied_weights_and_a_frozen_part(p):
     assert torch.equal(problem.predict(expected, inputs), trained(**inputs)["logits"].argmax(-1))
 
 
+def test_labels_of_a_data_set_may_be_of_any_whole_type():
+    data = [Items(x, y.to(torch.uint8)) for x, y in table()]
+    problem, plain = (Network(layers(), cross_entropy, d, batch_size=4) for d in (data, table()))
+    torch.testing.assert_close(problem.loss(problem.start), plain.loss(plain.start))
+
+
 def test_a_dict_is_refused_with_what_it_has():
     with pytest.raises(InputError, match="returns a Returned with logits, hidden; give forward='logits'"):
         Network(Language(), cross_entropy, sentences())
