@@ -8,6 +8,8 @@ exponent 1.2, times a log-normal factor per client with sigma 1.2. The step of e
 
 import argparse
 import math
+import os
+from pathlib import Path
 from statistics import mean, stdev
 
 from fednmap import Diverged, simulate
@@ -22,8 +24,9 @@ RULES = {
     "buffer 10": ("fednmap", "buffer:10"),
     "FedBuff 10": ("fedmid", "buffer:10"),
 }
+A9A = f"svm:{Path(os.environ.get('FEDNMAP_DATA', '.')) / 'libsvm' / 'a9a'}"
 PROBLEMS = {
-    "a9a": {"data": "a9a", "model": "logistic", "reg": "l1:0.001", "partition": "sorted", "eta_a": (0.1, 0.4)},
+    "a9a": {"data": A9A, "model": "logistic", "reg": "l1:0.001", "partition": "sorted", "eta_a": (0.1, 0.4)},
     "digits": {
         "data": "digits",
         "model": "mlp:64:relu",
