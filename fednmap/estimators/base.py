@@ -273,6 +273,7 @@ class Federated(_Attributes):
         self.converged_ = found.converged and not columns
         self.sites_ = np.array(prepared.sites.names)
         self.site_report_ = prepared.report(found.x)
+        vars(self).pop("site_effects_", None)  # of a fit before
         if (effects := prepared.effects(found.x, self._names())) is not None:
             self.site_effects_ = effects
         self._set(prepared.parameters(found.x))

@@ -107,7 +107,7 @@ class Inference:
         >>> X, y, sites = np.arange(6.0)[:, None], [1.0, 3.1, 4.9, 7.0, 9.2, 10.8], [0, 0, 0, 1, 1, 1]
         >>> text = FederatedLinearRegression().fit(X, y, sites).inference(X, y, sites).summary()
         >>> print(text.splitlines()[7])
-        x0              1.9714  0.027171    72.557     0.000     1.896    2.0469
+        x0                1.983    0.03681     53.865      0.000      1.881      2.085
         """
         table, half = self.table(), (1 - self.level) / 2
         letter, ratio = table.head[3], RATIOS.get(self.family)

@@ -120,6 +120,17 @@ def test_a_cox_model_is_that_of_interaction_columns():
     )
 
 
+def test_a_site_without_events_has_the_shared_coefficients_and_a_second_fit_forgets_the_first():
+    X, y, where = rows(90)
+    y["cox"][where == 2, 1] = 0
+    fitted = FederatedCoxRegression("l1", 0.03, site_effects="sparse").fit(X, y["cox"], where)
+    assert fitted.converged_
+    assert not fitted.site_effects_.deviation[2].any()
+    alone = fitted.fit(X, y["cox"])  # one site, all rows
+    assert alone.site_effects_.sites == ("all",)
+    assert not hasattr(fitted.set_params(site_effects="none").fit(X, y["cox"], where), "site_effects_")
+
+
 @pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson"])
 def test_intercepts_are_indicator_columns(family):
     X, y, where = rows()
