@@ -126,7 +126,7 @@ def client_app(
         return content
 
     answers: dict[str, Answer] = {"query": hello, "query.site": site, "train": train, "evaluate": evaluate}
-    answers |= {f"train.{stage}": give for stage in secure.GIVE} | (more or {})
+    answers |= {f"train.{stage}": give for stage in secure.GIVE} | dict(more or {})
 
     def answer(message: Message, context: Context) -> Message:
         return audited(answers[message.metadata.message_type], settings)(message, context)

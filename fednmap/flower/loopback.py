@@ -93,7 +93,7 @@ def guard_servers() -> None:
             raise TypeError(f"expected the app to serve, got {app!r}, which cannot be guarded")
         configure(self, own_user_only(app), *given, **named)
 
-    uvicorn.Config.__init__ = guarded  # type: ignore[assignment, method-assign]
+    uvicorn.Config.__init__ = guarded  # type: ignore[method-assign]
 
 
 def main(name: str, *options: str) -> None:
@@ -101,8 +101,8 @@ def main(name: str, *options: str) -> None:
     sys.argv = [name, *options]
     guard_servers()
     if name == "flower-supernode":
-        sleep = time.sleep
-        time.sleep = lambda seconds: sleep(min(seconds, IDLE))
+        sleep: Any = time.sleep
+        time.sleep = lambda seconds: sleep(min(float(seconds), IDLE))
     command(name)()
 
 

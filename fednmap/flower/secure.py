@@ -103,7 +103,8 @@ class SecureSum:
 
         like: a vector as it is expected; its shapes count.
         """
-        whole, left, prepared = Exchange(), dict(nodes), {}
+        whole, left = Exchange(), dict(nodes)
+        prepared: dict[int, Any] = {}
         expected = MaskedUplink(torch.zeros(quantised.length(like), dtype=getattr(torch, f"int{quantised.bits}")))
         numbers = {name: i for i, name in enumerate(self.roster.names)}
 

@@ -141,10 +141,6 @@ class Node:
 
     def __init__(self, context: Context) -> None:
         self.context, about = context, context.node_config
-        names = str(context.run_config.get("names", "")).split(",")
-        if "client" not in about and about.get("num-partitions") == len(names):  # a simulation numbers its nodes
-            run = f"{context.run_config['run-folder']}-states"
-            about |= {"client": names[int(about["partition-id"])].strip(), "state-dir": str(Path(run).resolve())}
         if "client" not in about:
             raise InputError("this node has no name; start it with --node-config \"client='hospital-a'\"")
         self.name = client_name(about["client"])

@@ -375,24 +375,6 @@ def test_up_runs_an_app_of_ones_own_in_one_command(tmp_path, template):
 
 
 @pytest.mark.slow
-@pytest.mark.ci(turn=6)
-def test_the_template_is_a_standard_app_that_flower_simulates(tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # which keeps Ray on loopback
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    write(tmp_path / "my-federation")
-    with Launcher(tmp_path / "flower") as launcher:
-        launcher.superlink()
-        file = tmp_path / "flower" / "home" / "cli" / "config.toml"
-        file.write_text(file.read_text() + "options.num-supernodes = 3\n")
-        process = launcher.run(tmp_path / "my-federation", run_folder=str(tmp_path / "run"), rounds=5, reg="l1:0.05")
-        process.wait(PATIENCE)
-        assert status(tmp_path / "run").get("finished"), launcher.log("run") + launcher.log("superlink")
-    x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]
-    assert x.nonzero().squeeze(1).tolist() == [0, 1, 2]
-
-
-@pytest.mark.slow
 @pytest.mark.ci(turn=7)
 def test_a_node_loads_its_data_once_and_its_worker_ends_with_it(tmp_path):
     """Every call of `load` leaves a line; a run has many messages."""
