@@ -153,7 +153,7 @@ def negotiate(task: FitConfig) -> Generator[Question, Answers, Agreement]:
         raise InputError("there is no event at any site; a Cox model needs some")
     known = Agreement(task=task, statistics=statistics, rows=rows, classes=classes)
     sums = _summed((yield {"ask": "sums", "agreement": known.model_dump()}))
-    if task.family in ("poisson", "negative-binomial") and not sums["y"][0] > 0:
+    if task.family == "poisson" and not sums["y"][0] > 0:
         raise InputError("all counts are 0, so that the logarithm of their mean is not finite; give some above 0")
     asked = {"ask": "squares", "agreement": known.model_dump(), "mean": sums["x"], "y": sums["y"]}
     squares = _summed((yield asked))

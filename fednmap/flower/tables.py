@@ -41,8 +41,8 @@ from fednmap.tables.table import REFUSALS, SiteError
 AGREEMENT = "agreement.json"
 QUESTION = f"{MessageType.QUERY}.tables"
 
-ALONE = ("binomial", "ordinal", "trials", "offset", "exposure", "formula")
-"""Families and settings of a fit in one process alone."""
+FAMILIES = ("gaussian", "logistic", "poisson", "huber", "cox")
+"""Those of a fit between machines."""
 
 LoadTable = Callable[[Context], Any]
 
@@ -56,8 +56,11 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     task = FitConfig.make(**given)
-    if alone := [name for name in ALONE if getattr(task, name) is not None or task.family == name]:
-        raise InputError(f"{alone[0]} is for `fednmap fit`; a fit between machines has none yet, leave it out")
+    used = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
+    alone = [name for name, value in used.items() if value is not None]
+    alone += [f"family {task.family}"] if task.family not in FAMILIES else []
+    if alone:
+        raise InputError(f"{alone[0]} is for `fednmap fit` in one process; a fit between machines does not have it yet")
     return task, federation.model_copy(update={"min_clients": len(federation.names)})
 
 

@@ -529,3 +529,16 @@ def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
     closing, _ = fit(hospitals, fault=fault, target="outcome", drop_columns="time,event", deadline=0.3)
     assert len(lost) == 2
     assert str(closing["ended"]).startswith("converged")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"family": "gamma", "target": "time"}, "family gamma is for `fednmap fit`"),
+        ({"family": "poisson", "target": "event", "exposure": "time"}, "exposure is for `fednmap fit`"),
+        ({"family": "gaussian", "target": "time", "formula": "time ~ age"}, "formula is for `fednmap fit`"),
+    ],
+)
+def test_what_one_process_alone_has_is_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        tables.read({"names": "a,b", "run-folder": "run", **settings})
