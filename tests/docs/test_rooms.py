@@ -162,6 +162,8 @@ def test_every_third_party_import_is_declared():
 
 @pytest.mark.parametrize("extra", declared())
 def test_what_is_installed_lies_in_the_ranges_that_are_declared(extra):
+    if extra == "peft":
+        pytest.importorskip("peft")  # large, and not part of `all`
     for name, requirement in declared()[extra].items():
         assert metadata.version(name) in requirement.specifier, requirement
 

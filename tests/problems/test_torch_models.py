@@ -168,7 +168,7 @@ class Stream(IterableDataset):
         ([Items(*table()[0], lambda x, y: x)], "expected items"),
         ([({"input": table()[0][0]}, table()[0][1][:3])], r"lengths \[3, 9\]; they must agree"),
         ([Items(torch.zeros(0, 5), torch.zeros(0))], "client 0 holds no sample"),
-        ([({"other_name": table()[0][0]}, table()[0][1])], r"cannot take samples of shape .*input"),
+        ([({"other_name": table()[0][0]}, table()[0][1])], "cannot take samples of shape"),
     ],
 )
 def test_data_that_cannot_be_used_is_refused_in_one_line(data, says):
@@ -536,7 +536,7 @@ def test_a_subsample_of_records_has_every_client():
     assert torch.equal(few.batch(torch.tensor([3, 4]))[0], table()[1][0][[0, 3]])
 
 
-def test_metrics_by_name_and_of_ones_own(tmp_path):
+def test_metrics_by_name_and_of_ones_own():
     data = table()
     problem = Network(layers(nn.Dropout(0.2)), cross_entropy, data, batch_size=4)
     test = table(5)[2]
@@ -547,9 +547,7 @@ def test_metrics_by_name_and_of_ones_own(tmp_path):
     metrics = {name: problem.metric(name, test) for name in ("accuracy", "auc", "f1", "perplexity")}
     metrics |= {"mistakes": problem.metric(mistakes, Items(*test))}
     method = FedNMap(L1(1e-3), eta_a=0.1, Q=2)
-    result = run(method, problem, rounds=4, every=2, metrics=metrics, folder=tmp_path / "run")
-    again = run(method, problem, rounds=4, every=2, metrics=metrics, folder=tmp_path / "run")
-    assert again.records == result.records
+    result = run(method, problem, rounds=4, every=2, metrics=metrics)
     trained = problem.module(result.x)
     with torch.no_grad():
         out, y = trained(test[0]), test[1]
