@@ -374,35 +374,6 @@ def test_up_runs_an_app_of_ones_own_in_one_command(tmp_path, template):
     assert "exists; choose another folder with --out" in again.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.ci(turn=7)
-def test_a_node_loads_its_data_once_and_its_worker_ends_with_it(tmp_path):
-    """Every call of `load` leaves a line; a run has many messages."""
-    app = tmp_path / "my-federation"
-    write(app)
-    file = app / "my_federation" / "client_app.py"
-    line = f"    print(context.node_config['client'], file=open('{tmp_path}/loads', 'a'))\n    config, federation"
-    file.write_text(file.read_text().replace("    config, federation", line))
-    with Launcher(tmp_path / "flower") as launcher:
-        launcher.superlink()
-        for name in NAMES:
-            launcher.supernode(name, tmp_path / "states")
-        for k in range(2):
-            launcher.run(app, run_folder=str(tmp_path / f"run-{k}"), rounds=2).wait(PATIENCE)
-            assert status(tmp_path / f"run-{k}").get("finished"), launcher.log("run")
-            assert sorted((tmp_path / "loads").read_text().split()) == sorted(NAMES * (k + 1))
-        nodes = [launcher.processes[name].pid for name in NAMES]
-    wait_for(lambda: not any(alive_in_group(pid) for pid in nodes), "the workers to end")
-
-
-def alive_in_group(leader):
-    try:
-        os.killpg(leader, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def commands(readme, heading):
     """The commands under a heading, block by block."""
     section = readme.split(f"\n## {heading}")[1].split("\n## ")[0]
