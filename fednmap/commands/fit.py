@@ -93,6 +93,8 @@ def fit(
     choice = _choice(cv, select, values.get("lam"), penalty)
     given = (values.get(name) for name in ("family", "target", "time", "event"))
     config = FitConfig.make(**values | {"family": _family(sites, *given)})
+    if config.family == "ordinal":
+        raise InputError("family ordinal is not in `fednmap fit` yet; use estimators.FederatedOrdinalRegression")
     y, classes = _targets(config, sites)
     features = {name: config.features(t) for name, t in sites.items()}
     preprocessor = config.encoder().fit(features)
