@@ -229,7 +229,8 @@ class Federated(_Attributes):
             return 0.0
         family = with_outputs(self._family(), outputs)
         if family.outputs > 1 or family.constants or family.name in ("gamma", "binomial"):
-            what = f"{family.outputs} classes" if family.outputs > 1 else f"family {family.name}"
+            named = family.outputs > 1 and family.name == "logistic"
+            what = f"{family.outputs} classes" if named else family.name
             raise InputError(f"expected a linear, logistic, Poisson or Cox model with site_effects, got {what}")
         if self.offset is not None or self.exposure is not None:
             raise InputError("expected no offset and no exposure with site_effects, got one; use site_effects='none'")
@@ -273,7 +274,7 @@ class Federated(_Attributes):
         self.converged_ = found.converged and not columns
         self.sites_ = np.array(prepared.sites.names)
         self.site_report_ = prepared.report(found.x)
-        vars(self).pop("site_effects_", None)  # of a fit before
+        self.__dict__.pop("site_effects_", None)  # of a fit before
         if (effects := prepared.effects(found.x, self._names())) is not None:
             self.site_effects_ = effects
         self._set(prepared.parameters(found.x))

@@ -278,8 +278,9 @@ def wald(
     ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)
     p_value = np.where(error > 0, 2 * distribution.sf(ratio), np.nan)
     ends, name = (estimate - reach, estimate + reach), prepared.family.name
-    about = (name, level, cov_type, n, len(rows.sites), parameters, _log_likelihood(name, rows, n, loss, counted))
-    return Inference(names, estimate, error, *ends, p_value, covariance, *about)
+    likelihood, count = _log_likelihood(name, rows, n, loss, counted), len(rows.sites)
+    found_ends = (names, estimate, error, *ends, p_value, covariance)
+    return Inference(*found_ends, name, level, cov_type, n, count, parameters, likelihood)
 
 
 def _log_likelihood(family: str, rows: Rows, n: float, loss: float, counted: bool) -> float:

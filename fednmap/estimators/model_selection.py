@@ -109,7 +109,7 @@ class CrossValidated(Federated):
             raise InputError("mu is an empty list; give a number, or several to choose from")
         by_folds = self.select in ("min", "1se")
         best = min(tried, key=lambda one: float((one.cv_mean_ if by_folds else one.criterion_).min()))
-        vars(self).update(vars(best) | {"mu": self.mu, "mu_": best.mu})
+        self.__dict__.update(vars(best) | {"mu": self.mu, "mu_": best.mu})
         self.n_iter_, self.bytes_sent_ = (
             sum(getattr(one, name) for one in tried) for name in ("n_iter_", "bytes_sent_")
         )

@@ -183,7 +183,8 @@ class Prepared(Layout):
         free = self.level or not family.level
         scaling = Scaling.of(*moments(X, each), standardize=standardize, free_level=free)
         super().__init__(family, scaling, y, each, intercept)
-        self.sites, self.site_weights = rows.sites, np.bincount(rows.sites.of_row, each, len(rows.sites))
+        self.sites = rows.sites
+        self.site_weights: Floats = np.bincount(rows.sites.of_row, each, len(rows.sites)).astype(float)
         self._mapped = intercept and sparse.issparse(X)
         scaled = rows if self._mapped else rows._replace(X=scaling.apply(X))
         self._shifted = not sparse.issparse(X)
@@ -279,9 +280,11 @@ class Prepared(Layout):
     def site_gradients(self, x: Tensor) -> Floats:
         """What each site adds to the gradient of f, (sites, d)."""
         if isinstance(self.problem, PartialMinimum):
-            return torch.cat(self.problem.site_gradients(x[None])).numpy()
+            found: Floats = torch.cat(self.problem.site_gradients(x[None])).numpy()
+            return found
         each = self.problem.oracle(torch.arange(self.problem.n, device="cpu"), 0)(self._inner(x), 0)
-        return self.site_weights[:, None] * self._back(each).numpy()
+        found = self.site_weights[:, None] * self._back(each).numpy()
+        return found
 
     def effects(self, x: Tensor, names: Any) -> SiteEffects | None:
         """What each site has of its own at the shared coefficients x; None where sites do not differ."""

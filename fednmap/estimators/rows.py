@@ -236,7 +236,7 @@ def ordered_labels(y: Any, rows: int, order: Any) -> tuple[Any, Floats]:
 
     order: the labels; None: that of an ordered pandas column, else by name or size.
     """
-    kind = getattr(y, "dtype", None)
+    kind: Any = getattr(y, "dtype", None)
     if order is None and getattr(kind, "ordered", False):
         order = [label for label in kind.categories if label in set(y)]
     classes, numbers = labels(y, rows)

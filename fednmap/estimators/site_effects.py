@@ -89,6 +89,7 @@ class PartialMinimum:
         """Intercepts per site: 1, or 0 in a Cox model."""
         if isinstance(problem, GLM) and self.own:
             for name, site in zip(names, self._sites, strict=True):
+                assert isinstance(site, GLM)
                 y = site.data.y.double().numpy()
                 try:
                     problem.family.check(y[site._shares.numpy() > 0], lambda row: "")

@@ -207,10 +207,10 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             with np.errstate(all="ignore"):
                 found = spec.get_model_matrix(frame, context=ELEMENTWISE)
         except Exception as error:  # formulaic has several kinds
-            words = " ".join(str(error).split())
-            if "beyond upper" in words:
-                words = "rows lie beyond the bounds of bs; write bs(..., extrapolation='extend'), or leave them out"
-            raise InputError(f"{rows.where}the formula cannot be computed: {words[:160]}") from None
+            said = " ".join(str(error).split())
+            if "beyond upper" in said:
+                said = "rows lie beyond the bounds of bs; write bs(..., extrapolation='extend'), or leave them out"
+            raise InputError(f"{rows.where}the formula cannot be computed: {said[:160]}") from None
         return found.drop(columns="Intercept"), found.model_spec.term_indices
 
     def _parsed(self) -> _Parsed:
