@@ -202,7 +202,7 @@ class PartialMinimum:
             return found
         p, w, site = self.columns, float(self.weights[i]), self._sites[i]
         phi = Penalties(np.full((1, 1), self.mu), np.zeros((1, 1)), p)
-        unit = w * max(self.unit, float(np.abs(b).max(initial=0.0)))  # b + d is rounded to what b is
+        unit = w * self.unit
         u = self._last.get((i, k), self._last.get((i, 0), np.zeros(p + self.own))).copy()
 
         def at(u: Floats) -> tuple[Tensor, float, Floats]:
