@@ -194,6 +194,8 @@ class Prepared(Layout):
         """Of sites, which x does not hold."""
         self.quadratic = isinstance(family, Gaussian) and site_effects != "sparse"
         """Whether the Hessian is the same everywhere."""
+        self.flat = site_effects == "sparse"
+        """Whether f has regions without curvature, in which a step by curvature alone would be endless."""
         if site_effects != "none":
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))

@@ -239,7 +239,7 @@ class PartialMinimum:
         found = self._hessians.get(i)
         if found is None:
             found = float(self.weights[i]) * self._sites[i].hessian(x).numpy()
-            mean = max(found.trace() / len(found), 1e-300)
+            mean = max(found.trace() / len(found), 1e-12 * float(self.weights[i]))
             usual = self._usual.setdefault(i, mean)
             found += (RIDGE * mean if mean > FLAT * usual else FLAT * usual) * np.eye(len(found))
             if isinstance(self.problem, GLM) and isinstance(self.problem.family, Gaussian):
