@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import gammaln
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
 
@@ -514,6 +513,8 @@ class Gamma(Family):
         return np.array([np.log(weight @ y)])
 
     def minus_two_log(self, losses: Floats, n: float) -> Floats:
+        from scipy.special import gammaln  # which the help of a command does not wait for
+
         half = np.clip(losses, 1e-300, None)  # as in R: the dispersion is the mean deviance
         found: Floats = 2 * n * ((half + 1 + np.log(2 * half)) / (2 * half) + gammaln(1 / (2 * half)))
         return found
