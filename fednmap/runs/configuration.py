@@ -229,9 +229,10 @@ class Config(BaseModel):
             value = getattr(self, name)
             if value is None:
                 lines.append(f"# {name}: {field.description}")
-            elif name != "set":
+            elif not isinstance(value, dict):
                 lines.append(f"# {field.description}\n{tomli_w.dumps({name: value}).strip()}")
-        return "\n".join(lines) + "\n" + (tomli_w.dumps({"set": self.set}) if self.set else "")
+        tables = {name: value for name in ("set", "labels") if (value := getattr(self, name))}  # last, as TOML has them
+        return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
 
 
 def parse_set(assignments: list[str] | None) -> dict[str, Any]:
