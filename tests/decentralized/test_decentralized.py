@@ -461,7 +461,7 @@ def test_divergence_is_told():
         (lambda: simulate(D.Decentralized(D.NormDSGT(PHI), D.OnePeer(N)), PROBLEM, rounds=1, drop=0.1), "lead one way"),
         (lambda: simulate(on_ring(), PROBLEM, rounds=9, eta_a=Cosine(0.1, 5)), "eta_a is 0 in round 8"),
         (lambda: simulate(on_ring(), PROBLEM, rounds=9, eta_a=Cosine), "got the class Cosine"),
-        (lambda: on_ring().local(None, None, None), "without a server"),
+        (lambda: on_ring().local(None, None, None), "runs its rounds itself"),
         (lambda: Config.make(algorithms=("norm-ed",)), "needs a graph; give topology"),
         (lambda: Config.make(algorithms=("fednmap", "norm-ed"), topology="ring"), "fednmap works with a server"),
         (lambda: Config.make(algorithms=("norm-ed",), topology="ring", participation=0.5), "every node takes part"),
