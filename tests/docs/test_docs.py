@@ -48,6 +48,7 @@ FEW = {
 PARSED = {"reproduce": "minutes", "flower": "starts processes", "audit": "reads what such processes logged"}
 """Commands that have tests of their own and are only parsed here."""
 LONG = (
+    "docs/sites.md",
     "README.md",
     "docs/estimators.md",
     "docs/privacy.md",
