@@ -84,6 +84,8 @@ def fit(
         raise InputError(f"{out} is a file; name a folder with --out")
     if out is not None and out.exists() and any(out.iterdir()) and not _unfinished(out):
         raise InputError(f"{out} exists already; choose another folder with --out")
+    if mu is not None and site_effects != "sparse":
+        raise InputError(f"expected --mu with --site-effects sparse, got {site_effects}; leave --mu out")
     values = with_formula(values)
     needed = [values[name] for name in COLUMNS if name in values]
     sites = tables.read_sites(data, listed(values.get("drop_columns")), needed)

@@ -219,6 +219,7 @@ MISTAKES = [
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
     (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),
     (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),
+    (["--target", "outcome", "--mu", "0.1"], "expected --mu with --site-effects sparse, got none"),
     (["--target", "outcome", "--categorical", "eec"], "'eec' is to be categorical, and no site has such a column"),
     (["--target", "pressure"], "the target 'pressure' has no value in row"),
 ]
