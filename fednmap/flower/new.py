@@ -30,6 +30,7 @@ METHOD = '# Method; see `fednmap list algorithms`.\nalgorithm = "fednmap"\n'
 MEANING = {"measure_gamma": "gamma of |F_nat|^2; default 1, the server has no data to estimate a better one from."}
 ELSEWHERE = (
     *("algorithms", "clients", "partition", "test", "trials", "drop", "chunk", "checkpoint_every", "device"),
+    *("topology", "delays", "slowdown"),  # for simulations
     *("intercept", "standardize", "weights"),  # for `load` to decide
 )
 
