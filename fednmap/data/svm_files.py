@@ -36,6 +36,8 @@ def svm(path: str, test: str | None = None, regression: bool | None = None, dens
             raise InputError(f"cannot read {file}: {error.strerror}") from None
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
             raise InputError(f"{file} is truncated or not a LIBSVM file ({str(error).splitlines()[0]})") from None
+        if not len(value):
+            raise InputError(f"{file} has no rows; it needs at least one")
         tables.append(table)
         values.append(value)
     width = max(table.shape[1] for table in tables)

@@ -66,6 +66,20 @@ class FittedModel:
         """What is known of the columns of a table that the model reads."""
         return self.preprocessor.statistics_
 
+    def check(self) -> None:
+        """Raise ValueError if the parts do not fit together."""
+        (outputs, p), kinds, parts = self.coef.shape, len(self.classes), [self.coef, self.intercept, self.constants]
+        fits = list(self.preprocessor.get_feature_names_out()) == list(self.columns)
+        fits &= self.intercept.shape == (outputs,)
+        if self.family in ("logistic", "ordinal"):
+            fits &= kinds == (outputs if outputs > 1 else 2 if self.family == "logistic" else len(self.constants) + 2)
+        if (own := self.effects) is not None:
+            parts += [own.intercept, own.deviation]
+            fits &= own.deviation.shape == (len(own.sites), p) and own.intercept.shape == (len(own.sites),)
+        fits &= all(name is None or isinstance(name, str) for name in (self.offset, self.exposure))
+        if not fits or not all(np.isfinite(part).all() for part in parts):
+            raise ValueError("its parts do not fit together")
+
     def predict(self, rows: Any, site: str | None = None) -> dict[str, list[Any]]:
         """Return columns of predictions: numbers; labels and probabilities; the hazard ratio.
 
@@ -167,22 +181,26 @@ def load(folder: str | File) -> FittedModel:
             parts = (np.array([site[name] for site in own.values()], float) for name in ("intercept", "deviation"))
             effects = SiteEffects(tuple(own), tuple(said["columns"]), *parts)
         statistics = [Statistic(**s | {"levels": tuple(s["levels"])}) for s in said["statistics"]]
-        return FittedModel(
+        model = FittedModel(
             said["family"],
-            said["target"],
+            str(said["target"]),
             tuple(said["columns"]),
             np.array(said["coef"], float).reshape(-1, len(said["columns"])),
             np.array(said["intercept"], float),
-            tuple(said["classes"]),
-            FederatedFormula(said["formula"]).know(statistics, said["state"])
+            tuple(map(str, said["classes"])),
+            FederatedFormula(str(said["formula"])).know(statistics, said["state"])
             if "formula" in said
             else FederatedPreprocessor().know(statistics),
-            tuple(said.get("constants", ())),
+            tuple(map(float, said.get("constants", ()))),
             said.get("offset"),
             said.get("exposure"),
             effects,
         )
-    except (KeyError, TypeError, ValueError) as error:
+        model.check()
+        return model
+    except InputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
 
 

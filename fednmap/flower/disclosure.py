@@ -180,11 +180,11 @@ class Rules(BaseModel):
             return
         if not noise:
             raise _refused("budget", "max-epsilon is set, and the run adds no noise")
-        path = folder / "budget" / f"{client}-{self.study}.json"
+        path, begun = folder / "budget" / f"{client}-{self.study}.json", folder / f".budget-{client}-{self.study}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock.exclusive(path.with_suffix(".lock")):
             try:
-                before = float(from_json(path, dict)["spent"]) if path.exists() else 0.0
+                before = float(from_json(path, dict)["spent"]) if path.exists() or begun.exists() else 0.0
                 if not 0 <= before < math.inf:
                     raise ValueError(before)
             except (InputError, KeyError, TypeError, ValueError):
@@ -194,6 +194,7 @@ class Rules(BaseModel):
             if not epsilon <= self.max_epsilon:
                 raise _refused("budget", f"this reply would make epsilon {epsilon:.3g}, above {self.max_epsilon:g}")
             write_atomically(path, to_json({"spent": after, "epsilon": epsilon, "delta": self.delta}))
+            begun.touch()  # from now on a budget that is not there was lost, and is not a new one
 
 
 def residuals(local: LocalProblem, x: Tensor) -> npt.NDArray[np.float64]:

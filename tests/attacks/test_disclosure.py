@@ -1,6 +1,7 @@
 """What a site's own rules refuse: attacks by whoever submits the run, ended at the site with a code and no cell."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -227,6 +228,10 @@ def test_a_lifetime_budget_is_kept_at_the_client_and_fails_closed(tmp_path):
         (tmp_path / "budget" / "zug-all.json").write_text(text)
         with pytest.raises(SiteError, match="budget"):
             rules.spend(100.0, tmp_path, "zug")
+    shutil.rmtree(tmp_path / "budget")  # a budget that was lost is not a new one
+    with pytest.raises(SiteError, match="budget"):
+        rules.spend(100.0, tmp_path, "zug")
+    Rules(max_epsilon=2.0, study="third").spend(5.0, tmp_path, "zug")
 
 
 def test_effective_rows():
