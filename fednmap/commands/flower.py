@@ -33,6 +33,10 @@ app = typer.Typer(help="Federations between real machines, on Flower.", no_args_
 
 CLIENTS = "client-0,client-1,client-2"
 TRIAL: dict[str, Any] = {"clients": 3, "rounds": 10}
+SIMULATED = (
+    *("trials", "drop", "chunk", "checkpoint_every", "eval_last", "eval_samples"),
+    *("delays", "slowdown"),  # of a virtual clock
+)
 LOOK = 0.5  # seconds between looks at the run folder
 
 
@@ -124,7 +128,7 @@ def _public_key(file: Path) -> bytes:
 
 
 @app.command()
-@with_config(hidden=("trials", "drop", "chunk", "checkpoint_every", "eval_last", "eval_samples"), **TRIAL)
+@with_config(hidden=SIMULATED, **TRIAL)
 def up(
     values: dict[str, Any],
     algorithm: Annotated[

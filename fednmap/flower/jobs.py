@@ -10,7 +10,7 @@ from flwr.app import Message
 from torch import Tensor
 
 from fednmap.core import State
-from fednmap.flower.roster import Content, Exchange, Mailbox, Roster
+from fednmap.flower.roster import Content, Exchange, Mailbox
 
 
 class InFlight(NamedTuple):
@@ -36,8 +36,8 @@ class PendingMeasurement:
 class Jobs:
     """The messages in flight, by client. They end with the server: a client that is asked again starts again."""
 
-    def __init__(self, roster: Roster) -> None:
-        self.mail, self.deadline = Mailbox(roster.grid), roster.deadline
+    def __init__(self, mail: Mailbox, deadline: float) -> None:
+        self.mail, self.deadline = mail, deadline
         self.open: dict[str, InFlight] = {}
 
     def send(self, jobs: Mapping[str, InFlight], kind: str, content: Content) -> int:

@@ -52,7 +52,6 @@ class _Poller(threading.Thread):
         super().__init__(daemon=True)
         self.grid, self.left, self.found = grid, dict.fromkeys(ids), found
         self.ended, self.began, self.busy = False, -math.inf, ("", math.inf)
-        self.start()
 
     def run(self) -> None:
         try:
@@ -74,7 +73,9 @@ class _Poller(threading.Thread):
         if time.monotonic() - since < STALLED:
             return self
         self.ended = True
-        return _Poller(self.grid, [other for other in list(self.left) if other != id], self.found)
+        other = _Poller(self.grid, [each for each in list(self.left) if each != id], self.found)
+        other.start()
+        return other
 
 
 class Mailbox:
@@ -86,14 +87,13 @@ class Mailbox:
     def __init__(self, grid: Grid) -> None:
         self.grid, self.waiting = grid, dict[str, str]()
         self._found: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
-        self._poller: _Poller | None = None
+        self._poller = _Poller(grid, (), self._found)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._poller is not None:
-            self._poller.ended = True
+        self._poller.ended = True
 
     def send(self, nodes: Mapping[str, int], kind: str, content: Content, seconds: float) -> int:
         """Send content(name) to the node of every client, to be answered within this time; its bytes."""
@@ -101,21 +101,20 @@ class Mailbox:
         ids = list(self.grid.push_messages(list(messages.values()))) if messages else []
         new = {id: name for id, name in zip(ids, messages, strict=False) if id}
         self.waiting |= new
-        if self._poller is None:
-            self._poller = _Poller(self.grid, new, self._found)
         self._poller.left |= dict.fromkeys(new)
+        if self._poller.ident is None:  # it begins with something to look for
+            self._poller.start()
         return sum(wire.wire_bytes(m.content) for m in messages.values())
 
     def forget(self, name: str) -> None:
         """Do not wait for this client's reply, nor hear it."""
         for id in [id for id, other in self.waiting.items() if other == name]:
             del self.waiting[id]
-            if self._poller is not None:
-                self._poller.left.pop(id, None)
+            self._poller.left.pop(id, None)
 
     def replies(self, end: float) -> Iterator[tuple[str, Message]]:
         """Replies as they come, while some are waited for: until `end`, and those that are there by then."""
-        while self.waiting and self._poller is not None:
+        while self.waiting:
             try:
                 reply = self._found.get(timeout=POLL)
             except queue.Empty:

@@ -29,7 +29,7 @@ from fednmap.core import Algorithm, State, pack, unpack
 from fednmap.flower import wire
 from fednmap.flower.jobs import InFlight, Jobs, PendingMeasurement
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
-from fednmap.flower.roster import Content, Exchange, Roster
+from fednmap.flower.roster import Content, Exchange, Mailbox, Roster
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import FederationSettings, grid_for, read, threshold
 from fednmap.measure import numbers, residual, rise
@@ -221,14 +221,14 @@ class Coordinator:
         self.up_like = dry_run(algorithm, server, client)
         self.traffic = Traffic(algorithm, server, self.up_like, pipeline)
         done, server = self._restore(server)
-        self.jobs = Jobs(self.roster)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
             reason, measured = self._heard(record), record["round"]
         if reason and measured < done:  # by a tolerance that has been loosened since
             reason = self._heard(self._measure(done, server))
         reason = self._measure_if_due(done, server) or reason
-        with self.jobs.mail:
+        with Mailbox(self.roster.grid) as mail:
+            self.jobs = Jobs(mail, self.federation.deadline)
             while done < self.config.rounds and not reason:
                 before, server = server, self._round(done, server)
                 done += 1
@@ -327,7 +327,7 @@ class Coordinator:
         while not rule.ready(len(good), len(jobs.open), jobs.oldest(t), time.monotonic() >= end):
             while not good and time.monotonic() >= end:  # windows follow one another until a reply has come
                 end += window
-            nodes = self.roster.refresh()
+            nodes = self.roster.refresh() or self.roster.wait(1)
             for name, (job, why) in jobs.give_up(nodes).items():
                 self._without_uplink(name, job, why, failed)
             self._send_jobs(t, server, algorithm, nodes, good.keys() | failed.keys())
@@ -350,7 +350,7 @@ class Coordinator:
                     good[name] = job, rule.read(job.down, up, torch.tensor(t - job.t))
                 self.refused[name] = found.errors.get(name, "")
                 failed |= found.errors
-                if rule.ready(len(good), len(jobs.open), jobs.oldest(t), time.monotonic() >= end):
+                if rule.ready(len(good), len(jobs.open), jobs.oldest(t), time_is_up=False):  # a window takes all
                     break
         order = {name: good[name] for name in self.names if name in good}
         weights = [self.counts[name] for name in order]
