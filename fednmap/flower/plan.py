@@ -96,7 +96,8 @@ def plan_from(
     algorithm = methods.algorithm(config.algorithms[0])
     late: Asynchronous | None = None
     if isinstance(algorithm, Asynchronous):  # which the clients' half does not notice
-        algorithm, late = algorithm.method, algorithm
+        late = algorithm
+        algorithm = late.method
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
     privacy = privacy_of(config)
