@@ -25,6 +25,7 @@ from fednmap.asynchronous import (
 )
 from fednmap.core import info_of
 from fednmap.decentralized import Decentralized, NormED, Ring
+from fednmap.measure import stationarity
 from fednmap.problems import LeastSquares
 from fednmap.simulation.uplink import Federation, Pipeline, client_round
 
@@ -176,6 +177,23 @@ def test_the_guaranteed_step_falls_in_any_order(staleness):
     r = last(asynchronous, rounds=500 + 4000 * staleness)
     assert r.server.staleness_max == staleness
     assert distance(asynchronous.model(r.server), best(0.2)) < 1e-8
+
+
+def test_one_reply_at_a_time_may_need_a_smaller_step():
+    """Five clients, nearly equal curvature in all directions: D is the change of one client, and 1 / L is too long."""
+    rng = torch.Generator().manual_seed(1)
+    data = []
+    for i, scale in enumerate((3.0, 3.06, 3.12, 3.18, 1.0)):
+        a = torch.linalg.qr(torch.randn(9, 6, generator=rng, dtype=torch.float64))[0] * scale
+        data.append((a, a @ (torch.randn(6, generator=rng, dtype=torch.float64) + i)))
+    problem, ends = LeastSquares(data), {}
+    for scaled in (0.17, 0.67):
+        method = FedNMap(PHI, eta_a=scaled / 1.06**2, Q=1)
+        asynchronous = Asynchronous(method, buffer=1, delays="uniform:0.8,1.2", slowdown="1,1,1,1,20")
+        x = asynchronous.model(last(asynchronous, problem, rounds=150).server)
+        ends[scaled] = float(stationarity(problem, PHI, x, 1.0))
+    assert ends[0.17] < 1e-2
+    assert ends[0.67] > 1e3
 
 
 # ------------------------------------------------------------------------------------------- any order of messages
