@@ -95,8 +95,6 @@ def fit(
     choice = _choice(cv, select, values.get("lam"), penalty)
     given = (values.get(name) for name in ("family", "target", "time", "event"))
     config = FitConfig.make(**values | {"family": _family(sites, *given)})
-    if config.family == "ordinal":
-        raise InputError("family ordinal is not in `fednmap fit` yet; use estimators.FederatedOrdinalRegression")
     y, classes = _targets(config, sites)
     features = {name: config.features(t) for name, t in sites.items()}
     preprocessor = config.encoder().fit(features)
@@ -239,11 +237,9 @@ def _family(
 def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tuple[str, ...]]:
     """y of all rows, and the classes, of two the one that is modelled last."""
     y = np.concatenate([config.y(t) for t in sites.values()])
+    if config.positive is not None and config.family != "logistic":
+        raise InputError(f"expected --positive with family logistic, got family {config.family}; leave --positive out")
     if config.family not in ("logistic", "ordinal"):
-        if config.positive is not None:
-            raise InputError(
-                f"expected --positive with family logistic, got family {config.family}; leave --positive out"
-            )
         return y, ()
     y = y.astype(str)
     most = len(np.unique(y))

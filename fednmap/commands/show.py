@@ -36,7 +36,7 @@ def show(
     if list:
         _list(run or Path("runs"))
         return
-    folder = RunFolder.open(run or _runs(Path("runs"))[-1])
+    folder = RunFolder.open(run or run_folders(Path("runs"))[-1])
     screen, said, began = console(), folder.about(), folder.environment()
     lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
@@ -123,7 +123,7 @@ def state(folder: RunFolder) -> str:
 
 def _list(path: Path) -> None:
     rows = []
-    for folder in map(RunFolder, _runs(path)):
+    for folder in map(RunFolder, run_folders(path)):
         try:
             said, results = folder.about(), folder.results()
             psi = _few([quantity("objective").text(r.get("objective")) for r in results])
@@ -139,7 +139,7 @@ def _few(words: Sequence[str]) -> str:
     return ", ".join(words[:3]) + (" ..." if len(words) > 3 else "")
 
 
-def _runs(path: Path) -> list[Path]:
+def run_folders(path: Path) -> list[Path]:
     """The run folders directly in `path`, oldest first."""
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
