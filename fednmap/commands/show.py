@@ -82,8 +82,11 @@ def _coefficients(folder: RunFolder) -> list[Table]:
     file = folder.path / "coefficients.csv"
     if not file.exists():
         return coefficients.shown(models(collect([folder]))[0])
-    with file.open(encoding="utf-8", newline="") as lines:
-        head, *rows = csv.reader(lines)
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            head, *rows = csv.reader(lines)
+    except (OSError, ValueError, csv.Error):
+        return []  # `damages` says so
     cells = [[float(cell) if is_number(cell) else cell for cell in row] for row in rows]
     return [coefficients.readable(DataTable(head, cells)).rich(box=box.SIMPLE_HEAD)]
 

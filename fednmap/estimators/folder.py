@@ -18,6 +18,7 @@ from fednmap.problems.families import Ordinal
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.folder import SUMS, RunFolder
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Statistic, table
 
 MODEL = "model.json"
@@ -168,12 +169,14 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
 def load(folder: str | File) -> FittedModel:
     """Return the model in the folder of a `fednmap fit`, which predicts rows of a frame.
 
-    Raises InputError if the folder holds no model.
+    Raises InputError if the folder holds no model, or another one than was written.
     """
     folder = File(folder)
     if not (folder / MODEL).is_file():
         raise InputError(f"{folder} holds no {MODEL}; give the folder of a `fednmap fit`")
-    said = from_json(folder / MODEL, dict)
+    said, changed = from_json(folder / MODEL, dict), RunFolder(folder).changed_files()
+    if lines := [line for line in changed if line.startswith(MODEL) or SUMS in line]:
+        raise InputError(f"{folder}: {lines[0]}; put it back from a copy, or fit again")
     try:
         choose("family", said["family"], FAMILIES)
         effects, own = None, said.get("site_effects")
@@ -198,8 +201,6 @@ def load(folder: str | File) -> FittedModel:
         )
         model.check()
         return model
-    except InputError:
-        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
 

@@ -318,8 +318,8 @@ def _terms(tree: ast.expr) -> int:
     if not isinstance(tree, ast.BinOp):
         return rest + 1
     left, right = _terms(tree.left), _terms(tree.right)
-    if isinstance(tree.op, ast.Pow) and isinstance(tree.right, ast.Constant):
-        times = tree.right.value
+    if isinstance(tree.op, ast.Pow):
+        times = getattr(tree.right, "value", None)
         return rest + (max(left, 2) ** times if type(times) is int and times < 12 else MOST + 1)
     return rest + left + right + left * right
 
@@ -373,8 +373,8 @@ def _check_elementwise(tree: ast.AST, expression: str) -> None:
         )
         constant = not isinstance(node, ast.Constant) or isinstance(node.value, int | float)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not _names(ast.unparse(node)):
-            parts = [part.value for part in (node.left, node.right) if isinstance(part, ast.Constant)]
-            constant = len(parts) == 2 and parts[1] <= 100  # such as 10**6; a tower of whole numbers has no end
+            parts = [getattr(part, "value", None) for part in (node.left, node.right)]  # such as 10**6
+            constant = all(isinstance(part, int | float) and part <= 100 for part in parts)  # a tower has no end
         if not isinstance(node, ALLOWED) or not known or not constant:
             functions = ", ".join(("C", "bs", *SCALED, *ELEMENTWISE))
             raise InputError(f"{expression!r:.60} cannot be computed alike at all sites; known functions: {functions}")

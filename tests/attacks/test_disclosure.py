@@ -195,6 +195,9 @@ def test_the_number_of_points_is_one_of_all_runs(tmp_path):
         rules.guarded(local, tmp_path, "zug").loss(torch.full((4,), float(k), dtype=torch.float64))
     with pytest.raises(SiteError, match="points"):
         rules.guarded(local, tmp_path, "zug").oracle(0, 0)(torch.full((4,), 9.0, dtype=torch.float64), 0)
+    shutil.rmtree(tmp_path / "points" / "zug-all")  # points that were lost are not new ones
+    with pytest.raises(InputError, match=r"points\.json"):
+        rules.guarded(local, tmp_path, "zug").loss(torch.full((4,), 9.0, dtype=torch.float64))
 
 
 def test_no_setting_of_a_run_reaches_the_rules(tmp_path):

@@ -24,6 +24,7 @@ REFUSED = [
     *("y ~ bs(x, df=[1])", "y ~ bs(x, df=1e400)", "y ~ bs(x, df=4.5)", "y ~ bs(x, True)", "y ~ bs(x, knots=5)"),
     *("y ~ bs(x, knots=['a'])", "y ~ bs(x, [1]*999999999)", "y ~ bs(x, 5, lower_bound='z')", "y ~ scale(x, ddof='a')"),
     *("y ~ scale(x, ddof=99)", "y ~ scale(x, center='a')", "y ~ x^99999999999", "y ~ (x + age + sex)**40"),
+    *("y ~ (x + age + sex)**3**12", "y ~ I('a'**'b' + x)", "y ~ I(2**'b' * x)"),
     *("y ~ " + "*".join(["x", "age"] * 20), "y ~ x" + " + x" * 20_000, "y ~ " + "log(" * 500 + "x" + ")" * 500),
     *("y ~ Intercept", "y ~ x + Intercept", "y ~ .", "y ~ x | age", "", "y ~", "y ~ 1", "y ~ \0x", "y ~ log(`a [b]`)"),
 ]
@@ -62,7 +63,14 @@ def test_a_folder_of_somebody_else_runs_no_code(command):
     lines = [f"{20 + k % 9},{'fm'[k % 2]},{k % 3 % 2}" for k in range(30)]
     Path("t.csv").write_text("\n".join(["age,sex,y", *lines]) + "\n")
     assert command("fit", "--data", "csv:t.csv", "--formula", "y ~ age + sex", "--quiet", "--out", "run")[0] == 0
-    whole = json.loads(Path("run/model.json").read_text())
+    text = Path("run/model.json").read_text()
+    whole, place = json.loads(text), text.index('"intercept"') + 18
+    Path("run/model.json").write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+    for words in (("predict", "run", "t.csv"), ("show", "run")):  # one digit
+        code, out, err = command(*words)
+        assert "model.json is not the file that was written" in out + err
+        assert (code, words[0]) in ((2, "predict"), (0, "show"))
+    Path("run/SHA256SUMS").unlink()  # whoever changes the model changes the list too
     changes = [{"formula": f"y ~ {{{CODE}}}"}, {"formula": "y ~ I(9**9**9**9 + age)"}, {"formula": 5}, {"state": 5}]
     changes += [{"coef": "x"}, {"coef": [[1e999]]}, {"columns": 5}, {"statistics": [5]}, {"statistics": []}]
     changes += [{"classes": 5}, {"family": ["cox"]}, {"intercept": [[[1]]]}, {"site_effects": 5}, {"site_effects": []}]
