@@ -13,22 +13,30 @@ import numpy as np
 import tomli_w
 import torch
 import typer
+from rich import box
 
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
 from fednmap.estimators.families import FAMILIES
-from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes, with_formula
-from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
+from fednmap.estimators.fit_config import (
+    FitConfig,
+    check_goals,
+    complete,
+    listed,
+    ordered_classes,
+    with_formula,
+    with_weight,
+)
+from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM
 from fednmap.estimators.model_selection import (
     SELECT,
     CrossValidated,
     FederatedCoxRegressionCV,
     FederatedGLMCV,
-    FederatedOrdinalRegressionCV,
 )
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
-from fednmap.names import InputError, choose, is_number
+from fednmap.names import InputError, choose
 from fednmap.report.closing import made_by
 from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
@@ -41,7 +49,7 @@ from fednmap.tables.table import is_words
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
-COLUMNS = ("target", "time", "event", "trials", "offset", "exposure")
+COLUMNS = ("target", "time", "event", "trials_column", "offset", "exposure")
 """Settings that name a column that every file must have."""
 PICTURES = {
     "path.png": "Coefficients along lam",
@@ -86,9 +94,9 @@ def fit(
         raise InputError(f"{out} exists already; choose another folder with --out")
     if mu is not None and site_effects != "sparse":
         raise InputError(f"expected --mu with --site-effects sparse, got {site_effects}; leave --mu out")
-    values = with_formula(values)
+    values = with_weight(with_formula(values))
     needed = [values[name] for name in COLUMNS if name in values]
-    sites = tables.read_sites(data, listed(values.get("drop_columns")), needed)
+    sites = tables.read_sites(data, listed(values.get("exclude")), needed)
     if "formula" in values:
         sites = _complete_rows(sites, values["formula"], quiet)
     penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
@@ -178,9 +186,8 @@ def fit(
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
         return
     screen = console()
-    screen.print(readable(table).rich())
-    for title, part in more.items():
-        screen.print(part.rich(title=title))
+    for title, part in {"": readable(table), **more}.items():
+        screen.print(part.text(title, lines=box.HEAVY_HEAD))
     for line in [*lines, f"folder: {folder.path}"]:
         screen.print(line, highlight=False, soft_wrap=True)
 
@@ -239,7 +246,7 @@ def _family(
 def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tuple[str, ...]]:
     """y of all rows, and the classes, of two the one that is modelled last."""
     y = np.concatenate([config.y(t) for t in sites.values()])
-    if config.family not in ("logistic", "ordinal"):
+    if config.family != "logistic":
         if config.positive is not None:
             raise InputError(
                 f"expected --positive with family logistic, got family {config.family}; leave --positive out"
@@ -252,8 +259,6 @@ def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tu
             f"the target {config.target!r} has {most} different values; logistic tells classes apart, for numbers use "
             "--family gaussian"
         )
-    if config.family == "ordinal":
-        return y, _ordered(y, config)
     classes = ordered_classes(config.target, np.unique(y), config.positive)
     return ((y == classes[1]).astype(float) if len(classes) == 2 else y), classes
 
@@ -270,23 +275,14 @@ def _complete_rows(sites: dict[str, tables.Table], formula: str, quiet: bool) ->
     return kept
 
 
-def _ordered(y: Any, config: FitConfig) -> tuple[str, ...]:
-    """The labels of an ordinal model, lowest first: as --order says, numbers by size, or words by name."""
-    found = [str(label) for label in np.unique(y)]
-    if config.order is not None:
-        return tuple(listed(config.order))
-    return tuple(sorted(found, key=float) if all(map(is_number, found)) else found)
-
-
 def _estimator(
     config: FitConfig, choice: dict[str, Any], effects: dict[str, Any], classes: tuple[str, ...], groups: Any
 ) -> Any:
     """The estimator of these settings with its site effects; one that chooses lam where `choice` says how."""
-    names = ("penalty", "l1_ratio", "standardize", "tol", "max_rounds", "weights")
+    names = ("penalty", "l1_ratio", "standardize", "weights")
     common = {name: getattr(config, name) for name in names} | {"groups": groups} | effects
+    common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
     common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
-    if config.family == "ordinal":
-        return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
     if config.family == "cox":
         return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
     return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
@@ -304,7 +300,7 @@ def _folder(
         "made_in": MADE_IN,
         "data": data,
         "model": f"{config.family} of {target}",
-        "reg": f"penalty {config.penalty}" + ("" if lam is None else f", lam {lam:.4g}"),
+        "penalty": f"penalty {config.penalty}" + ("" if lam is None else f", lam {lam:.4g}"),
         "clients": sites,
         "algorithms": [f"fit-{config.family}"],
         "settings": {name: value for name, value in settings.items() if value is not None},
@@ -434,11 +430,10 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
     }
     folder.forget_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
-    ended = "converged" if estimator.converged_ else "not converged; raise --max-rounds"
+    ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
     x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
-    labels = () if model.family == "ordinal" else model.classes
-    saved = Model({"x": x}, (len(model.columns),), model.columns, labels, intercept=True)
+    saved = Model({"x": x}, (len(model.columns),), model.columns, model.classes, intercept=True)
     folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
 
 
