@@ -28,15 +28,16 @@ from fednmap.estimators.fit_config import (
     with_formula,
     with_weight,
 )
-from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM
+from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import (
     SELECT,
     CrossValidated,
     FederatedCoxRegressionCV,
     FederatedGLMCV,
+    FederatedOrdinalRegressionCV,
 )
 from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, choose, is_number
 from fednmap.report.closing import made_by
 from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
@@ -103,8 +104,6 @@ def fit(
     choice = _choice(cv, select, values.get("lam"), penalty)
     given = (values.get(name) for name in ("family", "target", "time", "event"))
     config = FitConfig.make(**values | {"family": _family(sites, *given)})
-    if config.family == "ordinal":
-        raise InputError("family ordinal is not in `fednmap fit` yet; use estimators.FederatedOrdinalRegression")
     y, classes = _targets(config, sites)
     features = {name: config.features(t) for name, t in sites.items()}
     preprocessor = config.encoder().fit(features)
@@ -246,11 +245,9 @@ def _family(
 def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tuple[str, ...]]:
     """y of all rows, and the classes, of two the one that is modelled last."""
     y = np.concatenate([config.y(t) for t in sites.values()])
-    if config.family != "logistic":
-        if config.positive is not None:
-            raise InputError(
-                f"expected --positive with family logistic, got family {config.family}; leave --positive out"
-            )
+    if config.positive is not None and config.family != "logistic":
+        raise InputError(f"expected --positive with family logistic, got family {config.family}; leave --positive out")
+    if config.family not in ("logistic", "ordinal"):
         return y, ()
     y = y.astype(str)
     most = len(np.unique(y))
@@ -259,6 +256,8 @@ def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tu
             f"the target {config.target!r} has {most} different values; logistic tells classes apart, for numbers use "
             "--family gaussian"
         )
+    if config.family == "ordinal":
+        return y, _ordered(y, config)
     classes = ordered_classes(config.target, np.unique(y), config.positive)
     return ((y == classes[1]).astype(float) if len(classes) == 2 else y), classes
 
@@ -275,6 +274,14 @@ def _complete_rows(sites: dict[str, tables.Table], formula: str, quiet: bool) ->
     return kept
 
 
+def _ordered(y: Any, config: FitConfig) -> tuple[str, ...]:
+    """The labels of an ordinal model, lowest first: as --order says, numbers by size, or words by name."""
+    found = [str(label) for label in np.unique(y)]
+    if config.order is not None:
+        return tuple(listed(config.order))
+    return tuple(sorted(found, key=float) if all(map(is_number, found)) else found)
+
+
 def _estimator(
     config: FitConfig, choice: dict[str, Any], effects: dict[str, Any], classes: tuple[str, ...], groups: Any
 ) -> Any:
@@ -283,6 +290,8 @@ def _estimator(
     common = {name: getattr(config, name) for name in names} | {"groups": groups} | effects
     common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
     common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
+    if config.family == "ordinal":
+        return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
     if config.family == "cox":
         return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
     return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
@@ -433,7 +442,8 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
     ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
     x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
-    saved = Model({"x": x}, (len(model.columns),), model.columns, model.classes, intercept=True)
+    labels = () if model.family == "ordinal" else model.classes
+    saved = Model({"x": x}, (len(model.columns),), model.columns, labels, intercept=True)
     folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
 
 

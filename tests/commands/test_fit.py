@@ -12,7 +12,7 @@ from matplotlib import mathtext
 from safetensors.torch import load_file
 
 import fednmap
-from fednmap.estimators import FederatedLasso, FederatedLogisticRegression
+from fednmap.estimators import FederatedLasso, FederatedLogisticRegression, FederatedOrdinalRegression
 from fednmap.estimators import folder as kept
 from fednmap.runs.folder import RunFolder
 from fednmap.tables import FederatedPreprocessor, read_sites
@@ -66,6 +66,33 @@ def test_the_command_is_the_estimator(command, hospitals):
     code, out, _ = command("predict", "run", hospitals / "bern.csv", "--out", "said.csv")
     said = pl.read_csv(hospitals.parent / "said.csv")
     assert said["P(sick)"].to_numpy() == pytest.approx(alone.predict_proba(X)[where == "bern", 1])
+
+
+@pytest.mark.parametrize("order", [("b", "c", "a"), None])
+def test_ordered_labels(command, hospitals, order):
+    """The thresholds, their errors, the path and the probabilities of the estimator; words by name without --order."""
+    words = ("fit", "--data", f"csv:{hospitals}", "--target", "ecg", "--family", "ordinal", "--penalty", "none")
+    words += ("--exclude", "time,event,outcome", *(("--order", ",".join(order)) if order else ()))
+    code, out, _ = command(*words, "--tol-absolute", 1e-9, "--json", "--quiet", "--out", "run")
+    assert code == 0
+    sites = read_sites(f"csv:{hospitals}")
+    features = {name: t.without(["outcome", "time", "event", "ecg"]) for name, t in sites.items()}
+    preprocessor = FederatedPreprocessor().fit(features)
+    X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+    y = np.concatenate([t["ecg"] for t in sites.values()]).astype(str)
+    where = np.repeat(list(sites), [t.rows for t in sites.values()])
+    alone = FederatedOrdinalRegression("none", order=order, tol=1e-9).fit(X, y, where)
+    found, errors = json.loads(out)["coefficients"], alone.inference(X, y, where)
+    low, mid, high = order or ("a", "b", "c")
+    assert [row["name"] for row in found][-2:] == [f"{low}|{mid}", f"{mid}|{high}"]
+    assert [row["coefficient"] for row in found] == pytest.approx([*alone.coef_, *alone.thresholds_], abs=1e-6)
+    assert [row["standard error"] for row in found] == pytest.approx(errors.error, rel=1e-6)
+    command("predict", "run", hospitals / "bern.csv", "--out", "said.csv")
+    said = pl.read_csv("said.csv")
+    shares = np.column_stack([said[f"P({label})"] for label in alone.classes_])
+    assert shares == pytest.approx(alone.predict_proba(X)[where == "bern"], abs=1e-6)
+    code, _, err = command(*words, "--positive", "a", "--quiet")
+    assert (code, "expected --positive with family logistic, got family ordinal" in err) == (2, True)
 
 
 def lower_median(values):
