@@ -30,10 +30,6 @@ class _Share:
         if not isinstance(self.share, Real) or not 0 < self.share <= 1:
             raise InputError(f"participation is {self.share!r}; it must be in (0, 1]")
 
-    def count(self, n: int) -> int:
-        """How many of n clients that is, at least one."""
-        return max(1, round(self.share * n))
-
 
 @dataclass(frozen=True)
 class Uniform(_Share):
@@ -42,7 +38,7 @@ class Uniform(_Share):
     share: float = 1.0
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
-        count = self.count(n)
+        count = max(1, round(self.share * n))
         return np.arange(n) if count == n else np.sort(rng.choice(n, count, replace=False, shuffle=False))
 
 
@@ -83,7 +79,7 @@ class Cyclic(_Share):
     """max(1, round(share n)) clients in turn: 0, 1, 2, ..., and from the beginning again."""
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
-        count = self.count(n)
+        count = max(1, round(self.share * n))
         return (t * count + np.arange(count)) % n
 
 
