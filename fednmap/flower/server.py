@@ -54,6 +54,8 @@ UNHEARD = frozenset({"algorithms", "trials", "drop"})
 LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 MISSED = 3  # rounds in succession after which a client that is drawn and not counted is warned of
 
+REPLIES = ("replies_counted", "replies_lost")
+"""Of the clients that were asked: how many replies were counted so far, and how many were not."""
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
 """Bytes of the messages as they travel: of the rounds, and of the measurements."""
 
@@ -134,7 +136,7 @@ class Coordinator:
         self.config, self.federation, self.make_plan = config, federation, make_plan
         self.names, self.n, self.job = federation.names, len(federation.names), Job(config.algorithms[0], 0)
         self.roster = Roster(grid, federation)
-        self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
+        self.totals = dict.fromkeys((*TOTALS, *WIRE, *REPLIES), 0.0)
         self.counted, self.refused = dict.fromkeys(self.names, ""), dict.fromkeys(self.names, "")
         self.took_part, self.missed = dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0)
         self.news: tuple[str, Any, dict[str, Any]] | None = None
@@ -266,7 +268,7 @@ class Coordinator:
             facts = {"share": share, "digest": wire.digest(algorithm.broadcast(server))}
             self.news = ticket, wire.pack(up), facts | self._step("eta_a_before", algorithm)
         self.exact = step.exact
-        self._spend(train_seconds=time.monotonic() - began)
+        self._spend(train_seconds=time.monotonic() - began, replies_counted=len(order), replies_lost=len(absent))
         self._save(t, server)
         seconds = time.monotonic() - began
         words = f", without {', '.join(absent)}" if absent else ""
@@ -606,7 +608,7 @@ class Coordinator:
         done = 0
         if kept is not None:
             done, server, self.counted = kept.t + 1, kept.server, kept.totals["counted"]
-            self.totals = {name: kept.totals[name] for name in self.totals}
+            self.totals = {name: kept.totals.get(name, 0.0) for name in self.totals}
             self.took_part |= kept.totals.get("took_part", {})
             self.missed |= kept.totals.get("missed", {})
             self.late |= kept.totals.get("late", {})
@@ -615,7 +617,7 @@ class Coordinator:
         records = self.folder.records(*self.job)
         measured = records[-1]["round"] if records else -1
         if measured == done:
-            self.totals = {name: records[-1][name] for name in self.totals}
+            self.totals = {name: records[-1].get(name, 0.0) for name in self.totals}
         path = self.folder.path / CLIENTS
         if path.exists():
             lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -639,7 +641,11 @@ class Coordinator:
     def _finish(self, done: int, server: State, reason: str | None) -> dict[str, Any]:
         records = self.folder.records(*self.job)
         first, last = records[0], records[-1]
-        closing = summary(last) | {name: int(last[name]) for name in WIRE} | {"ended": reason or DONE}
+        closing = (
+            summary(last)
+            | {name: int(last[name]) for name in (*WIRE, *REPLIES) if name in last}
+            | {"ended": reason or DONE}
+        )
         closing["took_part"] = dict(self.took_part)
         if left_out := self._left_out():
             closing["warnings"] = list(left_out.values())
