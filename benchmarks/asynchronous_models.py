@@ -27,11 +27,17 @@ RULES = {
 }
 A9A = f"svm:{Path(os.environ.get('FEDNMAP_DATA', '.')) / 'libsvm' / 'a9a'}"
 PROBLEMS = {
-    "a9a": {"data": A9A, "model": "logistic", "reg": "l1:0.001", "partition": "sorted", "eta_a": (0.1, 0.2, 0.4, 0.8)},
+    "a9a": {
+        "data": A9A,
+        "model": "logistic",
+        "penalty": "l1:0.001",
+        "partition": "sorted",
+        "eta_a": (0.1, 0.2, 0.4, 0.8),
+    },
     "digits": {
         "data": "digits",
         "model": "mlp:64:relu",
-        "reg": "l1:0.001",
+        "penalty": "l1:0.001",
         "partition": "sorted",
         "eta_a": (0.05, 0.2),
     },

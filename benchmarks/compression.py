@@ -92,7 +92,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     config = Config.make(
-        data="sparse-regression", model="least-squares", reg="l1:0.01", batch_size=0, dtype="float64", clients=10
+        data="sparse-regression", model="least-squares", penalty="l1:0.01", batch_size=0, dtype="float64", clients=10
     )
     experiment = prepare(config)
     problem, phi = experiment.problem, experiment.phi

@@ -30,7 +30,7 @@ from fednmap import simulate
 from fednmap.core import AccumulatingOracle, Algorithm
 from fednmap.problems import Network
 from fednmap.regularizers import L1
-from fednmap.simulation.groups import Groups
+from fednmap.simulation.client_groups import Groups
 from fednmap.simulation.threads import ThreadPool
 
 GROUPINGS = (5, 10, 25)  # which two threads can share; after 50 at once the second core would begin the next run asleep

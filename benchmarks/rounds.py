@@ -48,7 +48,7 @@ class Case:
 
 def case(name: str, data: str, reg: str, phi: Callable[[FiniteSum, float], Regularizer] | None = None) -> Case:
     model = "least-squares" if "regression" in data else "logistic"
-    experiment = prepare(Config.make(data=data, model=model, reg=reg, batch_size=0, dtype="float64", clients=10))
+    experiment = prepare(Config.make(data=data, model=model, penalty=reg, batch_size=0, dtype="float64", clients=10))
     problem, L = experiment.problem, experiment.problem.smoothness()
     chosen = experiment.phi if phi is None else phi(problem, L)
     return Case(name, problem, chosen, L, convex=chosen.rho == 0)

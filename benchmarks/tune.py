@@ -44,9 +44,9 @@ def problems() -> dict[str, Config]:
     folder = Path(os.environ.get("FEDNMAP_DATA", "."))
     return {
         "digits": Config.make(data="digits"),
-        "a9a": Config.make(data=f"svm:{folder / 'libsvm' / 'a9a'}", model="logistic", reg="l1:0.001"),
+        "a9a": Config.make(data=f"svm:{folder / 'libsvm' / 'a9a'}", model="logistic", penalty="l1:0.001"),
         "mnist": Config.make(data="mnist"),
-        "hospitals": Config.make(data="heart-disease", model="logistic", reg="l1:0.01"),
+        "hospitals": Config.make(data="heart-disease", model="logistic", penalty="l1:0.01"),
     }
 
 

@@ -38,6 +38,25 @@ def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
+def current(
+    values: Mapping[str, T], renamed: Mapping[str, str], show: Callable[[str], str] | None = str
+) -> dict[str, T]:
+    """Return the settings under today's names; each old name (old -> new in `renamed`) gives a FutureWarning.
+
+    show: how a name is written in the warning; None for files of our own, which do not warn.
+
+    >>> current({"reg": "l1:0.1"}, {"reg": "penalty"}, show=None)
+    {'penalty': 'l1:0.1'}
+    """
+    found = {renamed.get(name, name): value for name, value in values.items()}
+    for old, new in renamed.items():
+        if old in values and new in values:
+            raise InputError(f"expected {new} once, got {old} too, which is its former name; leave {old} out")
+        if old in values and show:
+            warnings.warn(f"{show(old)} is now {show(new)}; use that name", FutureWarning, stacklevel=3)
+    return found
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> InputError:
     """The error for a name that is not among `allowed`, with the nearest match."""
     names = sorted(allowed)

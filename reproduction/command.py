@@ -38,7 +38,6 @@ def reproduce(
         int | None,
         typer.Option(
             "--jobs",
-            "--workers",
             help="Trials at the same time, each in its own process; the same bits. (default one per core)",
             show_default=False,
         ),

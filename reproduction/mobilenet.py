@@ -72,7 +72,7 @@ def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
         data=f"cifar10:{size.images}",
         model="mobilenet-v3-small",
         partition="dirichlet:0.5",
-        reg=f"l1:{size.weight}",
+        penalty=f"l1:{size.weight}",
         gamma=GAMMA,
         measure_gamma=GAMMA,
         clients=n,

@@ -90,7 +90,7 @@ def _job(part: str, method: str, n: int, Q: int, choice: Choice, rounds: int, se
         data="mnist",
         model=f"mlp:{choice.width}:sigmoid",
         partition="sorted",
-        reg="elastic-net:0.001,0.01",
+        penalty="elastic-net:0.001,0.01",
         gamma=shallow.GAMMA,
         measure_gamma=shallow.GAMMA,
         clients=n,

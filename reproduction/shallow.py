@@ -46,7 +46,7 @@ def job(
         data="mnist",
         model=f"mlp:{hidden or HIDDEN}:sigmoid",
         partition="sorted",
-        reg="elastic-net:0.001,0.01",
+        penalty="elastic-net:0.001,0.01",
         gamma=gamma or GAMMA,
         measure_gamma=GAMMA,
         clients=n,

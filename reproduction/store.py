@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fednmap
-from fednmap.names import InputError
+from fednmap.names import InputError, current
 from fednmap.runs.configuration import Config
 from fednmap.runs.files import clear_errors, digest, write_atomically
 from fednmap.runs.folder import VERSIONS
@@ -77,7 +77,8 @@ class Provenance(NamedTuple):
 
     def changed_settings(self, configuration: Mapping[str, Any]) -> str:
         """Say which settings are others in this configuration; one that only one side names has its default."""
-        was, now = ({**_defaults(), **v} for v in (json.loads(self.configuration), configuration))
+        given = (json.loads(self.configuration), configuration)
+        was, now = ({**_defaults(), **current(v, Config.RENAMED, None)} for v in given)
         changed = [name for name in was if name in now and was[name] != now[name]]
         return ", ".join(f"{name} was {was[name]!r} and is {now[name]!r}" for name in changed)
 

@@ -41,7 +41,7 @@ TRIAL = {
     "partition": "iid",
     "batch-size": 0,
     "dtype": "float64",
-    "reg": "l1:0.05",
+    "penalty": "l1:0.05",
     "local-steps": 1,
     "eta-a": 0.5,
     "gamma": 1.0,

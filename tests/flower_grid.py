@@ -107,7 +107,7 @@ class Federation:
     def __init__(self, folder, problem=None, names=NAMES, fault=None, **given_settings):
         self.problem = make_problem() if problem is None else problem
         self.folder, self.names, self.fault = folder, names, fault
-        given = {"eta-a": 0.1, "local-steps": 5, "reg": "l1:0.5", "rounds": 6, "eval-every": 3, "batch-size": 0}
+        given = {"eta-a": 0.1, "local-steps": 5, "penalty": "l1:0.5", "rounds": 6, "eval-every": 3, "batch-size": 0}
         given |= {
             "dtype": "float64",
             "data": "own",

@@ -29,7 +29,7 @@ def _described(title: str, command: click.Command, level: int) -> Iterator[str]:
         return
     panel = None
     for parameter in command.params:
-        if "--help" in parameter.opts:
+        if "--help" in parameter.opts or getattr(parameter, "hidden", False):
             continue
         if (here := getattr(parameter, "rich_help_panel", None) or "Options") != panel:
             yield from (*([""] if panel else []), f"| {here} | |", "|---|---|")

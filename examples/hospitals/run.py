@@ -45,7 +45,7 @@ def federated(names, out):
             launcher.supernode(name, out / "states", file=str((out / "tables" / f"{name}.csv").resolve()))
         for title, penalty in PENALTIES.items():
             run = (out / title).resolve()
-            common = {"names": ",".join(names), "run_folder": str(run), "drop_columns": UNMEASURED, "tol": TOL}
+            common = {"names": ",".join(names), "run_folder": str(run), "exclude": UNMEASURED, "tol_absolute": TOL}
             launcher.run(out / "hospitals-app", **common, **penalty).wait()
             if not (run / kept.MODEL).exists():
                 raise SystemExit(f"the run did not finish:\n{launcher.log('run')[-2000:]}")

@@ -13,12 +13,21 @@ import numpy as np
 import tomli_w
 import torch
 import typer
+from rich import box
 
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
 from fednmap.estimators.families import FAMILIES
-from fednmap.estimators.fit_config import FitConfig, check_goals, complete, listed, ordered_classes, with_formula
+from fednmap.estimators.fit_config import (
+    FitConfig,
+    check_goals,
+    complete,
+    listed,
+    ordered_classes,
+    with_formula,
+    with_weight,
+)
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import (
     SELECT,
@@ -41,7 +50,7 @@ from fednmap.tables.table import is_words
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
-COLUMNS = ("target", "time", "event", "trials", "offset", "exposure")
+COLUMNS = ("target", "time", "event", "trials_column", "offset", "exposure")
 """Settings that name a column that every file must have."""
 PICTURES = {
     "path.png": "Coefficients along lam",
@@ -86,9 +95,9 @@ def fit(
         raise InputError(f"{out} exists already; choose another folder with --out")
     if mu is not None and site_effects != "sparse":
         raise InputError(f"expected --mu with --site-effects sparse, got {site_effects}; leave --mu out")
-    values = with_formula(values)
+    values = with_weight(with_formula(values))
     needed = [values[name] for name in COLUMNS if name in values]
-    sites = tables.read_sites(data, listed(values.get("drop_columns")), needed)
+    sites = tables.read_sites(data, listed(values.get("exclude")), needed)
     if "formula" in values:
         sites = _complete_rows(sites, values["formula"], quiet)
     penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
@@ -176,9 +185,8 @@ def fit(
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
         return
     screen = console()
-    screen.print(readable(table).rich())
-    for title, part in more.items():
-        screen.print(part.rich(title=title))
+    for title, part in {"": readable(table), **more}.items():
+        screen.print(part.text(title, lines=box.HEAVY_HEAD))
     for line in [*lines, f"folder: {folder.path}"]:
         screen.print(line, highlight=False, soft_wrap=True)
 
@@ -278,8 +286,9 @@ def _estimator(
     config: FitConfig, choice: dict[str, Any], effects: dict[str, Any], classes: tuple[str, ...], groups: Any
 ) -> Any:
     """The estimator of these settings with its site effects; one that chooses lam where `choice` says how."""
-    names = ("penalty", "l1_ratio", "standardize", "tol", "max_rounds", "weights")
+    names = ("penalty", "l1_ratio", "standardize", "weights")
     common = {name: getattr(config, name) for name in names} | {"groups": groups} | effects
+    common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
     common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
     if config.family == "ordinal":
         return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
@@ -300,7 +309,7 @@ def _folder(
         "made_in": MADE_IN,
         "data": data,
         "model": f"{config.family} of {target}",
-        "reg": f"penalty {config.penalty}" + ("" if lam is None else f", lam {lam:.4g}"),
+        "penalty": f"penalty {config.penalty}" + ("" if lam is None else f", lam {lam:.4g}"),
         "clients": sites,
         "algorithms": [f"fit-{config.family}"],
         "settings": {name: value for name, value in settings.items() if value is not None},
@@ -430,7 +439,7 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
     }
     folder.forget_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
-    ended = "converged" if estimator.converged_ else "not converged; raise --max-rounds"
+    ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
     x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
     labels = () if model.family == "ordinal" else model.classes

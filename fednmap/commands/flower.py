@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,16 +62,20 @@ def new(
 @app.command()
 def keys(
     folder: Annotated[Path, typer.Argument(help="Folder for certificates and keys; must not hold any.")],
-    clients: Annotated[str, typer.Option(help="The clients' names, separated by commas.")] = CLIENTS,
+    names: Annotated[str, typer.Option(help="The clients' names, separated by commas.")] = CLIENTS,
     host: Annotated[str, typer.Option(help="The server's name or address, as the nodes reach it.")] = "127.0.0.1",
     days: Annotated[int, typer.Option(help="Validity of the certificates.")] = 365,
+    clients: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate and one key per node, for a private federation."""
     _needs_flower()
     from fednmap.flower.identity import make
 
+    if clients is not None:  # a former name, which elsewhere is a number
+        warnings.warn("--clients is now --names; use that name", FutureWarning, stacklevel=1)
+        names = clients
     with clear_errors(folder):
-        made = make(folder, [name.strip() for name in clients.split(",")], host, days)
+        made = make(folder, [name.strip() for name in names.split(",")], host, days)
     for path, purpose in made.items():
         print(f"{path}  {purpose}")
 

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from pydantic import BaseModel
 
-from fednmap.runs.configuration import Config, code_in
+from fednmap.names import current
+from fednmap.runs.configuration import Config, Settings, code_in
 from fednmap.simulation import threads
 
 Command = Callable[..., None]
@@ -22,12 +22,12 @@ PLAIN = (bool, int, float, str)
 AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fednmap.commands.tune`
 
 PANELS: dict[str, tuple[str, ...]] = {
-    "Data": ("data", "target", "formula", "time", "event", "clients", "partition"),
-    "Model and penalty": ("family", "model", "reg", "penalty", "lam", "site_effects", "mu", "heterogeneity"),
+    "Data": ("data", "target", "formula", "time", "event", "exclude", "clients", "partition"),
+    "Model and penalty": ("family", "model", "penalty", "lam", "site_effects", "mu", "heterogeneity"),
     "Choice of lam": ("path", "cv", "select"),
     "Sweep": ("over", "sweep_values"),
     "Method and steps": ("algorithm", "algorithms", "eta_a", "local_steps", "batch_size", "budget"),
-    "Rounds and stopping": ("rounds", "max_rounds", "tol", "deadline", "min_clients"),
+    "Rounds and stopping": ("rounds", "tol", "deadline", "min_clients"),
     "Clients and loss": ("participation", "drop"),
     "Privacy": ("secagg", "dp_clip", "dp_epsilon"),
     "Output": ("preset", "config", "out", "resume"),
@@ -41,7 +41,7 @@ FLAGS = {"asynchronous": "async"}
 def with_config(
     hidden: tuple[str, ...] = (),
     words: Mapping[str, str] = MappingProxyType({}),
-    settings: type[BaseModel] = Config,
+    settings: type[Settings] = Config,
     **defaults: Any,
 ) -> Callable[[Command], Command]:
     """Give a command `f(values, ...)` an option for every field of `settings`; `values` holds those the user gave.
@@ -65,12 +65,14 @@ def with_config(
             shown = f"(default {default})" if default not in (None, "") else None
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
-            flag = FLAGS.get(name, name.replace("_", "-"))
+            flag = _flag(name)
             may_be_no = field.annotation == bool | None or field.default is True
-            flag = f"--{flag}/--no-{flag}" if may_be_no else f"--{flag}"
+            flag = f"{flag}/--no-{flag[2:]}" if may_be_no else flag
             kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind in PLAIN]
             kind = str if word or len(kinds) != 1 else kinds[0]  # everything but numbers and flags as text
             fields.append(_option(name, Annotated[kind | None, typer.Option(flag, help=help, show_default=False)]))
+            for old in (old for old, new in settings.RENAMED.items() if new == name):
+                fields.append(_option(old, Annotated[kind | None, typer.Option(_flag(old), hidden=True)]))
 
         ordered = sorted((_in_panel(p) for p in (*own, *launching, *fields)), key=_place)
 
@@ -78,7 +80,8 @@ def with_config(
             values = {p.name: given.pop(p.name) for p in fields}
             if launching:
                 given["launch"] = Launch(**{p.name: given.pop(p.name) for p in launching})
-            command({k: v for k, v in values.items() if v is not None}, **given)
+            given_values = {k: v for k, v in values.items() if v is not None}
+            command(current(given_values, settings.RENAMED, _flag), **given)
 
         wrapped.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
         wrapped.__doc__ = command.__doc__
@@ -86,6 +89,11 @@ def with_config(
         return wrapped
 
     return decorate
+
+
+def _flag(name: str) -> str:
+    """The option of a setting."""
+    return f"--{FLAGS.get(name, name.replace('_', '-'))}"
 
 
 def _in_panel(option: inspect.Parameter) -> inspect.Parameter:

@@ -77,7 +77,7 @@ def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: A
     return "".join(BLOCKS[min(7, round(7 * (v - low) / span))] if np.isfinite(v) else " " for v in y)
 
 
-def _coefficients(folder: RunFolder) -> list[Table]:
+def _coefficients(folder: RunFolder) -> Sequence[Table | TextTable]:
     """The table that a fit has written, else one per linear model."""
     file = folder.path / "coefficients.csv"
     if not file.exists():
@@ -88,7 +88,7 @@ def _coefficients(folder: RunFolder) -> list[Table]:
     except (OSError, ValueError, csv.Error):
         return []  # `damages` says so
     cells = [[float(cell) if is_number(cell) else cell for cell in row] for row in rows]
-    return [coefficients.readable(DataTable(head, cells)).rich(box=box.SIMPLE_HEAD)]
+    return [coefficients.readable(DataTable(head, cells)).text()]
 
 
 def _sparks(series: list[Series]) -> TextTable:

@@ -28,7 +28,7 @@ from fednmap.theory.scaling import Speedup, checked, fit_speedup
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
 
 
-@with_config(hidden=(*STOPPING, "eval_samples", "set", "preset", "track", "workers"), **DEFAULTS)
+@with_config(hidden=(*STOPPING, "eval_samples", "set", "label", "preset", "track", "workers"), **DEFAULTS)
 def speedup(
     values: dict[str, Any],
     launch: Launch,

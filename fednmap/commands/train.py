@@ -42,7 +42,7 @@ def train(
 ) -> None:
     """Train one model across clients.
 
-    Example: fednmap train --data digits --model mlp:64 --reg l1:0.001 --rounds 200
+    Example: fednmap train --data digits --model mlp:64 --penalty l1:0.001 --rounds 200
     """
     if algorithm:
         values["algorithms"] = (algorithm,)

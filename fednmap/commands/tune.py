@@ -177,6 +177,8 @@ def check_auto(config: Config, auto: tuple[str, ...]) -> None:
         raise InputError(
             "auto looks at the data without clipping or noise, which no epsilon counts; give eta_a and gamma as numbers"
         )
+    if config.asynchronous is not None:
+        raise InputError("expected rounds that wait for all clients, got --async; give eta_a and gamma as numbers")
     if given := [f"fednmap.{name}" for name in auto if f"fednmap.{name}" in config.set]:
         raise InputError(f"{given[0]} is set, and {given[0].partition('.')[2]} is to be found; leave one of them out")
 

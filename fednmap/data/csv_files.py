@@ -11,45 +11,46 @@ import numpy.typing as npt
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.rows import LABELS, label_names, located, targets
+from fednmap.data.targets import LABELS, label_names, located, targets
 from fednmap.names import InputError, some_of
 
 
 def csv(
     path: str,
+    /,
     test: str | None = None,
-    label: str | None = None,
+    target: str | None = None,
     client: str | None = None,
     regression: bool | None = None,
-    drop: str | None = None,
+    exclude: str | None = None,
     categorical: str | None = None,
 ) -> Dataset:
-    """A table, csv:PATH, with a header; it predicts the column `label` (else label, target, y, or the last).
+    """A table, csv:PATH, with a header; it predicts the column `target` (else label, target, y, or the last).
 
     A column `client` (if named or called so) says whose row it is. Every other column must be numbers.
     Without a `test` file every fifth row of every client is for the test. Whole numbers and words are
     labels, fractions are targets; `regression` decides otherwise.
 
     A folder, or several files, csv:a.csv,b.csv: one file per client, with words and gaps as they are; see
-    `fednmap.data.site_files`, also for `drop` and `categorical`.
+    `fednmap.data.site_files`, also for `exclude` and `categorical`.
     """
     from fednmap.data.site_files import is_of_sites, site_files  # which need more than a help text may load
 
     if is_of_sites(path):
         if client is not None:
             raise InputError(f"{path} has one file per client; leave client={client} out")
-        return site_files(path, test, label, regression, drop, categorical)
-    if drop is not None or categorical is not None:
-        raise InputError("drop and categorical are for one file per client, csv:FOLDER; one file is taken as it is")
+        return site_files(path, test, target, regression, exclude, categorical)
+    if exclude is not None or categorical is not None:
+        raise InputError("exclude and categorical are for one file per client, csv:FOLDER; one file is taken as it is")
     paths = [located(p) for p in (path, test) if p is not None]
-    parts = [_read(p, label, client) for p in paths]
+    parts = [_read(p, target, client) for p in paths]
     for file, part in zip(paths, parts, strict=True):
         if part[0] != parts[0][0]:
             columns, trained = some_of(part[0]), some_of(parts[0][0])
             raise InputError(f"{file} has the columns {columns}, the training file {trained}; they must agree")
     x = [torch.from_numpy(part[1]) for part in parts]
     y = targets(paths, [part[2] for part in parts], regression)
-    named: dict[str, Any] = {"features": tuple(parts[0][0]), "labels": label_names(parts[0][2], y[0])}
+    named: dict[str, Any] = {"as_given": True, "features": tuple(parts[0][0]), "labels": label_names(parts[0][2], y[0])}
     owners = parts[0][3]
     if owners is None:
         return replace(hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1]), **named)
@@ -67,8 +68,8 @@ def csv(
 _Part = tuple[list[str], npt.NDArray[np.float32], npt.NDArray[np.generic], npt.NDArray[np.generic] | None]
 
 
-def _read(path: Path, label: str | None, client: str | None) -> _Part:
-    """Names of the features, features, values of the label column, values of the client column."""
+def _read(path: Path, target: str | None, client: str | None) -> _Part:
+    """Names of the features, features, values of the target column, values of the client column."""
     from fednmap.tables.files import cells  # which loads scikit-learn
 
     columns, _ = cells(path)
@@ -76,7 +77,7 @@ def _read(path: Path, label: str | None, client: str | None) -> _Part:
         raise InputError(f"{path} needs at least two columns, features and a label; it has {len(columns)}")
     owner = client or ("client" if "client" in columns else None)
     usual = [name for name in LABELS if name in columns]
-    target = label or (usual[0] if usual else [name for name in columns if name != owner][-1])
+    target = target or (usual[0] if usual else [name for name in columns if name != owner][-1])
     for name in (owner, target):
         if name is not None and name not in columns:
             raise InputError(f"{path} has no column {name!r}; it has {some_of(columns)}")

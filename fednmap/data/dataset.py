@@ -20,7 +20,8 @@ class Dataset:
     float32. `clients` holds the client id of each training row where the split is natural (`test_clients` of each test
     row); `truth` is the vector that made the targets, where it is known. `features` and `labels` are the names of the
     columns and of the labels 0, 1, ..., and `sites` those of the clients; () where there are none. `scaling` is what
-    `standardized` subtracted from the columns and divided them by.
+    `standardized` subtracted from the columns and divided them by. `as_given`: the columns are those of a file of the
+    user's own; a run warns if they are badly scaled. `of_sites`: a table per client; a run standardises it by default.
     """
 
     x_train: Tensor
@@ -34,6 +35,8 @@ class Dataset:
     labels: tuple[str, ...] = ()
     sites: tuple[str, ...] = ()
     scaling: tuple[Tensor, Tensor] | None = None
+    as_given: bool = False
+    of_sites: bool = False
 
     @cached_property
     def digest(self) -> str:

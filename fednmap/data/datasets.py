@@ -19,7 +19,7 @@ from fednmap.data.pictures import cifar10, fashion_mnist, mnist
 from fednmap.data.svm_files import svm
 from fednmap.data.synthetic import sparse_regression, synthetic
 from fednmap.data.tcga_brca import tcga_brca
-from fednmap.names import InputError, called, choose, imported, is_code, parted
+from fednmap.names import InputError, called, choose, current, imported, is_code, parted
 
 __all__ = ["DATASETS", "Dataset", "digits", "load"]
 
@@ -48,6 +48,7 @@ def stays_with_clients() -> Dataset:
     raise InputError("the data of this run stays with its clients; run it with Flower, see `fednmap flower new --help`")
 
 
+# What follows a colon are the positional-only parameters of a function; other parameters are options.
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
     "mnist": mnist,
@@ -63,11 +64,15 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 
+RENAMED = {"label": "target", "drop": "exclude"}
+"""Former names of the options of a table."""
+
+
 def load(name: str, **options: Any) -> Dataset:
     """The data set called `name`, with `options` of the function that makes it.
 
     After a colon: the path of a file (svm:PATH, csv:PATH), numbers (synthetic:ALPHA,BETA, cifar10:N), or a word
-    (heart-disease:flamby). Options may follow a path: csv:table.csv,label=outcome,client=hospital. One of the user's
+    (heart-disease:flamby). Options may follow a path: csv:table.csv,target=outcome,client=hospital. One of the user's
     own is package.module:Name:word,..., a function of the words that gives a Dataset.
 
     >>> len(load("digits").x_train), len(load("digits").x_test)
@@ -77,13 +82,15 @@ def load(name: str, **options: Any) -> Dataset:
         return _own(name, options)
     name, colon, argument = name.partition(":")
     make = choose("data set", name, DATASETS)
+    parameters = inspect.signature(make).parameters.values()
+    first = {p.name: p.annotation for p in parameters if p.kind is p.POSITIONAL_ONLY}
     arguments: list[Any] = []
-    if name in ("svm", "csv"):
+    if "path" in first:
         path, more = path_of(argument)
-        arguments, options = [path], more | options
+        arguments, options = [path], current(more | options, RENAMED)
     elif colon:
-        arguments = _after_colon(name, argument)
-    allowed = list(inspect.signature(make).parameters)[len(arguments) :]
+        arguments = _after_colon(name, first, argument)
+    allowed = [p.name for p in parameters if p.name not in first]
     for option in options:
         if option not in allowed:
             raise InputError(f"data set {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
@@ -109,17 +116,13 @@ def path_of(argument: str) -> tuple[str, dict[str, Any]]:
     return argument, options
 
 
-def _after_colon(name: str, argument: str) -> list[Any]:
-    """What follows the name of a data set, as arguments of its function."""
+def _after_colon(name: str, first: dict[str, str], argument: str) -> list[Any]:
+    """What follows the name of a data set, as the arguments `first`, name -> type, of its function."""
+    if not first:
+        raise InputError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
     try:
-        if name == "heart-disease":
-            return [argument]
-        if name == "cifar10":
-            return [int(argument)]
-        if name == "synthetic":
-            alpha, beta = map(float, argument.split(","))
-            return [alpha, beta]
+        words = zip(first.values(), argument.split(","), strict=True)
+        return [{"int": int, "float": float}.get(kind, str)(word) for kind, word in words]
     except ValueError:
-        usual = "a number of pictures, as in cifar10:600" if name == "cifar10" else "two numbers, as in synthetic:1,1"
-        raise InputError(f"{name} takes {usual}, given {argument!r}") from None
-    raise InputError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
+        usual = "a number" if len(first) == 1 else "two numbers"
+        raise InputError(f"{name} takes {usual}, {name}:{','.join(first).upper()}, given {argument!r}") from None

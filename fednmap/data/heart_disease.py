@@ -51,7 +51,7 @@ NORMALISED = {"flamby": False, "flamby-pooled": True}
 """Variant -> whether all hospitals share mean and deviation."""
 
 
-def heart_disease(variant: str | None = None) -> Dataset:
+def heart_disease(variant: str | None = None, /) -> Dataset:
     """Heart disease or none: 740 patients of four hospitals (the clients), 13 features, 2 labels.
 
     The columns slope, ca and thal, mostly missing, are dropped, then every row with a missing value; the

@@ -95,7 +95,7 @@ CIFAR_MD5 = {BINARY: "c32a1d4ab5d03f1284b67883e8d87530", PYTHON: "c58f30108f718f
 CIFAR_ADDRESSES = ("https://www.cs.toronto.edu/~kriz/",)
 
 
-def cifar10(first: int = 50_000) -> Dataset:
+def cifar10(first: int = 50_000, /) -> Dataset:
     """Photographs: 50,000 + 10,000 colour pictures of 32 x 32, values in [0, 1], 10 labels; cifar10:N for fewer.
 
     first: how many of the training pictures; of the test pictures a fifth as many.

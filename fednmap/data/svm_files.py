@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from fednmap.data.dataset import Dataset, hold_out
-from fednmap.data.rows import label_names, located, targets
 from fednmap.data.sparse import from_scipy
+from fednmap.data.targets import label_names, located, targets
 from fednmap.names import InputError
 
 LARGEST = 8 * 2**30  # bytes of a dense table
 
 
-def svm(path: str, test: str | None = None, regression: bool | None = None, dense: bool = False) -> Dataset:
+def svm(path: str, /, test: str | None = None, regression: bool | None = None, dense: bool = False) -> Dataset:
     """A LIBSVM file, svm:PATH, with its test file as `test`; without one every fifth row is for the test.
 
     Whole numbers are labels (-1, +1 become 0, 1), fractions are targets; `regression` decides otherwise. The table
@@ -47,7 +47,7 @@ def svm(path: str, test: str | None = None, regression: bool | None = None, dens
     x = [torch.from_numpy(table.toarray()) if dense else from_scipy(path, table) for table in tables]
     y = targets(paths, values, regression)
     data = hold_out(x[0], y[0]) if test is None else Dataset(x[0], y[0], x[1], y[1])
-    return replace(data, labels=label_names(values[0], y[0]))
+    return replace(data, labels=label_names(values[0], y[0]), as_given=True)
 
 
 def _names_zero(file: Path) -> bool:

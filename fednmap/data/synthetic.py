@@ -9,7 +9,7 @@ from fednmap.data.dataset import Dataset, hold_out
 from fednmap.names import InputError
 
 
-def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 30, seed: int = 0) -> Dataset:
+def synthetic(alpha: float = 1.0, beta: float = 1.0, /, clients: int = 30, seed: int = 0) -> Dataset:
     """Classification with clients as unlike as wished, synthetic:ALPHA,BETA: 60 features, 10 labels.
 
     Client k has its own model, y = argmax(x W + b), all entries of W and b from N(u, 1) with one

@@ -6,9 +6,9 @@ from fednmap.algorithms import ALGORITHMS
 from fednmap.algorithms import method as server_method
 from fednmap.core import Algorithm
 from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
-from fednmap.decentralized.network import Decentralized
 from fednmap.decentralized.norm_dsgt import NormDSGT
 from fednmap.decentralized.norm_ed import NormED
+from fednmap.decentralized.on_graph import Decentralized
 from fednmap.decentralized.pg_extra import PGExtra
 from fednmap.decentralized.prox_dsgd import ProxDSGD
 from fednmap.decentralized.topologies import (

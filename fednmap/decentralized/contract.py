@@ -8,7 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fednmap.algorithms.hyperparameters import prox_step, weakly_convex
 from fednmap.core import FixedPoint, Oracle, Regularizer, State
+from fednmap.regularizers.parameters import positive, regularizer
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ class DecentralizedAlgorithm(ABC):
     eta_a: float
     """Its step size, alpha in the papers on networks; it may follow a schedule."""
 
+    def __post_init__(self) -> None:
+        """Check phi and the step sizes; gamma is what was given, else 4 eta_a, and suits phi."""
+        regularizer(self, "phi", "L1(0.1), as the first argument")
+        positive(self, "eta_a")
+        if self.traits.normal_map:
+            prox_step(self, "gamma", 4 * self.eta_a)
+        else:
+            weakly_convex(self, "eta_a", self.eta_a)
+
     @property
     def prox_parameter(self) -> float | None:
         """gamma where the model is prox_{gamma phi}(z_i), else None."""
@@ -70,10 +81,12 @@ class DecentralizedAlgorithm(ABC):
     def update(self, kept: State, mixed: State) -> State:
         """The node's new state from what it kept and the mixed messages, sum_j W_ij m_j, its own among them."""
 
-    @abstractmethod
     def iterate(self, state: State) -> Tensor:
-        """z_i or x_i: what is averaged over the nodes when the run is measured."""
+        """z_i or x_i, the first field of the state: what is averaged over the nodes when the run is measured."""
+        first: Tensor = state[0]
+        return first
 
-    @abstractmethod
     def model(self, iterate: Tensor) -> Tensor:
         """x from an iterate, of a node or of their mean."""
+        gamma = self.prox_parameter
+        return iterate if gamma is None else self.phi.prox(iterate, gamma)

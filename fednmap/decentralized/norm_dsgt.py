@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fednmap.core import FixedPoint, Oracle, Regularizer
 from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
-from fednmap.decentralized.hyperparameters import check_normal_map
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,6 @@ class NormDSGT(DecentralizedAlgorithm):
     class Kept(NamedTuple):
         G: Tensor
 
-    def __post_init__(self) -> None:
-        check_normal_map(self)
-
     def init(self, start: Tensor) -> State:
         zero = torch.zeros_like(start)
         return self.State(start, zero, zero)
@@ -82,9 +78,3 @@ class NormDSGT(DecentralizedAlgorithm):
 
     def update(self, kept: Kept, mixed: Message) -> State:
         return self.State(mixed.z, mixed.y, kept.G)
-
-    def iterate(self, state: State) -> Tensor:
-        return state.z
-
-    def model(self, iterate: Tensor) -> Tensor:
-        return self.phi.prox(iterate, self.gamma)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fednmap.core import FixedPoint, Oracle, Regularizer
 from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
-from fednmap.decentralized.hyperparameters import check_normal_map
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,6 @@ class NormED(DecentralizedAlgorithm):
     class Kept(NamedTuple):
         s: Tensor
 
-    def __post_init__(self) -> None:
-        check_normal_map(self)
-
     def init(self, start: Tensor) -> State:
         return self.State(start, start)
 
@@ -82,9 +78,3 @@ class NormED(DecentralizedAlgorithm):
 
     def update(self, kept: Kept, mixed: Message) -> State:
         return self.State(mixed.z, kept.s)
-
-    def iterate(self, state: State) -> Tensor:
-        return state.z
-
-    def model(self, iterate: Tensor) -> Tensor:
-        return self.phi.prox(iterate, self.gamma)

@@ -12,10 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import weakly_convex
 from fednmap.core import FixedPoint, Oracle, Regularizer
 from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
-from fednmap.decentralized.hyperparameters import check_step
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,6 @@ class PGExtra(DecentralizedAlgorithm):
         u: Tensor
         step: Tensor
 
-    def __post_init__(self) -> None:
-        check_step(self)
-        weakly_convex(self, "eta_a", self.eta_a)
-
     def init(self, start: Tensor) -> State:
         return self.State(start, torch.zeros_like(start))
 
@@ -78,9 +72,3 @@ class PGExtra(DecentralizedAlgorithm):
     def update(self, kept: Kept, mixed: Message) -> State:
         v = mixed.x + kept.u - kept.step
         return self.State(self.phi.prox(v, self.eta_a), kept.u + (mixed.x - kept.x) / 2)
-
-    def iterate(self, state: State) -> Tensor:
-        return state.x
-
-    def model(self, iterate: Tensor) -> Tensor:
-        return iterate

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednmap.algorithms.hyperparameters import weakly_convex
 from fednmap.core import FixedPoint, Oracle, Regularizer
 from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
-from fednmap.decentralized.hyperparameters import check_step
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,6 @@ class ProxDSGD(DecentralizedAlgorithm):
     class Kept(NamedTuple):
         pass
 
-    def __post_init__(self) -> None:
-        check_step(self)
-        weakly_convex(self, "eta_a", self.eta_a)
-
     def init(self, start: Tensor) -> State:
         return self.State(start)
 
@@ -58,9 +52,3 @@ class ProxDSGD(DecentralizedAlgorithm):
 
     def update(self, kept: Kept, mixed: Message) -> State:
         return self.State(self.phi.prox(mixed.v, self.eta_a))
-
-    def iterate(self, state: State) -> Tensor:
-        return state.x
-
-    def model(self, iterate: Tensor) -> Tensor:
-        return iterate

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from fednmap.estimators.families import FAMILIES, CoxResponse, family
-from fednmap.estimators.penalties import PENALTIES, penalty_name, settled_lam
+from fednmap.estimators.penalties import PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
 from fednmap.estimators.rows import Floats
-from fednmap.names import InputError, choose
+from fednmap.names import InputError, choose, is_number
 from fednmap.problems.families import Response
+from fednmap.runs.configuration import Settings
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Table, as_word
 from fednmap.tables.table import Column, SiteError, is_words, missing
 
@@ -21,9 +23,14 @@ KINDS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "succes
 POSITIVE = ("exposures", KINDS["gamma"])
 
 
-class FitConfig(BaseModel):
+class FitConfig(Settings):
     """The settings of a fit to tables; the description of each is its help text."""
 
+    RENAMED = {  # noqa: RUF012
+        "drop_columns": "exclude",
+        "max_rounds": "rounds",
+        "tol": "tol_absolute",
+    }
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     family: str = Field(
@@ -37,21 +44,21 @@ class FitConfig(BaseModel):
     )
     time: str | None = Field(None, description="Cox: the column of times.")
     event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
-    trials: str | None = Field(None, description="Binomial: the column of trials; the target has the successes.")
+    trials_column: str | None = Field(None, description="Binomial: the column of trials; the target has the successes.")
     order: str | None = Field(None, description="Ordinal: the labels, lowest first, separated by commas.")
     offset: str | None = Field(None, description="A column that is added to every score.")
     exposure: str | None = Field(None, description="A column whose logarithm is added to every score.")
-    drop_columns: str = Field("", description="Columns to leave out, separated by commas.")
+    exclude: str = Field("", description="Columns to leave out, separated by commas.")
     categorical: str = Field("", description="Columns whose numbers are codes, separated by commas.")
     impute: str = Field("mean", description="What fills a gap in a number: mean or median.")
-    penalty: str = Field("l1", description="none, l1, ridge, elastic-net, mcp, scad, group-lasso, nonnegative, ...")
+    penalty: str = Field("l1", description="none, l1, ridge, elastic-net, mcp, ..., or with its weight: l1:0.01.")
     lam: float | None = Field(None, ge=0, description="Weight of the penalty; default 0.01.")
     l1_ratio: float = Field(0.5, ge=0, le=1, description="The share of l1 in elastic-net and sparse-group-lasso.")
     standardize: bool = Field(True, description="Penalise coefficients of standardised columns.")
     weights: str = Field("samples", description="What counts the same: samples (rows), or sites.")
     ties: str = Field("efron", description="Cox: efron or breslow.")
-    tol: float = Field(1e-6, gt=0, description="Stop when |F_nat| is at most this.")
-    max_rounds: int = Field(1000, ge=1, description="Largest number of rounds.")
+    tol_absolute: float = Field(1e-6, gt=0, description="Stop when |F_nat| is at most this.")
+    rounds: int = Field(1000, ge=1, description="Largest number of rounds.")
     step: float = Field(1.0, gt=0, le=1, description="Share of 1 / L that is a step; halve it if the run diverges.")
 
     @classmethod
@@ -67,8 +74,8 @@ class FitConfig(BaseModel):
         choose("way to weigh", task.weights, dict.fromkeys(("samples", "sites")))
         settled_lam(task.penalty, task.lam)
         check_goals(task.family, task.target, task.time, task.event)
-        if (task.family == "binomial") != (task.trials is not None):
-            raise InputError("--family binomial needs --trials, the column of trials, and no other family has it")
+        if (task.family == "binomial") != (task.trials_column is not None):
+            raise InputError("--family binomial needs --trials-column, and no other family has it")
         if task.order is not None and task.family != "ordinal":
             raise InputError(f"expected --order with family ordinal, got family {task.family}; leave --order out")
         if task.offset is not None and task.exposure is not None:
@@ -78,13 +85,13 @@ class FitConfig(BaseModel):
     @property
     def goals(self) -> list[str]:
         """The columns that y is made of."""
-        return [name for name in (self.target, self.trials, self.time, self.event) if name is not None]
+        return [name for name in (self.target, self.trials_column, self.time, self.event) if name is not None]
 
     @property
     def own_columns(self) -> list[str]:
         """The columns of a table that are no features."""
         others = [name for name in (self.offset, self.exposure) if name is not None]
-        return [*self.goals, *others, *listed(self.drop_columns)]
+        return [*self.goals, *others, *listed(self.exclude)]
 
     def made_family(self) -> Response:
         return CoxResponse(self.ties) if self.family == "cox" else family(self.family)
@@ -110,8 +117,8 @@ class FitConfig(BaseModel):
         assert self.target is not None  # checked when the task was made
         if self.family in ("logistic", "ordinal"):
             return np.array([as_word(v) for v in complete(rows, self.target)], object)
-        found = numbers(rows, self.target, KINDS.get(self.family))
-        return found if self.trials is None else np.stack([found, numbers(rows, self.trials, "trials")], 1)
+        found, of = numbers(rows, self.target, KINDS.get(self.family)), self.trials_column
+        return found if of is None else np.stack([found, numbers(rows, of, "trials")], 1)
 
 
 def listed(words: str | None) -> list[str]:
@@ -130,6 +137,36 @@ def with_formula(values: dict[str, Any]) -> dict[str, Any]:
     if not goals:
         raise InputError("expected what to predict before ~, got nothing; write 'y ~ x', or 'Surv(time, event) ~ x'")
     return values | dict(zip(("target",) if len(goals) == 1 else ("time", "event"), goals, strict=True))
+
+
+def with_weight(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the weight of the penalty as lam: `train` and `fit` take l1:0.01, mcp:0.01,3 and their like.
+
+    mcp:auto,3 leaves the weight to lam, or to its choice.
+
+    >>> with_weight({"penalty": "mcp:0.01,3"}), with_weight({"penalty": "elastic-net:0.02,0.01"})
+    ({'penalty': 'mcp:3', 'lam': 0.01}, {'penalty': 'elastic-net', 'lam': 0.04, 'l1_ratio': 0.5})
+    """
+    penalty = str(values.get("penalty", ""))
+    name, _, rest = penalty.partition(":")
+    first, *others = words = [word.strip() for word in rest.split(",")]
+    if not rest or name in WITHOUT_WEIGHT:
+        return values
+    if name in ("mcp", "scad") and first != "auto" and not others:
+        warnings.warn(f"penalty {penalty} is now {name}:auto,{first}; use that", FutureWarning, stacklevel=2)
+        return values
+    if first == "auto":
+        return values | {"penalty": ":".join([name, *([",".join(others)] if others else [])])}
+    if name not in PENALTIES or not all(map(is_number, words)):
+        return values  # refused where a penalty is made
+    for other in ("lam", *(["l1_ratio"] if others else [])):
+        if other in values:
+            raise InputError(f"expected one weight of the penalty, got {penalty} and {other}; leave one out")
+    lam = float(first)
+    if name in ("elastic-net", "sparse-group-lasso") and len(others) == 1:
+        second = float(others[0]) * (2 if name == "elastic-net" else 1)  # nu1 |b|_1 + nu2 |b|^2, as in `train`
+        return values | {"penalty": name, "lam": lam + second, "l1_ratio": lam / ((lam + second) or 1.0)}
+    return values | {"penalty": ":".join([name, *([",".join(others)] if others else [])]), "lam": lam}
 
 
 def check_goals(kind: str | None, target: str | None, time: str | None, event: str | None) -> None:

@@ -139,7 +139,7 @@ def negotiate(task: FitConfig) -> Generator[Question, Answers, Agreement]:
     """All questions of a fit, from the columns to the curvature."""
     statistics = yield from task.preprocessor().conversation()
     about = yield {"ask": "target"}
-    for name in listed(task.drop_columns):
+    for name in listed(task.exclude):
         if all(name in part["lacking"] for part in about.values()):
             raise InputError(f"{name!r} is to be dropped, and no site has such a column")
     rows = {site: int(part["rows"]) for site, part in about.items()}
@@ -214,7 +214,7 @@ def _about_target(task: FitConfig, table: Table) -> dict[str, Any]:
     if table.rows == 1:
         raise SiteError(f"{table.where}{REFUSALS['one-row']}", "one-row")
     y = task.y(table)
-    lacking = [name for name in listed(task.drop_columns) if name not in table.columns]
+    lacking = [name for name in listed(task.exclude) if name not in table.columns]
     said: dict[str, Any] = {"rows": table.rows, "lacking": lacking}
     if task.family == "logistic":
         said["classes"] = sorted(set(y.tolist()))

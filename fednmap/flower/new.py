@@ -20,7 +20,7 @@ FIRST: dict[str, Any] = {
     "names": "client-0,client-1,client-2",
     "data": "own",
     "model": "logistic",
-    "reg": "l1:0.01",
+    "penalty": "l1:0.01",
     "rounds": 20,
     "eval_every": 5,
     "deadline": 600.0,

@@ -102,5 +102,5 @@ def plan_from(
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
     privacy = privacy_of(config)
     algorithm = Pipeline(privacy).wrap(algorithm)
-    first = methods.start(algorithm, start)
+    first = methods.start_from(start, algorithm)
     return Plan(algorithm, methods.phi, first, saved, config.measure_gamma or 1.0, privacy=privacy, asynchronous=late)

@@ -14,8 +14,8 @@ from flwr.app import Context, MessageType
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fednmap.flower.disclosure import Rules
-from fednmap.names import InputError, unknown
-from fednmap.runs.configuration import Config, code_in, parse_set
+from fednmap.names import InputError, current, unknown
+from fednmap.runs.configuration import Config, Settings, code_in, parse_set
 from fednmap.runs.uplink_config import check_between_machines, grid_of
 from fednmap.simulation.quantised import Quantised
 
@@ -98,7 +98,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
     >>> config.clients, config.eta_a, federation.names
     (2, 0.05, ('a', 'b'))
     """
-    own, given = split(run_config, {**Config.model_fields, "algorithm": None})
+    own, given = split(run_config, Config, "algorithm")
     federation = FederationSettings.make(**own)
     if "algorithm" in given:
         given["algorithms"] = (given.pop("algorithm"),)
@@ -113,9 +113,10 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
     return config, federation
 
 
-def split(run_config: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The given settings of the federation, and the others, of which only these names are known."""
+def split(run_config: Mapping[str, Any], kind: type[Settings], *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The given settings of the federation, and the others: fields of `kind`, and `more`."""
     given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
+    given, others = current(given, kind.RENAMED), (*kind.model_fields, *more)
     own = {name: given.pop(name) for name in FederationSettings.model_fields if name in given}
     for key in given:
         if key not in others:

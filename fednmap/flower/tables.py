@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fednmap.estimators import folder as kept
-from fednmap.estimators.fit_config import FitConfig, listed
+from fednmap.estimators.fit_config import FitConfig, listed, with_weight
 from fednmap.estimators.handshake import Agreement, Disagreement, answer, negotiate
 from fednmap.estimators.penalties import told_lam
 from fednmap.flower import client as plain
@@ -51,11 +51,11 @@ log = logging.getLogger("flwr")
 
 def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
-    own, given = split(run_config, FitConfig.model_fields)
+    own, given = split(run_config, FitConfig)
     federation = FederationSettings.make(**own | {"measure_stationarity": True})
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
-    task = FitConfig.make(**given)
+    task = FitConfig.make(**with_weight(given))
     used = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
     alone = [name for name, value in used.items() if value is not None]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
@@ -67,7 +67,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
 def common_settings(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
     """What the common part of the app reads; the method is the agreement's."""
     task, federation = read(run_config)
-    about = {"data": "own", "clients": len(federation.names), "rounds": task.max_rounds}
+    about = {"data": "own", "clients": len(federation.names), "rounds": task.rounds}
     return Config.make(**about, batch_size=0, dtype="float64"), federation
 
 
@@ -193,15 +193,15 @@ def config_of(known: Agreement) -> Config:
         data="own",
         model=model,
         clients=len(known.rows),
-        reg="none",
+        penalty="none",
         memory=method.memory,
         gamma=method.gamma,
         eta_a=method.eta_a,
         local_steps=1,
         batch_size=0,
-        rounds=task.max_rounds,
-        eval_every=task.max_rounds,
-        tol_absolute=task.tol * known.layout.unit,
+        rounds=task.rounds,
+        eval_every=task.rounds,
+        tol_absolute=task.tol_absolute * known.layout.unit,
         dtype="float64",
         measure_gamma=known.gamma,
     )

@@ -154,7 +154,7 @@ def _flaw(trials: Trials) -> str:
 
 def about_line(said: About) -> str:
     """Describe the problem."""
-    words = [str(word) for word in (said.data, said.model, said.reg) if word is not None]
+    words = [str(word) for word in (said.data, said.model, said.penalty) if word is not None]
     words += [f"{n} {what}" for n, what in ((said.clients, "clients"), (said.rounds, "rounds")) if n is not None]
     return ", ".join(words)
 

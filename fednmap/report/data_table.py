@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.table import Column, Table
 
 from fednmap.names import InputError
+from fednmap.report.terminal import TextTable
 
 
 class DataTable(NamedTuple):
@@ -65,6 +66,20 @@ class DataTable(NamedTuple):
         cells = ("".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) for row in self.rows)
         body = "".join(f"<tr>{row}</tr>" for row in cells)
         return f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
+
+    def text(self, title: str = "", **options: Any) -> TextTable:
+        """Return the table for a terminal, with four digits; columns that do not fit are put below the others.
+
+        The first columns of words, such as class and name, become the title of a row. options: of `TextTable`.
+
+        >>> DataTable(["class", "name", "p"], [["a", "age", 0.25]]).text().titles
+        ['a: age']
+        """
+        words = [all(isinstance(row[k], str) for row in self.rows) for k in range(len(self.head))]
+        n = max(1, words.index(False) if False in words else 1)
+        titles = [": ".join(map(cell_text, row[:n])) for row in self.rows]
+        columns = [(self.head[k], [cell_text(row[k]) for row in self.rows]) for k in range(n, len(self.head))]
+        return TextTable(": ".join(self.head[:n]), titles, columns, above=title, **options)
 
     def rich(self, **options: Any) -> Table:
         """Return the table for a terminal, with four digits; `options` are rich's."""

@@ -11,10 +11,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fednmap.names import InputError
+from fednmap.names import InputError, current
 from fednmap.report import coefficients, figures
 from fednmap.report.closing import Trials, about_line, columns, ended_lines, gamma_line, made_by, rows
 from fednmap.report.series import collect, expected, models
+from fednmap.runs.configuration import Config
 from fednmap.runs.files import from_toml, write_atomically
 from fednmap.runs.folder import RunFolder
 
@@ -93,7 +94,7 @@ def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
             notes.append(f"{folder.path.resolve().name} is not finished; unfinished methods are missing in the table.")
         notes += [f"{r['method']}: {r['error']}" for r in done if "error" in r]
         notes += [f"{folder.path.resolve().name}: {line}" for line in folder.damages()]
-    said = [from_toml(folder.path / "run.toml") for folder in folders]
+    said = [current(from_toml(folder.path / "run.toml"), Config.RENAMED, None) for folder in folders]
     names = dict.fromkeys(name for values in said for name in values if name != "algorithms")
     differ = [name for name in names if any(values.get(name) != said[0].get(name) for values in said)]
     if differ:

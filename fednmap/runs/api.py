@@ -17,8 +17,8 @@ from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs.execution import DONE, Task, run_and_record, stored_result
 from fednmap.runs.files import from_toml, locked, write_atomically
+from fednmap.runs.fingerprints import described, identity
 from fednmap.runs.folder import Job, Model, RunFolder
-from fednmap.runs.identity import described, identity
 from fednmap.runs.process_pool import Interrupted, interrupts
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, simulate
 from fednmap.simulation.callbacks import Listener, heard, listeners, name_of
@@ -213,7 +213,7 @@ def _opened(path: Path, task: Task) -> RunFolder:
             "made_in": "Python",
             "data": "own",
             "model": type(task.problem).__name__,
-            "reg": str(described(task.options["phi"])),
+            "penalty": str(described(task.options["phi"])),
             "clients": task.problem.n,
             "rounds": task.rounds,
             "trials": 1,

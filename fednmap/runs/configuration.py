@@ -6,16 +6,16 @@ The tables of names are loaded when a value is checked, so that the fields alone
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from fednmap.names import InputError, choose, is_code, look_up, parsed, parted, unknown
+from fednmap.names import InputError, choose, current, is_code, look_up, parsed, parted, unknown
 
 T = TypeVar("T")
 Value = bool | int | float | str
@@ -35,9 +35,22 @@ TIMING = ("asynchronous", "delays", "slowdown")
 LARGEST = 2**53  # whole numbers up to here are exact in torch, numpy and JSON
 
 
-class Config(BaseModel):
+class Settings(BaseModel):
+    """Settings that may be given under a former name for one version more, with a warning that has the new one."""
+
+    RENAMED: ClassVar[dict[str, str]] = {}
+    """Former name -> name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current(cls, values: Any) -> Any:
+        return current(values, cls.RENAMED) if isinstance(values, dict) else values
+
+
+class Config(Settings):
     """All settings of a run; the description of each is its help text."""
 
+    RENAMED = {"reg": "penalty", "reg_only": "penalty_only"}
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     data: str = Field("digits", description="Data set; see `fednmap list datasets`.")
@@ -59,9 +72,9 @@ class Config(BaseModel):
         "auto", description="How samples are divided: sorted, iid, shards[:k], dirichlet[:alpha] or natural."
     )
     algorithms: tuple[str, ...] = Field(("fednmap",), min_length=1, description="Methods to run.")
-    reg: str = Field("l1:0.001", description="Regularizer phi; see `fednmap list regularizers`.")
-    reg_only: str | None = Field(
-        None, description="Regularize only `weights`, or parameters whose name fits a pattern."
+    penalty: str = Field("l1:0.001", description="Penalty phi with its weight; see `fednmap list regularizers`.")
+    penalty_only: str | None = Field(
+        None, description="Penalise only `weights`, or parameters whose name fits a pattern."
     )
     gamma: float | None = Field(None, gt=0, description="FedNMap's prox parameter; default 4 eta_a eta_s Q.")
     memory: int = Field(
@@ -167,7 +180,7 @@ class Config(BaseModel):
         return value
 
     @field_validator(
-        "data", "model", "partition", "reg", "sampler", "schedule", "topology", "aggregate", "attack", *TIMING
+        "data", "model", "partition", "penalty", "sampler", "schedule", "topology", "aggregate", "attack", *TIMING
     )
     @classmethod
     def _known_name(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -246,66 +259,63 @@ def parse_set(assignments: list[str] | None) -> dict[str, Any]:
     return values
 
 
-def code_in(values: Mapping[str, Any]) -> list[str]:
-    """The settings among `values` that name code to load, as package.module:Name."""
+def _registries() -> dict[str, Mapping[str, Any]]:
+    """Setting -> the names it takes; it also takes code of the user's own, package.module:Name."""
     from fednmap.algorithms import ALGORITHMS
     from fednmap.data import DATASETS
     from fednmap.decentralized import DECENTRALIZED, TOPOLOGIES
     from fednmap.models.build import MODELS
     from fednmap.regularizers.parse import REGULARIZERS
 
-    methods, overrides, known = values.get("algorithms"), values.get("set"), (*ALGORITHMS, *DECENTRALIZED)
-    named: list[tuple[Any, Iterable[str]]] = [
-        (values.get("data"), DATASETS),
-        (values.get("model"), (*MODELS, *NOT_NETWORKS)),
-        (values.get("reg"), REGULARIZERS),
-        (values.get("topology"), TOPOLOGIES),
-        *((name, known) for name in (methods if isinstance(methods, list | tuple) else ())),
-        *((key.rpartition(".")[0], known) for key in (overrides if isinstance(overrides, dict) else ())),
-        *((v, known) for key, v in (overrides.items() if isinstance(overrides, dict) else ()) if key.endswith(".of")),
-    ]
-    return [spec for spec, names in named if isinstance(spec, str) and is_code(spec.strip(), tuple(names))]
+    methods = {**ALGORITHMS, **DECENTRALIZED}
+    models: dict[str, Any] = {**MODELS, **dict.fromkeys(NOT_NETWORKS)}
+    return {"data": DATASETS, "model": models, "penalty": REGULARIZERS, "topology": TOPOLOGIES, "algorithms": methods}
+
+
+def code_in(values: Mapping[str, Any]) -> list[str]:
+    """The settings among `values` that name code to load, as package.module:Name."""
+    values, registries = current(values, Config.RENAMED, None), _registries()
+    methods, overrides = values.get("algorithms"), values.get("set")
+    words = [*methods] if isinstance(methods, list | tuple) else []
+    for key, value in overrides.items() if isinstance(overrides, dict) else ():
+        words += [key.rpartition(".")[0], *([value] if key.endswith(".of") else [])]
+    known = registries.pop("algorithms")
+    named = [*((values.get(name), names) for name, names in registries.items()), *((word, known) for word in words)]
+    return [spec for spec, names in named if isinstance(spec, str) and is_code(spec.strip(), names)]
 
 
 def _check_name(setting: str, value: str) -> None:
     """Refuse a name that stands for nothing."""
     from fednmap.asynchronous import check_delays, factors, rule_of
     from fednmap.core import Regularizer
-    from fednmap.data import DATASETS, PARTITIONS
+    from fednmap.data import PARTITIONS
     from fednmap.decentralized.topologies import check_name
-    from fednmap.models.build import MODELS
     from fednmap.privacy.attacks import attack_of
     from fednmap.privacy.robust import centre_of
-    from fednmap.regularizers.parse import REGULARIZERS
     from fednmap.simulation.participation import sampler_of
     from fednmap.simulation.schedules import schedule_of
 
-    match setting:
-        case "data":
-            look_up("data set", parted(value, DATASETS)[0], DATASETS)
-        case "model":
-            models = dict.fromkeys([*MODELS, *NOT_NETWORKS])
-            look_up("model", parted(value, models)[0], models)
-        case "partition":
-            choose("partition", value.partition(":")[0], dict.fromkeys([*PARTITIONS, "natural", "auto"]))
-        case "reg":
-            look_up("regularizer", parted(value.strip(), REGULARIZERS)[0], REGULARIZERS, Regularizer)
-        case "sampler":
-            sampler_of(value, 1.0)
-        case "schedule":
-            schedule_of(value, 1.0, 1)
-        case "topology":
-            check_name(value)
-        case "aggregate":
-            centre_of(value)
-        case "attack":
-            attack_of(value)
-        case "asynchronous":
-            rule_of(value)
-        case "delays":
-            check_delays(value)
-        case "slowdown":
-            factors(value, None)
+    def named(kind: str, base: type | None = None) -> None:
+        known = _registries()[setting]
+        look_up(kind, parted(value.strip(), known)[0], known, base)
+
+    checks: dict[str, Callable[[], object]] = {
+        "data": lambda: named("data set"),
+        "model": lambda: named("model"),
+        "penalty": lambda: named("regularizer", Regularizer),
+        "partition": lambda: choose(
+            "partition", value.partition(":")[0], dict.fromkeys([*PARTITIONS, "natural", "auto"])
+        ),
+        "sampler": lambda: sampler_of(value, 1.0),
+        "schedule": lambda: schedule_of(value, 1.0, 1),
+        "topology": lambda: check_name(value),
+        "aggregate": lambda: centre_of(value),
+        "attack": lambda: attack_of(value),
+        "asynchronous": lambda: rule_of(value),
+        "delays": lambda: check_delays(value),
+        "slowdown": lambda: factors(value, None),
+    }
+    checks[setting]()
 
 
 def _refuse(mistakes: Iterable[str | None], values: T) -> T:

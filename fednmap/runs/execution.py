@@ -441,6 +441,7 @@ def simulated(config: Config, algorithm: Algorithm, problem: Problem) -> dict[st
 def settings(config: Config) -> dict[str, Any]:
     """What the states of a run depend on; a setting of a later version that is not used leaves no trace."""
     told = config.model_dump(mode="json", exclude=set(extendable(config)), exclude_defaults=True)
+    told |= {old: told.pop(new) for old, new in Config.RENAMED.items() if new in told}  # as older checkpoints have it
     return told if config.topology is None else told | {"links": fingerprint(config.topology)}
 
 

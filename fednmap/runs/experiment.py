@@ -20,7 +20,6 @@ from fednmap.asynchronous import Asynchronous, rule_of, trace
 from fednmap.core import Algorithm, Problem, Regularizer, oracle_of, with_fields
 from fednmap.data import ClientData, Dataset
 from fednmap.data.dataset import standardized
-from fednmap.data.datasets import path_of
 from fednmap.data.sparse import deviations, is_sparse
 from fednmap.decentralized import Decentralized, DecentralizedAlgorithm, method, topology_of
 from fednmap.measure import accuracy, problem_gamma, support
@@ -59,18 +58,18 @@ class Methods:
         module:       the network, whose layers regularizers may name; None for a plain vector.
         coefficients: of a linear model with an intercept: phi acts on them alone. None: on all of x.
         """
-        phi = parse(config.reg, module)
+        phi = parse(config.penalty, module)
         if coefficients is not None:
             phi = Separable([(coefficients, phi)])
         elif config.intercept:
             raise InputError(f"intercept is true, and only the machines with data know where it is in {config.model}")
-        if config.reg_only and not (module is None and config.reg_only == "weights"):
+        if config.penalty_only and not (module is None and config.penalty_only == "weights"):
             if module is None:
                 raise InputError(
-                    f"reg_only is {config.reg_only!r}, and {config.model} is not a network; it has `weights` alone, "
-                    "and its intercept is never regularized"
+                    f"penalty_only is {config.penalty_only!r}, and {config.model} is not a network; it has `weights` "
+                    "alone, and its intercept is never regularized"
                 )
-            phi = restrict(phi, module, config.reg_only)
+            phi = restrict(phi, module, config.penalty_only)
         methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
         for name in config.algorithms:
             algorithm = methods.algorithm(name)
@@ -131,7 +130,7 @@ class Methods:
         timing: dict[str, Any] = {name: getattr(config, name) for name in ("delays", "slowdown", "staleness")}
         return Asynchronous(algorithm, **timing, **rule_of(config.asynchronous))
 
-    def start(self, algorithm: Algorithm, first: Tensor) -> Tensor:
+    def start_from(self, first: Tensor, algorithm: Algorithm) -> Tensor:
         """Where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
 
         (first - x_0) / gamma is a subgradient of phi at x_0, so z = x_0 + gamma' (first - x_0) / gamma has
@@ -143,27 +142,14 @@ class Methods:
         return first if gamma == self.gamma else x + (gamma / self.gamma) * (first - x)
 
 
-@dataclass(frozen=True)
-class Experiment:
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Methods):
     """One trial: every method runs on the same problem, from the same model, with the same minibatches."""
 
-    methods: Methods
     dataset: Dataset
     problem: FiniteSum
     sample: FiniteSum | None = None
     """What is measured between the first round and the last; None: the problem itself."""
-
-    @property
-    def config(self) -> Config:
-        return self.methods.config
-
-    @property
-    def phi(self) -> Regularizer:
-        return self.methods.phi
-
-    @property
-    def gamma(self) -> float:
-        return self.methods.gamma
 
     @cached_property
     def measure_gamma(self) -> float:
@@ -181,11 +167,9 @@ class Experiment:
         traced |= {"delays": trace(Path(path))} if name == "trace" else {}
         return digest(traced | {"data": self.dataset.digest}) if traced else self.dataset.digest
 
-    def algorithm(self, name: str) -> Algorithm:
-        return self.methods.algorithm(name)
-
     def start(self, algorithm: Algorithm) -> Tensor:
-        return self.methods.start(algorithm, self.problem.start)
+        """Where the method begins."""
+        return self.start_from(self.problem.start, algorithm)
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled | PrivateRows:
         problem = uplink_config.private_rows(self.config, self.problem) or self.problem
@@ -208,8 +192,8 @@ class Experiment:
         """Return the same with other settings, on which data and problem do not depend."""
         config = self.config.model_copy(update=settings)
         if settings.keys() <= {"measure_gamma", "eval_every"}:  # no method depends on them
-            return replace(self, methods=replace(self.methods, config=config))
-        return replace(self, methods=Methods.of(config, architecture(self.problem), regularized(self.problem)))
+            return replace(self, config=config)
+        return replace(self, **vars(Methods.of(config, architecture(self.problem), regularized(self.problem))))
 
 
 def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
@@ -249,7 +233,7 @@ def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
         if algorithm.traits.hessians:  # refused here, where there is no folder yet
             algorithm.init(problem.start)
             oracle_of(algorithm, problem, torch.tensor(0, device="cpu"), 0)
-    return Experiment(methods, dataset, problem, few)
+    return Experiment(**vars(methods), dataset=dataset, problem=problem, sample=few)
 
 
 def dataset_of(config: Config) -> Dataset:
@@ -305,14 +289,8 @@ def _settled(config: Config, dataset: Dataset) -> Config:
     linear = config.model in ("logistic", "least-squares")
     if config.intercept and not linear:
         raise InputError(f"intercept is for logistic and least-squares; {config.model} has biases of its own")
-    kind, _, path = config.data.partition(":")
-    if kind == "csv":
-        from fednmap.data.site_files import is_of_sites
-
-        if is_of_sites(path_of(path)[0]):  # tables as they are, whose columns are far from 0
-            known = {"intercept": linear, "standardize": True}
-            config = config.model_copy(update={k: v for k, v in known.items() if getattr(config, k) is None})
-    return config
+    known = {"intercept": linear, "standardize": True} if dataset.of_sites else {}  # columns are far from 0
+    return config.model_copy(update={k: v for k, v in known.items() if getattr(config, k) is None})
 
 
 def _check(dataset: Dataset, config: Config) -> None:
@@ -323,7 +301,7 @@ def _check(dataset: Dataset, config: Config) -> None:
         raise InputError(f"the targets of {config.data} are labels; use logistic, or csv:PATH,regression=true")
     if dataset.classes is not None and len(torch.unique(dataset.y_train)) < 2:
         raise InputError(f"all labels of {config.data} are the same; give data with two labels or more")
-    if config.data.partition(":")[0] not in ("csv", "svm"):
+    if not dataset.as_given:
         return
     spread = deviations(dataset.x_train)
     varied = spread[spread > 0]

@@ -34,7 +34,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fednmap.names import InputError
+from fednmap.names import InputError, current
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.files import (
     LOCK,
@@ -103,7 +103,7 @@ class About(BaseModel):
 
     data: str | None = None
     model: str | None = None
-    reg: str | None = None
+    penalty: str | None = None
     clients: int | None = None
     rounds: int | None = None
     trials: int | None = None
@@ -203,7 +203,7 @@ class RunFolder:
 
     def about(self) -> About:
         """Describe the run, even if names in it have changed since or belong to others."""
-        found = from_toml(self.path / "run.toml")
+        found = current(from_toml(self.path / "run.toml"), Config.RENAMED, None)
         if found.get("data") == "own" and "made_in" not in found:
             found.pop("model", None)  # the clients have their own, whatever the settings say
         try:
@@ -218,7 +218,7 @@ class RunFolder:
         found = verified(from_json(path, dict)) if path.exists() else {}
         if found is None or not isinstance(found.get("settings", {}), dict):
             raise InputError(f"{path} was changed: it is not what was written; put it back from a copy")
-        return found
+        return found | {k: current(v, Config.RENAMED, None) for k, v in found.items() if k == "settings"}
 
     def check_data_digest(self, data: str) -> None:
         """Refuse to continue with other data than the run began with; `data` is their digest."""

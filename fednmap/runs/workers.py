@@ -1,7 +1,7 @@
 """Several processes for one command: `--workers 2` on one machine, torchrun between machines.
 
 Process 0 runs the command as if it were alone. The others wait for the job that it announces, compute the clients
-that are theirs (`fednmap.simulation.groups`), and write nothing.
+that are theirs (`fednmap.simulation.client_groups`), and write nothing.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 from fednmap.core import Algorithm, Oracle, OwnRounds, Problem, SecondOrder, Serverless, State, info_of, oracle_of
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
-from fednmap.simulation.groups import Group, Groups, TreeSum
+from fednmap.simulation.client_groups import Group, Groups, TreeSum
 from fednmap.simulation.memory import reuse_freed_memory
 from fednmap.simulation.participation import Sampler, Uniform, take_part, uneven
 from fednmap.simulation.schedules import Schedule
@@ -99,7 +99,8 @@ def simulate(
     secagg:        deprecated: give it as the last part of `uplink`.
 
     In a process group of torch.distributed every process makes the same call: each computes and keeps some of the
-    clients (`fednmap.simulation.groups`), the server's state is the same everywhere, to the bit what one process has.
+    clients (`fednmap.simulation.client_groups`). The server's state is the same everywhere, to the bit what one process
+    has.
     """
     check_kinds(algorithm, problem)
     integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))

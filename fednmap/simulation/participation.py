@@ -21,13 +21,21 @@ Sampler = Callable[[int, int, Generator], Any]
 
 
 @dataclass(frozen=True)
-class Uniform:
+class _Share:
+    """A share of the clients, in (0, 1]."""
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.share, Real) or not 0 < self.share <= 1:
+            raise InputError(f"participation is {self.share!r}; it must be in (0, 1]")
+
+
+@dataclass(frozen=True)
+class Uniform(_Share):
     """max(1, round(share n)) different clients, all sets equally likely."""
 
     share: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_share(self.share)
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
         count = max(1, round(self.share * n))
@@ -35,13 +43,8 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class PoissonSampler:
+class PoissonSampler(_Share):
     """Every client independently with probability `share`; sometimes nobody."""
-
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_share(self.share)
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
         return np.flatnonzero(rng.random(n) < self.share)
@@ -60,7 +63,7 @@ class Weighted:
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
+        _Share(self.share)
         if not len(self.odds) or not all(0 <= v < float("inf") for v in self.odds) or not sum(self.odds) > 0:
             raise InputError(f"odds are {list(self.odds)[:4]} ...; give a number of at least 0 for every client")
 
@@ -72,13 +75,8 @@ class Weighted:
 
 
 @dataclass(frozen=True)
-class Cyclic:
+class Cyclic(_Share):
     """max(1, round(share n)) clients in turn: 0, 1, 2, ..., and from the beginning again."""
-
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_share(self.share)
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
         count = max(1, round(self.share * n))
@@ -170,11 +168,6 @@ def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Pa
     if drop == 0:
         return Participation(participants, participants)
     return Participation(participants, participants[torch.from_numpy(rng.random(len(chosen)) >= drop)])
-
-
-def _check_share(share: float) -> None:
-    if not isinstance(share, Real) or not 0 < share <= 1:
-        raise InputError(f"participation is {share!r}; it must be in (0, 1]")
 
 
 __getattr__ = renamed(__name__, {"Poisson": "PoissonSampler"})

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fednmap.core import Problem, ProblemInfo, info_of
 from fednmap.simulation import distributed
-from fednmap.simulation.groups import TreeSum
+from fednmap.simulation.client_groups import TreeSum
 from fednmap.simulation.threads import ThreadPool, one_thread
 
 

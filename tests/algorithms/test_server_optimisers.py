@@ -156,7 +156,7 @@ def test_server_optimiser_follows_a_schedule_and_goes_on_from_a_round(optimiser)
 
 
 def test_a_run_names_the_method_of_a_server_optimiser(tmp_path):
-    settings = {"algorithms": ("fedadam", "fedavgm"), "reg": "l1:0.01"}
+    settings = {"algorithms": ("fedadam", "fedavgm"), "penalty": "l1:0.01"}
     chosen = {"fedadam.of": "fednmap", "fedadam.eta": 0.05, "fedavgm.of": "fedprox", "fedprox.mu": 0.3}
     folder = begin(tmp_path / "run", **settings, set=chosen)
     plain = begin(tmp_path / "plain", **settings)
@@ -166,7 +166,7 @@ def test_a_run_names_the_method_of_a_server_optimiser(tmp_path):
 def test_a_run_leaves_the_method_of_a_server_optimiser_its_own_seed():
     chosen = {"fedadam.of": "compressed-fednmap", "compressed-fednmap.compressor": "random"}
     for own, due in (({}, 3), ({"compressed-fednmap.seed": 7}, 7)):
-        experiment = prepare(small(algorithms=("fedadam",), reg="l1:0.01", seed=3, set=chosen | own))
+        experiment = prepare(small(algorithms=("fedadam",), penalty="l1:0.01", seed=3, set=chosen | own))
         assert experiment.algorithm("fedadam").of.seed == due
 
 

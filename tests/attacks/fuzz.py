@@ -141,7 +141,7 @@ def some_sites(place, rng):
         words += ["--site-effects", rng.choice(["intercepts", "sparse", "all", "random", rng.choice(NASTY)])]
         words += ["--mu", rng.choice(["0.1", rng.choice(NASTY)])] if rng.random() < 0.3 else []
     words += rng.choice([[], [], ["--heterogeneity"], ["--path"], ["--cv", rng.choice(["2", "sites", *NASTY])]])
-    return [*words, "--lam", lam, "--max-rounds", "30", "--quiet", "--out", "run"]
+    return [*words, "--lam", lam, "--rounds", "30", "--quiet", "--out", "run"]
 
 
 def a_sparse_file(place, rng):
@@ -153,17 +153,17 @@ def a_sparse_file(place, rng):
 def options(place, rng):
     words = ["train", *SMALL]
     for _ in range(rng.randrange(1, 3)):
-        name = rng.choice(["reg", *OPTIONS])
+        name = rng.choice(["penalty", *OPTIONS])
         value = rng.choice([*NASTY, "1", "2", "1e300", "1e-300"]).replace("\0", "0")[:3000]
-        if name == "reg":
+        if name == "penalty":
             value = f"{rng.choice(REGS)}:{value}{rng.choice(['', '', ',1', ',' + rng.choice(NASTY)[:20]])}"
         words += [f"--{name}", value]
-    return [*words, "--reg", "l1:0.01"] if "--reg" not in words and rng.random() < 0.5 else words
+    return [*words, "--penalty", "l1:0.01"] if "--penalty" not in words and rng.random() < 0.5 else words
 
 
 def a_config(place, rng):
     text = 'data = "sparse-regression"\nmodel = "least-squares"\nclients = 10\nrounds = 2\nreg = "l1:0.1"\n'
-    name = rng.choice(["rounds", "eta_a", "set", "reg", "algorithms", "data", "nonsense", "dtype", "topology"])
+    name = rng.choice(["rounds", "eta_a", "set", "penalty", "algorithms", "data", "nonsense", "dtype", "topology"])
     value = rng.choice(["1", "[]", "{}", '""', "nan", "-1", "true", "[[1]]", '"x"', "1979-05-27", "1e999"])
     text = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith(name)) + f"{name} = {value}\n"
     (place / "c.toml").write_bytes(damaged(text.encode(), rng, 0.4))

@@ -24,7 +24,7 @@ from fednmap.tables.table import SiteError
 
 NAMES = ("basel", "bern", "chur", "zug")
 ZUG = 104
-SICK = {"target": "outcome", "drop_columns": "time,event"}
+SICK = {"target": "outcome", "exclude": "time,event"}
 
 
 def fit(folder, text, change=None, **settings):

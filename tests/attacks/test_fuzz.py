@@ -82,7 +82,7 @@ NAMED = {
     "bytes": parquet([b"\xff\0"] * 50_000),
     "structs": parquet([{"a": 1}] * 50_000),
     "100,000 labels": many_labels,
-    "a huge penalty": option("reg", "l1:1e308"),
+    "a huge penalty": option("penalty", "l1:1e308"),
     "a huge clip": option("dp-clip", "1e308"),
 }
 

@@ -37,7 +37,7 @@ COMMANDS = {
         *("--quiet", "--out", "run"),
     ],
     "fit": [
-        *(*FEDNMAP, "fit", "--data", "csv:hospitals", "--target", "outcome", "--drop-columns", "time,event"),
+        *(*FEDNMAP, "fit", "--data", "csv:hospitals", "--target", "outcome", "--exclude", "time,event"),
         *("--cv", "5", "--path", "--quiet", "--out", "run"),
     ],
     "reproduce": [sys.executable, "trials.py"],

@@ -41,7 +41,7 @@ def test_json_is_one_object_and_nothing_else(command):
 
 def test_json_is_strict_where_a_constraint_is_violated(command):
     code, out, _ = command(
-        "compare", *QUICK, "--algorithms", "fednmap,fedavg", "--reg", "box:0,0.001", "--json", "--quiet"
+        "compare", *QUICK, "--algorithms", "fednmap,fedavg", "--penalty", "box:0,0.001", "--json", "--quiet"
     )
     first, second = json.loads(out, parse_constant=pytest.fail)["results"]
     assert code == 0
@@ -83,12 +83,12 @@ BAD = {
     ),
     "step below float32": (["--eta-a", "1e-50", "--dtype", "float32"], "fednmap: eta_a is 1e-50; float32 holds"),
     "unknown data": (["--data", "digit"], "data: unknown data set 'digit'; did you mean 'digits'?"),
-    "unknown regularizer": (["--reg", "l11:1"], "reg: unknown regularizer 'l11'; did you mean 'l1'?"),
+    "unknown regularizer": (["--penalty", "l11:1"], "penalty: unknown regularizer 'l11'; did you mean 'l1'?"),
     "unknown partition": (["--partition", "iidd"], "partition: unknown partition 'iidd'; did you mean 'iid'?"),
     "unknown model": (["--model", "mpl"], "model: unknown model 'mpl'; did you mean 'mlp'?"),
     "unknown option": (["--roundz", "3"], "No such option"),
     "gamma rho": (
-        ["--reg", "mcp:0.1,2", "--gamma", "3"],
+        ["--penalty", "mcp:0.1,2", "--gamma", "3"],
         "gamma * rho must stay below 1",
     ),
     "Q": (["--local-steps", "0"], "local_steps is 0; it must be a whole number, at least 1"),
@@ -107,7 +107,7 @@ BAD = {
     "config": (["--config", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
     "resume": (["--resume", "nowhere"], "nowhere is not a run folder: it has no run.toml"),
     "tracker": (["--track", "tensorbord"], "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
-    "numbers": (["--reg", "l1:x"], "'x' in 'l1:x' is not a number"),
+    "numbers": (["--penalty", "l1:x"], "'x' in 'l1:x' is not a number"),
 }
 
 
@@ -167,7 +167,9 @@ def test_ctrl_c_saves_and_prints_the_command_that_goes_on(command, tmp_path, mon
 
 
 def test_a_run_that_diverges_says_so_and_keeps_what_it_has(command):
-    code, out, err = command("train", *QUICK, "--eta-a", "1e200", "--reg", "none", "--model", "mlp:3:relu", "--json")
+    code, out, err = command(
+        "train", *QUICK, "--eta-a", "1e200", "--penalty", "none", "--model", "mlp:3:relu", "--json"
+    )
     assert code == 1
     assert json.loads(out)["rounds"] == 0
     assert "smaller eta_a" in err.splitlines()[-1]
@@ -318,7 +320,7 @@ def test_a_mistake_of_a_validator_is_not_the_users(monkeypatch):
 
 @pytest.mark.filterwarnings("default")
 def test_a_warning_is_one_line(command):
-    code, out, err = command("train", *QUICK, "--reg", "topk:3,allow_nonconvex", "--quiet", "--json")
+    code, out, err = command("train", *QUICK, "--penalty", "topk:3,allow_nonconvex", "--quiet", "--json")
     assert (code, err.count("\n")) == (0, 1)
     assert err.startswith("fednmap: warning: TopK is not weakly convex")
     assert json.loads(out)["rounds"] == 24
@@ -380,7 +382,7 @@ def mine(tmp_path, monkeypatch):
     FOREIGN.clear()
 
 
-MINE = ["--data", "mine:digits", "--model", "mine:net:5", "--reg", "mine:Ridge:0.01", "--algorithm", "mine:Step"]
+MINE = ["--data", "mine:digits", "--model", "mine:net:5", "--penalty", "mine:Ridge:0.01", "--algorithm", "mine:Step"]
 FEW = ["--clients", "4", "--rounds", "3", "--eval-every", "1", "--quiet", "--json"]
 
 
@@ -389,7 +391,7 @@ def test_things_of_ones_own_are_imported_by_name(command, mine):
     code, out, err = command("train", *MINE, *FEW, *exact, "--set", "mine:Step.size=0.5", "--out", "run")
     assert (code, err) == (0, "")
     own = json.loads(out)
-    known = ["--model", "mine:net:5", "--reg", "squared-l2:0.01", "--algorithm", "prox-sgd", "--eta-a", "0.1"]
+    known = ["--model", "mine:net:5", "--penalty", "squared-l2:0.01", "--algorithm", "prox-sgd", "--eta-a", "0.1"]
     found = json.loads(command("train", *known, *FEW, *exact)[1])
     assert own["objective"] == pytest.approx(found["objective"], rel=1e-5)  # the same steps under other names
     assert 'algorithms = [\n    "mine:Step",\n]' in (mine / "run" / "run.toml").read_text()
@@ -464,7 +466,7 @@ def test_the_command_that_goes_on_with_code_of_ones_own_works(command, mine, mon
     with monkeypatch.context() as patch:
         patch.setattr(Lines, "on_record", lambda self, record: signal.raise_signal(signal.SIGINT))
         few = ["--clients", "4", "--rounds", "3", "--checkpoint-every", "1", "--json"]
-        err = command("train", "--reg", "mine:Ridge:0.01", *few, "--out", "run")[2]
+        err = command("train", "--penalty", "mine:Ridge:0.01", *few, "--out", "run")[2]
     again = err.splitlines()[-1].split()
     assert again == ["fednmap", "train", "--resume", "run", "--trust-code"]
     assert command(*again[1:])[0] == 0
@@ -479,14 +481,14 @@ def test_a_trial_of_a_federation_loads_no_code_from_a_file(command, mine):
 
 
 WRONG = {
-    "no module": (["--reg", "mime:Ridge:1"], "reg: unknown regularizer 'mime'; choose from"),
+    "no module": (["--penalty", "mime:Ridge:1"], "penalty: unknown regularizer 'mime'; choose from"),
     "nor a name": (["--model", "mpl:relu"], "did you mean 'mlp'?"),
-    "no such name": (["--reg", "mine:Rigde:1"], "regularizer 'mine:Rigde': mine has no 'Rigde'"),
-    "another kind": (["--reg", "mine:Step"], "Step is not a class with all that Regularizer asks"),
+    "no such name": (["--penalty", "mine:Rigde:1"], "regularizer 'mine:Rigde': mine has no 'Rigde'"),
+    "another kind": (["--penalty", "mine:Step"], "Step is not a class with all that Regularizer asks"),
     "abstract": (["--algorithm", "fednmap.core:Algorithm"], "Algorithm is not a class with all that"),
     "not callable": (["--data", "mine:number"], "number is not a function or class"),
     "another result": (["--data", "mine:nothing"], "gave int; it must give a fednmap.data.Dataset"),
-    "arguments": (["--reg", "mine:Ridge:1,2"], "'mine:Ridge:1,2' does not fit: too many positional arguments"),
+    "arguments": (["--penalty", "mine:Ridge:1,2"], "'mine:Ridge:1,2' does not fit: too many positional arguments"),
     "a parameter": (["--algorithm", "mine:Step"], "mine:Step also needs size; give it with --set mine:Step.size=VALUE"),
     "its own mistake": (["--data", "broken:load"], "broken cannot be imported, ZeroDivisionError: division by zero"),
     "what it needs": (["--data", "needy:load"], "needy needs no_such_package, which is not installed"),

@@ -38,11 +38,11 @@ def test_the_default_comparison_is_the_preset_of_digits(command, tmp_path):
 
 
 def test_train_takes_the_first_method_of_a_preset_and_options_go_before_it(command):
-    code, out, _ = command("train", "--preset", "paper", "--reg", "l1:0.1", *FEW, "--out", "run", "--json")
+    code, out, _ = command("train", "--preset", "paper", "--penalty", "l1:0.1", *FEW, "--out", "run", "--json")
     assert code == 0
     assert json.loads(out)["method"] == "fednmap"
     config = RunFolder.open(Path("run")).config()
-    assert (config.reg, config.model, config.eta_a) == ("l1:0.1", "mlp:64:sigmoid", 0.1)
+    assert (config.penalty, config.model, config.eta_a) == ("l1:0.1", "mlp:64:sigmoid", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_version_is_told(command):
 
 
 def test_the_shell_completes_options():
-    words = {"_FEDNMAP_COMPLETE": "complete_bash", "COMP_WORDS": "fednmap train --re", "COMP_CWORD": "2"}
+    words = {"_FEDNMAP_COMPLETE": "complete_bash", "COMP_WORDS": "fednmap train --pe", "COMP_CWORD": "2"}
     told = subprocess.run(
         [Path(sys.executable).with_name("fednmap")],
         env={**os.environ, **words},
@@ -111,7 +111,7 @@ def test_the_shell_completes_options():
         text=True,
         check=False,
     )
-    assert {"--resume", "--reg"} <= set(re.split(r"\s+", told.stdout))
+    assert {"--penalty", "--penalty-only"} <= set(re.split(r"\s+", told.stdout))
 
 
 @pytest.mark.slow

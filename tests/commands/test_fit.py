@@ -25,7 +25,7 @@ def hospitals(tmp_path):
 
 def test_a_fit_with_names_path_and_choice(command, hospitals):
     words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--family", "logistic", "--penalty", "mcp")
-    more = ("--path", "--cv", "leave-one-site-out", "--drop-columns", "time,event", "--out", "run")
+    more = ("--path", "--cv", "leave-one-site-out", "--exclude", "time,event", "--out", "run")
     code, out, err = command(*words, *more)
     assert code == 0
     assert "4 sites, 300 rows, 6 columns; family logistic, penalty mcp" in err
@@ -49,7 +49,7 @@ def test_a_fit_with_names_path_and_choice(command, hospitals):
 
 
 def test_the_command_is_the_estimator(command, hospitals):
-    words = ("--target", "outcome", "--penalty", "l1", "--lam", 0.01, "--tol", 1e-9, "--drop-columns", "time,event")
+    words = ("--target", "outcome", "--penalty", "l1", "--lam", 0.01, "--tol-absolute", 1e-9, "--exclude", "time,event")
     code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--json", "--quiet", "--out", "run")
     said = json.loads(out)
     assert (code, said["lam"], said["converged"]) == (0, 0.01, True)
@@ -72,8 +72,8 @@ def test_the_command_is_the_estimator(command, hospitals):
 def test_ordered_labels(command, hospitals, order):
     """The thresholds, their errors, the path and the probabilities of the estimator; words by name without --order."""
     words = ("fit", "--data", f"csv:{hospitals}", "--target", "ecg", "--family", "ordinal", "--penalty", "none")
-    words += ("--drop-columns", "time,event,outcome", *(("--order", ",".join(order)) if order else ()))
-    code, out, _ = command(*words, "--tol", 1e-9, "--json", "--quiet", "--out", "run")
+    words += ("--exclude", "time,event,outcome", *(("--order", ",".join(order)) if order else ()))
+    code, out, _ = command(*words, "--tol-absolute", 1e-9, "--json", "--quiet", "--out", "run")
     assert code == 0
     sites = read_sites(f"csv:{hospitals}")
     features = {name: t.without(["outcome", "time", "event", "ecg"]) for name, t in sites.items()}
@@ -106,8 +106,28 @@ def with_flag(values, by):
 @pytest.mark.parametrize(("impute", "fill"), [("mean", np.nanmean), ("median", lower_median)])
 def test_rows_that_are_held_out_do_not_fill_gaps(command, hospitals, impute, fill):
     """The held-out loss at every lam is that of tables whose gaps were filled by the other sites alone."""
-    words = ("--target", "age", "--family", "gaussian", "--tol", 1e-9, "--drop-columns", "sex,ecg,outcome,time,event")
-    more = ("--impute", impute, "--cv", "leave-one-site-out", "--quiet", "--json", "--out", "run")
+    words = (
+        "--target",
+        "age",
+        "--family",
+        "gaussian",
+        "--tol-absolute",
+        1e-9,
+        "--exclude",
+        "sex,ecg,outcome,time,event",
+    )
+    more = (
+        "--impute",
+        impute,
+        "--cv",
+        "leave-one-site-out",
+        "--tol-absolute",
+        1e-9,
+        "--quiet",
+        "--json",
+        "--out",
+        "run",
+    )
     code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, *more)
     assert code == 0
     sites = read_sites(f"csv:{hospitals}")
@@ -173,7 +193,7 @@ def test_names_are_printed_as_they_are(command, tmp_path, monkeypatch):
 
 
 def test_a_weight_by_default_is_told(command, hospitals):
-    words = ("--target", "outcome", "--drop-columns", "time,event", "--json", "--quiet", "--out", "run")
+    words = ("--target", "outcome", "--exclude", "time,event", "--json", "--quiet", "--out", "run")
     assert json.loads(command("fit", "--data", f"csv:{hospitals}", *words)[1])["lam"] == 0.01
 
 
@@ -185,7 +205,7 @@ def test_cox_with_errors(command, hospitals):
         "event",
         "--penalty",
         "none",
-        "--drop-columns",
+        "--exclude",
         "outcome",
         "--json",
         "--quiet",
@@ -205,8 +225,8 @@ def test_cox_with_errors(command, hospitals):
 @pytest.mark.parametrize(("target", "family"), [("ecg", "logistic"), ("time", "huber")])
 def test_errors_of_several_classes_and_of_huber(command, hospitals, target, family):
     drop = ",".join({"time", "event", "outcome"} - {target})
-    words = ("--target", target, "--family", family, "--penalty", "none", "--drop-columns", drop, "--json", "--quiet")
-    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--tol", 1e-9, "--out", "run")
+    words = ("--target", target, "--family", family, "--penalty", "none", "--exclude", drop, "--json", "--quiet")
+    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--tol-absolute", 1e-9, "--out", "run")
     said = json.loads(out)
     assert (code, said["lam"]) == (0, None)
     for row in said["coefficients"]:  # each with its own interval
@@ -220,7 +240,7 @@ def test_columns_that_cannot_be_told_apart_are_named_and_the_rest_is_written(com
     for path in hospitals.iterdir():
         frame = pl.read_csv(path).with_columns(pressure2=pl.col("pressure") * 2 + pl.col("time"))
         frame.write_csv(path)
-    words = ("--target", "outcome", "--penalty", "none", "--drop-columns", "time,event", "--out", "run")
+    words = ("--target", "outcome", "--penalty", "none", "--exclude", "time,event", "--out", "run")
     code, out, err = command("fit", "--data", f"csv:{hospitals}", *words)
     assert code == 0
     assert "pressure=missing and pressure2=missing are the same in every row" in err
@@ -238,7 +258,7 @@ MISTAKES = [
     (["--time", "time"], "needs both --time and --event"),
     (["--target", "sex", "--family", "gaussian"], "holds words, and family gaussian needs numbers; use logistic"),
     (["--target", "age", "--family", "gausian"], "unknown family 'gausian'; did you mean 'gaussian'?"),
-    (["--target", "age", "--drop-columns", "weight"], "'weight' is to be dropped, and no site has such a column"),
+    (["--target", "age", "--exclude", "weight"], "'weight' is to be dropped, and no site has such a column"),
     (["--target", "age", "--cv", "5", "--lam", "1"], "--cv and --select choose lam; leave --lam out"),
     (["--target", "age", "--select", "1se"], "--select 1se compares held-out losses; add --cv 5"),
     (["--target", "age", "--select", "bic", "--cv", "5"], "--select bic is a criterion without folds; leave --cv out"),
@@ -260,8 +280,8 @@ def test_mistakes_are_one_line(command, hospitals, words, message):
     assert len(err.splitlines()) == 1
 
 
-COX = ["--time", "time", "--event", "event", "--drop-columns", "outcome"]
-COUNTS = ["--target", "event", "--family", "poisson", "--drop-columns", "outcome,time"]
+COX = ["--time", "time", "--event", "event", "--exclude", "outcome"]
+COUNTS = ["--target", "event", "--family", "poisson", "--exclude", "outcome,time"]
 IN_A_FILE = [
     ("time", float("inf"), COX, "bern: column 'time' has inf in row 3; give finite numbers"),
     ("time", -1.0, COX, "bern: column 'time' has -1 in row 3; times must be at least 0"),
@@ -314,7 +334,7 @@ def test_predict_reads_the_columns_of_the_model_alone(command, hospitals):
         patient_id=lambda n: [f"{k:03d}" for k in range(n)],
         admitted=lambda n: [f"2024-01-{1 + k % 28:02d}" for k in range(n)],
     )
-    words = ("--target", "outcome", "--drop-columns", "patient_id,admitted,time,event", "--quiet", "--out", "run")
+    words = ("--target", "outcome", "--exclude", "patient_id,admitted,time,event", "--quiet", "--out", "run")
     assert command("fit", "--data", f"csv:{hospitals}", *words)[0] == 0
     code, out, _ = command("predict", "run", hospitals / "zug.csv")
     assert (code, len(out.splitlines())) == (0, 41)
@@ -335,7 +355,7 @@ def test_predict_reads_the_columns_of_the_model_alone(command, hospitals):
 
 
 def test_an_identifier_keeps_its_row_where_lines_are_empty(command, hospitals):
-    words = ("--target", "outcome", "--drop-columns", "time,event", "--quiet", "--out", "run")
+    words = ("--target", "outcome", "--exclude", "time,event", "--quiet", "--out", "run")
     assert command("fit", "--data", f"csv:{hospitals}", *words)[0] == 0
     head, *rows = (hospitals / "zug.csv").read_text().splitlines()
     lines = [f"{'NA' if k == 1 else k},{row}" for k, row in enumerate(rows[:4])]
@@ -352,7 +372,7 @@ def test_a_ratio_has_its_own_interval(command, hospitals, monkeypatch, family):
     targets = {"logistic": "outcome", "poisson": "event", "gaussian": "age"}
     goals = ("--time", "time", "--event", "event") if family == "cox" else ("--target", targets[family])
     drop = ",".join({"time", "event", "outcome"} - {*goals})
-    words = ("--data", f"csv:{hospitals}", *goals, "--family", family, "--penalty", "none", "--drop-columns", drop)
+    words = ("--data", f"csv:{hospitals}", *goals, "--family", family, "--penalty", "none", "--exclude", drop)
     code, out, _ = command("fit", *words, "--out", "run")
     assert code == 0
     table = pl.read_csv(hospitals.parent / "run" / "coefficients.csv")
@@ -372,10 +392,11 @@ def test_a_ratio_has_its_own_interval(command, hospitals, monkeypatch, family):
 
 def test_the_modelled_label_is_chosen_and_printed(command, hospitals):
     """The other label of two: every sign changes, and no probability."""
-    words = ("--data", f"csv:{hospitals}", "--target", "outcome", "--penalty", "none", "--drop-columns", "time,event")
-    _, plain, err = command("fit", *words, "--tol", 1e-10, "--json", "--out", "plain")
+    words = ("--data", f"csv:{hospitals}", "--target", "outcome", "--penalty", "none", "--exclude", "time,event")
+    words = (*words, "--tol-absolute", 1e-10, "--json")
+    _, plain, err = command("fit", *words, "--out", "plain")
     assert "modelled: outcome = sick, against healthy" in err
-    code, out, err = command("fit", *words, "--tol", 1e-10, "--json", "--positive", "healthy", "--out", "other")
+    code, out, err = command("fit", *words, "--positive", "healthy", "--out", "other")
     assert code == 0
     assert "modelled: outcome = healthy, against sick" in err
     for a, b in zip(json.loads(plain)["coefficients"], json.loads(out)["coefficients"], strict=True):
@@ -408,7 +429,7 @@ def test_a_label_that_cannot_be_modelled(command, hospitals, words, message):
 def test_what_is_simulated_is_called_so(command, hospitals):
     from fednmap.cli import COMMANDS
 
-    words = ("--data", f"csv:{hospitals}", "--target", "outcome", "--drop-columns", "time,event")
+    words = ("--data", f"csv:{hospitals}", "--target", "outcome", "--exclude", "time,event")
     _, out, err = command("fit", *words, "--out", "run")
     assert "simulated: this process reads all files" in err
     cost = next(line for line in err.splitlines() if " rounds, " in line)
@@ -421,7 +442,7 @@ def test_what_is_simulated_is_called_so(command, hospitals):
 
 def test_show_list_report_and_export_know_a_fit(command, hospitals, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--drop-columns", "time,event", "--lam", 0.02)
+    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--exclude", "time,event", "--lam", 0.02)
     command(*words, "--quiet", "--out", "runs/fit")
     folder = hospitals.parent / "runs" / "fit"
     made = json.loads((folder / "model.json").read_text())["environment"]
@@ -480,7 +501,7 @@ def test_folds_within_sites_are_counted_once(command, tmp_path):
 
 @pytest.mark.parametrize("left", [[], ["run.toml"], ["run.toml", "environment.json", "model.json", "coefficients.csv"]])
 def test_a_fit_that_was_stopped_is_made_again(command, hospitals, left):
-    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--drop-columns", "time,event", "--quiet")
+    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--exclude", "time,event", "--quiet")
     assert command(*words, "--out", "run")[0] == 0
     run = hospitals.parent / "run"
     whole = (run / "coefficients.csv").read_bytes()
@@ -494,3 +515,23 @@ def test_a_fit_that_was_stopped_is_made_again(command, hospitals, left):
     assert command(*words, "--out", "run")[0] == 0
     assert (run / "coefficients.csv").read_bytes() == whole
     assert RunFolder(run).changed_files() == []
+
+
+@pytest.mark.parametrize("name", ["x", "mean arterial blood pressure in mmHg (left arm)", "bdy_" * 16])
+def test_the_coefficients_are_readable_at_80_columns(command, hospitals, monkeypatch, name):
+    """No number is cut or folded, and a name breaks into pieces of 30 letters or more."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for file in hospitals.iterdir():
+        file.write_text(file.read_text().replace("pressure", name, 1))
+    words = ("--data", f"csv:{hospitals}", "--target", "outcome", "--penalty", "none", "--exclude", "time,event")
+    code, out, _ = command("fit", *words, "--out", "run")
+    assert code == 0
+    table = pl.read_csv(hospitals.parent / "run" / "coefficients.csv")
+    boxes = [line for line in out.splitlines() if line[:1] in "┃│"]
+    assert max(map(len, boxes)) <= 80
+    cells = [[cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in boxes]
+    heads = [cell for row in cells if row[0] == "name" for cell in row[1:]]
+    assert heads == ["coefficient", "odds ratio", "odds ratio low", "odds ratio high", "standard error", "p"]
+    assert next(row[1] for row in cells if row[0] == "sex=m") == f"{table['coefficient'][1]:.4g}"
+    pieces = [row[0] for row in cells if row[0] and row[0] in f"{name}=missing"]
+    assert len(pieces) <= 3 * (2 + len(name) // 30)

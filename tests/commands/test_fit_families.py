@@ -36,7 +36,7 @@ def clinics(tmp_path):
 
 def fit(command, folder, *words):
     code, out, err = command(
-        "fit", "--data", f"csv:{folder}", *words, "--tol", 1e-9, "--json", "--quiet", "--out", "run"
+        "fit", "--data", f"csv:{folder}", *words, "--tol-absolute", 1e-9, "--json", "--quiet", "--out", "run"
     )
     assert code == 0, err
     return json.loads(out)
@@ -51,7 +51,7 @@ def predictions(command, folder):
 def test_counts_with_an_exposure(command, clinics):
     folder, rows = clinics
     words = ("--target", "visits", "--family", "negative-binomial", "--exposure", "years", "--penalty", "none")
-    said = fit(command, folder, *words, "--drop-columns", "pain,doses,taken")
+    said = fit(command, folder, *words, "--exclude", "pain,doses,taken")
     X, y, site = rows[["age", "years"]], rows["visits"], rows["site"]
     model = FederatedNegativeBinomialRegressor("none", exposure="years", tol=1e-9).fit(X, y, site)
     found = model.inference(X, y, site)
@@ -70,8 +70,19 @@ def test_counts_with_an_exposure(command, clinics):
 
 def test_trials(command, clinics):
     folder, rows = clinics
-    words = ("--target", "taken", "--trials", "doses", "--family", "binomial", "--penalty", "ridge", "--lam", 0.1)
-    said = fit(command, folder, *words, "--drop-columns", "pain,visits")
+    words = (
+        "--target",
+        "taken",
+        "--trials-column",
+        "doses",
+        "--family",
+        "binomial",
+        "--penalty",
+        "ridge",
+        "--lam",
+        0.1,
+    )
+    said = fit(command, folder, *words, "--exclude", "pain,visits")
     X, y, site = rows[["age", "years"]], rows[["taken", "doses"]], rows["site"]
     model = FederatedBinomialRegressor("ridge", 0.1, tol=1e-9).fit(X, y, site)
     np.testing.assert_allclose([c["coefficient"] for c in said["coefficients"][:2]], model.coef_, rtol=1e-6)
@@ -82,8 +93,8 @@ def test_trials(command, clinics):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--target", "taken", "--family", "binomial"), "--family binomial needs --trials"),
-        (("--target", "visits", "--trials", "doses", "--family", "poisson"), "needs --trials"),
+        (("--target", "taken", "--family", "binomial"), "--family binomial needs --trials-column"),
+        (("--target", "visits", "--trials-column", "doses", "--family", "poisson"), "needs --trials-column"),
         (("--target", "visits", "--order", "a,b", "--family", "poisson"), "expected --order with family ordinal"),
         (("--target", "visits", "--offset", "age", "--exposure", "years"), "got both"),
         (("--target", "visits", "--exposure", "days"), "there is no column 'days'"),
@@ -107,7 +118,7 @@ def test_a_formula_with_gaps(command, clinics):
     rows[rows["site"] == "basel"].drop(columns="site").to_csv(folder / "basel.csv", index=False)
     formula = "taken ~ bs(age, 4) * pain + log(years)"
     words = ("fit", "--data", f"csv:{folder}", "--formula", formula, "--family", "gaussian", "--penalty", "none")
-    code, out, err = command(*words, "--tol", 1e-10, "--json", "--out", "run")
+    code, out, err = command(*words, "--tol-absolute", 1e-10, "--json", "--out", "run")
     assert code == 0, err
     assert "1 rows with gaps are left out" in err
     kept = rows.drop(index=3)

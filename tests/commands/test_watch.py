@@ -23,7 +23,7 @@ SETTINGS = {"data": "digits", "model": "logistic", "clients": 4, "local_steps": 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    config = Config.make(algorithms=("fednmap", "fedavg"), rounds=6, reg="l1:0.01", **SETTINGS)
+    config = Config.make(algorithms=("fednmap", "fedavg"), rounds=6, penalty="l1:0.01", **SETTINGS)
     folder = RunFolder.create(tmp_path / "a run", config, "compare")
     execute(config, folder, Reporter())
     return folder

@@ -118,7 +118,7 @@ def test_clients_weigh_in_a_sample_what_they_weigh_in_all(tmp_path):
     sizes = [900, *[5] * 20]
     lines = [f"{i},{(7 * k + i) % 11},{k % 3 + i}" for i, size in enumerate(sizes) for k in range(size)]
     (tmp_path / "table.csv").write_text("\n".join(["site,a,y", *lines]) + "\n")
-    source = f"csv:{tmp_path / 'table.csv'},label=y,client=site,regression=true"
+    source = f"csv:{tmp_path / 'table.csv'},target=y,client=site,regression=true"
     config = Config.make(data=source, model="least-squares", partition="natural", weights="samples", eval_samples=50)
     experiment = prepare(config)
     assert experiment.sample is not None

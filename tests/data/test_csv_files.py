@@ -84,16 +84,16 @@ def test_csv_finds_its_columns(tmp_path):
 
 def test_csv_takes_named_columns(tmp_path):
     path = write(tmp_path / "t.csv", "hospital,b,a\n10,1,0.5\n2,2,1\n10,3,2\n")
-    data = load(f"csv:{path}", label="b", client="hospital")
+    data = load(f"csv:{path}", target="b", client="hospital")
     assert data.x_train.squeeze(1).tolist() == [0.5, 1, 2]
     assert data.y_train.tolist() == [0, 1, 2]
     assert data.clients.tolist() == [1, 0, 1]  # hospital 2 comes before hospital 10
-    assert load(f"csv:{path}", regression=True, label="b").y_train.tolist() == [1, 2, 3]
+    assert load(f"csv:{path}", regression=True, target="b").y_train.tolist() == [1, 2, 3]
 
 
 def test_options_may_follow_the_path(tmp_path):
     path = write(tmp_path / "a,b.csv", "hospital,b,a\n10,1,5\n2,2,1\n10,3,2\n")
-    data = load(f"csv:{path},label=b,client=hospital,regression=true")
+    data = load(f"csv:{path},target=b,client=hospital,regression=true")
     assert data.y_train.tolist() == [1, 2, 3]
     assert data.y_train.is_floating_point()
     assert data.clients.tolist() == [1, 0, 1]
@@ -171,7 +171,7 @@ def test_binary_file_is_no_csv(tmp_path):
         ("synthetic:-1,0", {}, "at least 0"),
         ("svm", {}, "no file given"),
         ("csv:absent.csv", {}, "no file absent.csv"),
-        ("csv:absent.csv", {"path": "x"}, "no option 'path'; it has test, label"),
+        ("csv:absent.csv", {"path": "x"}, "no option 'path'; it has test, target"),
         ("sparse-regression", {"support": 300}, "between 0 and the number of features, 200"),
         ("sparse-regression", {"clients": 0}, "clients is 0"),
     ],

@@ -178,7 +178,8 @@ def test_commands_in_the_text_exist(page):
         if words[1] in ("...", "COMMAND"):
             continue
         function, rest = resolved(words[1:]) if not _is_group(words[1:]) else (None, [])
-        known = {option for p in function.params for option in (*p.opts, *p.secondary_opts)} if function else set()
+        shown = [p for p in function.params if not getattr(p, "hidden", False)] if function else []
+        known = {option for p in shown for option in (*p.opts, *p.secondary_opts)}
         for word in rest:
             if word.startswith("--"):
                 assert word.partition("=")[0] in known, f"{shlex.join(words)}: there is no option {word}"

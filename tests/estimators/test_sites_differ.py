@@ -392,7 +392,7 @@ def test_sparse_deviations_with_other_settings(options):
 
 def test_from_files(command, tmp_path):
     hospitals = write_hospitals(tmp_path / "hospitals")
-    words = ("--target", "outcome", "--drop-columns", "time,event", "--site-effects", "sparse", "--mu", 0.005)
+    words = ("--target", "outcome", "--exclude", "time,event", "--site-effects", "sparse", "--mu", 0.005)
     code, out, err = command("fit", "--data", f"csv:{hospitals}", *words, "--heterogeneity", "--out", "run")
     assert code == 0, err
     assert "The sites' own coefficients" in out
@@ -411,7 +411,7 @@ def test_from_files(command, tmp_path):
     code, _, err = command("predict", "run", hospitals / "zug.csv", "--site", "bonn")
     assert code == 2
     assert "expected a site with its own coefficients (basel, bern, chur, zug), got 'bonn'" in err
-    words = ("--target", "outcome", "--drop-columns", "time,event", "--site-effects", "intercepts", "--penalty", "none")
+    words = ("--target", "outcome", "--exclude", "time,event", "--site-effects", "intercepts", "--penalty", "none")
     code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--out", "other")
     assert code == 0
     assert "Low and high are the ends of 95 % intervals." in out

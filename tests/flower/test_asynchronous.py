@@ -186,4 +186,4 @@ def test_bad_settings_are_refused_in_one_line(tmp_path, given, why):
 
 def test_a_method_whose_uplink_does_not_tell_is_refused(tmp_path):
     with pytest.raises(ValueError, match="SCAFFOLD"):
-        Federation(tmp_path, asynchronous="buffer:2", algorithm="scaffold", reg="none").start()
+        Federation(tmp_path, asynchronous="buffer:2", algorithm="scaffold", penalty="none").start()

@@ -80,7 +80,7 @@ class Trial:
         library.mkdir()
         (library / "test_flower_five.py").write_text(PROBLEM)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")]))
-        given = {"data": "own", "model": "least-squares", "batch_size": 0, "reg": "l1:0.3", "dtype": "float64"}
+        given = {"data": "own", "model": "least-squares", "batch_size": 0, "penalty": "l1:0.3", "dtype": "float64"}
         given |= {"eta_a": 0.45, "local_steps": 1, "asynchronous": "buffer:4", "clients": 5, "tol_absolute": tolerance}
         self.config = Config.make(**given, rounds=2000, eval_every=10)
         federation = FederationSettings(names=NAMES, run_folder=self.run, deadline=120.0, measure_stationarity=True)

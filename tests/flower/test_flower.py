@@ -42,7 +42,7 @@ def settings_for(method):
     own = {"fast-fedda": "fast-fedda.mu=0.1 fast-fedda.gamma=20", "econtrolda": "econtrolda.K=3 econtrolda.gamma=20"}
     return {
         "algorithm": method,
-        "reg": "l1:0.5" if kind.traits.composite else "none",
+        "penalty": "l1:0.5" if kind.traits.composite else "none",
         "set": own.get(method, ""),
         "min-clients": 4 if kind.traits.full_participation else 1,
     }
@@ -89,7 +89,7 @@ def test_measurements_are_those_of_the_simulator(tmp_path):
 
 
 def test_a_federation_whose_psi_ends_above_its_start_says_so(tmp_path, caplog):
-    federation = Federation(tmp_path, eta_a=2.0, reg="none", rounds=3)
+    federation = Federation(tmp_path, eta_a=2.0, penalty="none", rounds=3)
     with caplog.at_level(logging.WARNING):
         closing = federation.start()
     first, *_, last = RunFolder.open(tmp_path / "run").records("fednmap", 0)
@@ -765,7 +765,11 @@ def test_a_refused_continuation_leaves_the_folder_as_it_was(tmp_path):
     ("given", "now", "words"),
     [
         ({}, {"eval_every": 2}, "eval_every is 2 and was 3; put it back, or begin a new run"),
-        ({}, {"reg": "l1:0.4", "seed": 1}, "reg is 'l1:0.4' and was 'l1:0.5', seed is 1 and was 0; put it back"),
+        (
+            {},
+            {"penalty": "l1:0.4", "seed": 1},
+            "penalty is 'l1:0.4' and was 'l1:0.5', seed is 1 and was 0; ",
+        ),
         ({"schedule": "cosine"}, {"rounds": 9}, "rounds is 9 and was 6; put it back"),
         ({}, {"algorithm": "fedda"}, "is a run of fednmap, not fedda; begin a new run"),
     ],
@@ -828,7 +832,7 @@ def test_uplink_is_half_of_scaffolds_and_the_rest_on_the_wire_is_a_fixed_header(
             folder.mkdir()
             problem = make_problem(n=2, dim=dim, rows=dim)
             totals[method, dim] = Federation(
-                folder, problem, names=("anna", "bert"), rounds=2, eval_every=2, algorithm=method, reg="none"
+                folder, problem, names=("anna", "bert"), rounds=2, eval_every=2, algorithm=method, penalty="none"
             ).start()
     for dim in (50, 400):
         assert 2 * totals["fednmap", dim]["bytes_up"] == totals["scaffold", dim]["bytes_up"] == 2 * 2 * 2 * 8 * dim
@@ -1087,7 +1091,7 @@ def test_a_module_in_bfloat16_goes_over_the_wire_as_float32(tmp_path):
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).bfloat16()
     problem = Network(module, torch.nn.functional.cross_entropy, data, batch_size=4)
-    federation = Federation(tmp_path, problem, batch_size=4, model="mlp:4:tanh", dtype="float32", reg="l1:0.001")
+    federation = Federation(tmp_path, problem, batch_size=4, model="mlp:4:tanh", dtype="float32", penalty="l1:0.001")
     federation.start()
     for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
         assert ours.dtype == simulated.dtype == torch.float32

@@ -50,7 +50,7 @@ def public(monkeypatch):
 @pytest.mark.parametrize("method", ["fednmap", "zhang", "fedcanon", "scaffold", "fedavg"])
 def test_the_trajectory_is_the_simulators(tmp_path, method, public):
     reg = "none" if method in ("scaffold", "fedavg") else "l1:0.5"
-    federation = Federation(tmp_path, algorithm=method, reg=reg, rounds=4, eval_every=4, batch_size=4, **NOISE)
+    federation = Federation(tmp_path, algorithm=method, penalty=reg, rounds=4, eval_every=4, batch_size=4, **NOISE)
     federation.start()
     end = simulated(federation, 4)
     for ours, theirs in zip(federation.server()[0], end.server, strict=True):

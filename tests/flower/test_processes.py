@@ -89,7 +89,7 @@ OTHERS = [
 @pytest.mark.parametrize(("method", "rounds"), [("fednmap", 3), *OTHERS])
 def test_trajectory_is_the_simulators(running, tmp_path, method, rounds):
     reg = "none" if method == "scaffold" else "elastic-net:0.001,0.01"
-    x, simulated, result = run(running, tmp_path, algorithms=(method,), rounds=rounds, reg=reg)
+    x, simulated, result = run(running, tmp_path, algorithms=(method,), rounds=rounds, penalty=reg)
     assert float((x - simulated).abs().max()) < 1e-10
     vectors = 2 if method == "scaffold" else 1
     assert result["bytes_up"] == rounds * 3 * vectors * 640 * 8
@@ -106,7 +106,7 @@ def test_trajectory_is_the_simulators(running, tmp_path, method, rounds):
 @pytest.mark.ci(turn=0)
 def test_with_memory_it_ends_when_it_is_done_where_the_simulator_is(running, tmp_path):
     """Exact gradients and one local step: the server knows |F_nat| after every round, and seldom asks for it."""
-    settings = {"local_steps": 1, "batch_size": 0, "eta_a": 2.0, "gamma": 20.0, "reg": "l1:0.01"}
+    settings = {"local_steps": 1, "batch_size": 0, "eta_a": 2.0, "gamma": 20.0, "penalty": "l1:0.01"}
     settings |= {"set": {"fednmap.memory": 8}, "rounds": 60, "eval_every": 60, "tol": 3e-2}
     x, simulated, result = run(running, tmp_path, **settings)
     assert result["ended"].startswith("converged: |F_nat| ")
@@ -127,7 +127,7 @@ def test_with_memory_it_ends_when_it_is_done_where_the_simulator_is(running, tmp
 )
 def test_float32_trajectory_is_the_simulators(running, tmp_path, method):
     settings = {"dtype": "float32", "algorithms": (method,), "rounds": 10, "participation": 0.67}
-    settings |= {"model": "mlp:16", "reg": "none" if method == "scaffold" else "l1:0.001"}
+    settings |= {"model": "mlp:16", "penalty": "none" if method == "scaffold" else "l1:0.001"}
     x, simulated, _ = run(running, tmp_path, **settings)
     assert float((x - simulated).abs().max()) < 1e-4
 
@@ -237,7 +237,7 @@ def test_after_all_faults_the_optimum_is_reached_and_the_states_agree(tmp_path, 
     library.mkdir()
     (library / "test_flower_quadratic.py").write_text(QUADRATIC)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")]))
-    settings = {"data": "own", "model": "least-squares", "batch_size": 0, "reg": "l1:0.3", "dtype": "float64"}
+    settings = {"data": "own", "model": "least-squares", "batch_size": 0, "penalty": "l1:0.3", "dtype": "float64"}
     settings |= {"eta_a": 0.9, "local_steps": 1, "gamma": 1.0, "clients": 4, "rounds": 12, "eval_every": 12}
     config = Config.make(**settings)
     federation = FederationSettings(names=names, run_folder=folder, deadline=10.0, min_clients=1, attempts=60)
@@ -345,7 +345,7 @@ def living_groups():
 def test_the_template_runs_as_it_is(running, tmp_path):
     """Three made-up clients; the server holds no data and finds the three features that matter."""
     write(tmp_path / "my-federation")
-    process = running.run(tmp_path / "my-federation", run_folder=str(tmp_path / "run"), rounds=5, reg="l1:0.05")
+    process = running.run(tmp_path / "my-federation", run_folder=str(tmp_path / "run"), rounds=5, penalty="l1:0.05")
     process.wait(PATIENCE)
     assert status(tmp_path / "run").get("finished"), running.log("run")
     x = load_file(tmp_path / "run" / "models" / "fednmap-0.safetensors")["x"]

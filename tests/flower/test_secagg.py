@@ -393,7 +393,7 @@ METHODS = ["fednmap", "zhang", "fedcanon", "scaffold", "fedavg", "fedda"]
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_federation_is_what_the_simulator_says_and_what_it_is_without(tmp_path, method):
-    given = {"algorithm": method, "reg": "none" if method in ("scaffold", "fedavg") else "l1:0.5", "rounds": 3}
+    given = {"algorithm": method, "penalty": "none" if method in ("scaffold", "fedavg") else "l1:0.5", "rounds": 3}
     given |= {"participation": 0.5, "seed": 3, "eval_every": 3, "batch_size": 4}
     federation = Federation(tmp_path, make_problem(batch_size=4), **given, **SECAGG)
     federation.start()

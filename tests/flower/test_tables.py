@@ -72,7 +72,7 @@ LOGISTIC = [
 
 @pytest.mark.parametrize("options", LOGISTIC, ids=lambda o: o["penalty"])
 def test_logistic_regression_is_the_estimators(hospitals, options):
-    closing, run = fit(hospitals, target="outcome", drop_columns="time,event", tol=1e-11, **options)
+    closing, run = fit(hospitals, target="outcome", exclude="time,event", tol_absolute=1e-11, **options)
     assert str(closing["ended"]).startswith("converged")
     impute = {"impute": options.pop("impute")} if "impute" in options else {}
     X, y, where, names = pooled(hospitals, ["outcome"], ["time", "event"], **impute)
@@ -94,13 +94,18 @@ FAMILIES = [
 ]
 
 
+NET = {"penalty": "elastic-net", "lam": 0.02}
+
+
 @pytest.mark.parametrize(("settings", "drop"), FAMILIES, ids=[f"{s['family']}-{s['target']}" for s, _ in FAMILIES])
 def test_every_family_is_the_estimators(hospitals, settings, drop):
-    closing, run = fit(hospitals, **settings, drop_columns=",".join(drop), penalty="elastic-net", lam=0.02, tol=1e-10)
+    closing, run = fit(
+        hospitals, **settings, exclude=",".join(drop), penalty="elastic-net", lam=0.02, tol_absolute=1e-10
+    )
     assert str(closing["ended"]).startswith("converged")
     X, y, where, _ = pooled(hospitals, [settings["target"]], drop)
     y = y.astype(str) if settings["family"] == "logistic" else y.astype(float)
-    alone = FederatedGLM(settings["family"], penalty="elastic-net", lam=0.02, tol=1e-10).fit(X, y, where)
+    alone = FederatedGLM(settings["family"], **NET, tol=1e-10).fit(X, y, where)
     model = kept.load(run)
     assert np.abs(model.coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
     assert closing["objective"] == pytest.approx(alone.objective_, abs=1e-9)
@@ -110,8 +115,8 @@ def test_large_counts(hospitals):
     """The curvature is that where the fit begins, at the mean of the counts, not at 1."""
     for path in hospitals.iterdir():
         pl.read_csv(path).with_columns(event=(50 * pl.col("age")).round()).write_csv(path)
-    given = {"family": "poisson", "target": "event", "drop_columns": "time,outcome,age", "lam": 0.01}
-    closing, run = fit(hospitals, **given, tol=1e-8, max_rounds=100)
+    given = {"family": "poisson", "target": "event", "exclude": "time,outcome,age", "lam": 0.01}
+    closing, run = fit(hospitals, **given, tol_absolute=1e-8, rounds=100)
     assert str(closing["ended"]).startswith("converged")
     X, y, where, _ = pooled(hospitals, ["event"], ["time", "outcome", "age"])
     alone = FederatedGLM("poisson", lam=0.01, tol=1e-8).fit(X, y.astype(float), where)
@@ -122,11 +127,13 @@ def test_no_counts_at_all(hospitals):
     for path in hospitals.iterdir():
         pl.read_csv(path).with_columns(event=pl.lit(0)).write_csv(path)
     with pytest.raises(InputError, match="all counts are 0"):
-        fit(hospitals, family="poisson", target="event", drop_columns="time,outcome")
+        fit(hospitals, family="poisson", target="event", exclude="time,outcome")
 
 
 def test_cox_is_the_estimators(hospitals):
-    _, run = fit(hospitals, family="cox", time="time", event="event", penalty="l1", drop_columns="outcome", tol=1e-11)
+    _, run = fit(
+        hospitals, family="cox", time="time", event="event", penalty="l1", exclude="outcome", tol_absolute=1e-11
+    )
     X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
     alone = FederatedCoxRegression("l1", tol=1e-11).fit(X, y.astype(float), where)
     assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
@@ -136,7 +143,7 @@ def test_cox_with_a_site_where_nothing_happened(hospitals):
     path = hospitals / "zug.csv"
     pl.read_csv(path).with_columns(event=pl.lit(0)).write_csv(path)
     goals = {"family": "cox", "time": "time", "event": "event"}
-    closing, run = fit(hospitals, **goals, penalty="l1", drop_columns="outcome", tol=1e-10)
+    closing, run = fit(hospitals, **goals, penalty="l1", exclude="outcome", tol_absolute=1e-10)
     assert str(closing["ended"]).startswith("converged")
     X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
     alone = FederatedCoxRegression("l1", tol=1e-10).fit(X, y.astype(float), where)
@@ -149,8 +156,8 @@ def test_cox_with_a_site_where_nothing_happened(hospitals):
 def test_codes_as_categories_and_groups(hospitals):
     _, run = fit(
         hospitals,
-        **{"target": "outcome", "drop_columns": "time", "categorical": "event"},
-        **{"penalty": "group-lasso", "lam": 0.01, "tol": 1e-10},
+        **{"target": "outcome", "exclude": "time", "categorical": "event"},
+        **{"penalty": "group-lasso", "lam": 0.01, "tol_absolute": 1e-10},
     )
     assert "event=1" in kept.load(run).columns
     assert (run / "coefficients.csv").read_text().startswith("name,coefficient,odds ratio\n")
@@ -165,7 +172,7 @@ def test_only_sums_leave_a_site(hospitals):
         said.append(str(reply.content["answer"]["json"]) if "answer" in reply.content else "")
         return [reply]
 
-    fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
+    fit(hospitals, fault=listen, target="outcome", exclude="time,event")
     assert max(text.count(",") for text in said) < 40
 
 
@@ -176,7 +183,7 @@ def test_answers_are_in_the_log_of_what_was_sent(hospitals):
         sent.append((name, message.metadata.message_type))
         return [answer()]
 
-    fit(hospitals, fault=listen, target="outcome", drop_columns="time,event")
+    fit(hospitals, fault=listen, target="outcome", exclude="time,event")
     entered = logs(hospitals.parent / "states")
     for name in NAMES:
         assert [line["kind"] for line in entered[name]] == [kind for who, kind in sent if who == name]
@@ -185,7 +192,7 @@ def test_answers_are_in_the_log_of_what_was_sent(hospitals):
 
 def test_who_requires_masks_answers_no_question(hospitals):
     with pytest.raises(InputError, match="chur: this client takes part with secure aggregation alone"):
-        fit(hospitals, about={103: {"require-secagg": True}}, target="outcome", drop_columns="time,event")
+        fit(hospitals, about={103: {"require-secagg": True}}, target="outcome", exclude="time,event")
 
 
 def test_no_node_answers_a_question_under_a_name_that_it_cannot_prove(hospitals, monkeypatch):
@@ -200,7 +207,7 @@ def test_no_node_answers_a_question_under_a_name_that_it_cannot_prove(hospitals,
         asked.append((name, message.metadata.message_type))
         return [answer()]
 
-    given = {"target": "outcome", "drop_columns": "time,event", "clients_file": str(folder / "clients.toml")}
+    given = {"target": "outcome", "exclude": "time,event", "clients_file": str(folder / "clients.toml")}
     with pytest.raises(TimeoutError, match="3 clients connected, at least 4 are needed; missing: zug"):
         fit(hospitals, fault=listen, about=about, deadline=0.2, **given)
     assert {kind for _, kind in asked} == {"query"}
@@ -216,7 +223,7 @@ REFUSED = [
     ({"target": "outcome", "penalty": "l3"}, "unknown penalty 'l3'"),
     ({"target": "outcome", "reg": "l1:0.1"}, "unknown setting 'reg'"),
     ({}, "say what to predict"),
-    ({"target": "outcome", "drop_columns": "tiem"}, "'tiem' is to be dropped, and no site has such a column"),
+    ({"target": "outcome", "exclude": "tiem"}, "'tiem' is to be dropped, and no site has such a column"),
     ({"target": "outcome", "secagg_threshold": 3}, "a fit of tables has no secure aggregation; leave it out"),
     ({"target": "outcome", "pin_on_first_use": True}, "pin-on-first-use writes keys into clients-file"),
     ({"target": "outcome", "lam": -1.0}, "lam: Input should be greater than or equal to 0, given -1.0"),
@@ -242,7 +249,7 @@ OTHER_QUESTIONS = [
 @pytest.mark.parametrize(("server", "message"), OTHER_QUESTIONS, ids=[next(iter(s)) for s, _ in OTHER_QUESTIONS])
 def test_a_site_tells_nothing_that_its_own_settings_do_not_ask_for(hospitals, server, message):
     with pytest.raises(InputError) as refused:
-        fit(hospitals, target="outcome", drop_columns="time,event", server=server)
+        fit(hospitals, target="outcome", exclude="time,event", server=server)
     assert message in str(refused.value)
     assert str(refused.value).endswith("give all machines the same app")
     assert "\n" not in str(refused.value)
@@ -251,12 +258,12 @@ def test_a_site_tells_nothing_that_its_own_settings_do_not_ask_for(hospitals, se
 @pytest.mark.parametrize("ask", ["sums", "squares", "curvature"])
 def test_every_question_is_about_what_the_site_fits(hospitals, ask):
     """A target that becomes a feature would be told column by column."""
-    _, run = fit(hospitals, target="outcome", drop_columns="time,event", max_rounds=1)
+    _, run = fit(hospitals, target="outcome", exclude="time,event", rounds=1)
     said = json.loads((run / "agreement.json").read_text())
     own, rows = Agreement.model_validate(said).task, replace(read(hospitals / "bern.csv"), name="bern")
     question = {"ask": ask, "agreement": said, "mean": said["mean"], "y": [0.0]}
     assert answer(question, rows, own)
-    for task in ({"target": "ecg"}, {"drop_columns": "time"}):
+    for task in ({"target": "ecg"}, {"exclude": "time"}):
         other = said | {"task": said["task"] | task}
         with pytest.raises(InputError, match="what was agreed is not what the settings of 'bern' say"):
             answer(question | {"agreement": other}, rows, own)
@@ -289,8 +296,8 @@ def unreadable(rows):
     raise ValueError("could not convert string to float: 'Miller 77123'")
 
 
-COUNTS = {"target": "event", "family": "poisson", "drop_columns": "time,outcome"}
-SICK = {"target": "outcome", "drop_columns": "time,event"}
+COUNTS = {"target": "event", "family": "poisson", "exclude": "time,outcome"}
+SICK = {"target": "outcome", "exclude": "time,event"}
 IN_A_CELL = [
     (SICK, cell("age", "Miller 77123"), "stray-word", "age"),
     (SICK, cell("age", float("inf")), "infinite", "age"),
@@ -356,7 +363,7 @@ def test_an_error_in_a_round_shows_no_cell(hospitals, caplog, monkeypatch):
 
 def test_a_site_answers_about_statistics_that_it_took_part_in(hospitals):
     """A column of numbers as a category would be counted value by value; levels and gaps may not be left out."""
-    _, run = fit(hospitals, max_rounds=1, **SICK)
+    _, run = fit(hospitals, rounds=1, **SICK)
     said = json.loads((run / "agreement.json").read_text())
     own, rows = Agreement.model_validate(said).task, replace(read(hospitals / "bern.csv"), name="bern")
     place = {s["column"]: k for k, s in enumerate(said["statistics"])}
@@ -407,14 +414,14 @@ def test_a_question_is_answered_once_in_a_run(hospitals, ask):
             message.content["question"]["json"] = json.dumps(question)  # which others are asked too
         return [reply]
 
-    fit(hospitals, fault=put, impute="median", max_rounds=1, **SICK)
+    fit(hospitals, fault=put, impute="median", rounds=1, **SICK)
     *same, other = found
     assert same == [True] * (10 if ask == "counts" else 1)
     assert "again in this run, in other words; refused" in other
 
 
 def test_the_modelled_label_is_the_settings(hospitals):
-    _, run = fit(hospitals, positive="healthy", penalty="none", tol=1e-8, **SICK)
+    _, run = fit(hospitals, positive="healthy", penalty="none", tol_absolute=1e-8, **SICK)
     X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
     alone = FederatedGLM("logistic", "none", tol=1e-8).fit(X, y == "healthy", where)
     model = kept.load(run)
@@ -428,7 +435,7 @@ def test_a_column_that_one_site_lacks_is_named(hospitals):
         return found.without(["age"]) if context.node_config["client"] == "chur" else found
 
     with pytest.raises(InputError, match="column 'age' is missing at site 'chur', and site 'basel' has it"):
-        fit(hospitals, load=load, target="outcome", drop_columns="time,event")
+        fit(hospitals, load=load, target="outcome", exclude="time,event")
 
 
 def test_the_template_has_every_setting_and_reads_as_it_is(tmp_path):
@@ -456,9 +463,9 @@ def test_the_template_between_real_processes_is_the_estimator(tmp_path):
         launcher.superlink()
         for name in names:
             launcher.supernode(name, tmp_path / "states", file=str(hospitals / f"{name}.csv"))
-        settings = {"names": ",".join(names), "lam": 0.005, "tol": 1e-10, "impute": "median"}
+        settings = {"names": ",".join(names), "lam": 0.005, "tol_absolute": 1e-10, "impute": "median"}
         process = launcher.run(
-            tmp_path / "my-tables", run_folder=str(run), drop_columns="cholesterol", **settings
+            tmp_path / "my-tables", run_folder=str(run), exclude="cholesterol", **settings
         )  # not measured in Switzerland
         process.wait(900)
         assert (run / "model.json").exists(), launcher.log("run")
@@ -486,7 +493,7 @@ def command(*words):
 
 
 def test_a_server_that_was_killed_goes_on(hospitals):
-    settings = {"target": "outcome", "drop_columns": "time,event", "tol": 1e-10}
+    settings = {"target": "outcome", "exclude": "time,event", "tol_absolute": 1e-10}
 
     def killed(name, message, answer):
         if "round" in message.content and message.content["round"]["t"] == 4:
@@ -526,7 +533,7 @@ def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
             return []
         return [answer()]
 
-    closing, _ = fit(hospitals, fault=fault, target="outcome", drop_columns="time,event", deadline=0.3)
+    closing, _ = fit(hospitals, fault=fault, target="outcome", exclude="time,event", deadline=0.3)
     assert len(lost) == 2
     assert str(closing["ended"]).startswith("converged")
 

@@ -225,7 +225,7 @@ def test_a_run_is_exported_and_pruned(tmp_path):
 
     from safetensors.torch import load_file
 
-    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "group-lasso:0.09", "--eta-a", "0.2")
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--penalty", "group-lasso:0.09", "--eta-a", "0.2")
     report = json.loads(command("export", run, "--json"))
     saved = load_file(run / "fednmap-0.safetensors")
     original = load_file(run / "models" / "fednmap-0.safetensors")
@@ -241,7 +241,7 @@ def test_a_run_is_exported_and_pruned(tmp_path):
 
 
 def test_a_pruned_file_stands_beside_the_whole_one(tmp_path):
-    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "group-lasso:0.09", "--eta-a", "0.2")
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--penalty", "group-lasso:0.09", "--eta-a", "0.2")
     command("export", run)
     whole = (run / "fednmap-0.safetensors").read_bytes()
     assert "fednmap-0-pruned.safetensors" in command("export", run, "--prune")
@@ -306,7 +306,7 @@ def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
     from fednmap.runs.folder import Job, RunFolder
 
     run = training(
-        tmp_path / "run", "--data", "sparse-regression", "--clients", 10, "--reg", "l1:0.2", "--eta-a", "0.005"
+        tmp_path / "run", "--data", "sparse-regression", "--clients", 10, "--penalty", "l1:0.2", "--eta-a", "0.005"
     )
     result = RunFolder.open(run).results()[0]
     assert 0 <= result["support_precision"] <= 1
@@ -342,7 +342,7 @@ def test_export_of_what_is_not_there_is_explained(tmp_path):
 
 def test_a_model_without_unused_units_is_packed_and_not_called_pruned(tmp_path):
     """l1 makes single weights zero; what they are worth is in the packed file."""
-    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--reg", "l1:0.003", "--eta-a", "0.2")
+    run = training(tmp_path / "run", "--model", "mlp:16:relu", "--penalty", "l1:0.003", "--eta-a", "0.2")
     said = command("export", run, "--prune")
     whole, packed = run / "fednmap-0.safetensors", run / "fednmap-0.safetensors.gz"
     assert f"not pruned: no hidden unit is unused, and the zeros are single weights; {packed} is packed" in said

@@ -280,7 +280,7 @@ def test_total_variation_without_numba_is_the_same_and_says_that_it_is_slow(with
 @pytest.mark.filterwarnings("default:TotalVariation is not compiled")
 def test_total_variation_without_numba_on_the_command_line(without_numba: None, command: Callable[..., Any]) -> None:
     options = ("--data", "digits", "--model", "logistic", "--clients", "4", "--rounds", "1", "--local-steps", "1")
-    code, _, err = command("train", *options, "--reg", "total-variation:0.1", "--out", "run")
+    code, _, err = command("train", *options, "--penalty", "total-variation:0.1", "--out", "run")
     assert code == 0
     assert [line for line in err.splitlines() if "TotalVariation is not compiled" in line]
 

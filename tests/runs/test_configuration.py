@@ -34,8 +34,8 @@ configs = st.fixed_dictionaries(
         "clients": counts,
         "partition": words.map("dirichlet:{}".format),
         "algorithms": st.lists(st.sampled_from(ANYBODY), min_size=1, unique=True).map(tuple),
-        "reg": words.map("l1:{}".format),
-        "reg_only": st.none() | words,
+        "penalty": words.map("l1:{}".format),
+        "penalty_only": st.none() | words,
         "gamma": st.none() | positive,
         "eta_a": positive,
         "eta_s": positive,
@@ -113,7 +113,7 @@ def test_all_mistakes_are_told_at_once():
         ("data", "digit", "data: unknown data set 'digit'; did you mean 'digits'?"),
         ("model", "mlpp:3", "model: unknown model 'mlpp'; did you mean 'mlp'?"),
         ("partition", "sortd", "partition: unknown partition 'sortd'; did you mean 'sorted'?"),
-        ("reg", "elasticnet:1", "reg: unknown regularizer 'elasticnet'; did you mean 'elastic-net'?"),
+        ("penalty", "elasticnet:1", "penalty: unknown regularizer 'elasticnet'; did you mean 'elastic-net'?"),
         ("algorithms", (), "algorithms is (); it must be a list of one name or more"),
         ("algorithms", "fednmap", "algorithms is 'fednmap'; it must be a list of one name or more"),
         ("set", {"fednmap.q": 3}, "set: unknown parameter of fednmap 'q'"),
@@ -280,7 +280,7 @@ PROBLEM = ["--model", "logistic", "--clients", "4", "--batch-size", "0"]
 SHORT = [
     *PROBLEM,
     *["--rounds", "20", "--eval-every", "10", "--algorithms", "fednmap,fedda"],
-    *["--reg", "elastic-net:0.001,0.01"],
+    *["--penalty", "elastic-net:0.001,0.01"],
 ]
 
 
@@ -335,7 +335,7 @@ def test_gamma_follows_the_steps_of_its_own_method():
 
 def test_a_trials_seed_reaches_methods_with_coins_of_their_own(monkeypatch):
     monkeypatch.setattr(Scaffnew, "seeded", lambda self, seed: replace(self, seed=seed), raising=False)
-    config = small(algorithms=("scaffnew",), reg="none", participation=1, drop=0)
+    config = small(algorithms=("scaffnew",), penalty="none", participation=1, drop=0)
     seeds = [prepare(config.model_copy(update={"seed": s})).algorithm("scaffnew").seed for s in (4, 5)]
     assert seeds == [4, 5]
     given = config.model_copy(update={"seed": 4, "set": {"scaffnew.seed": 9}})

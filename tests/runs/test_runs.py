@@ -257,7 +257,7 @@ def damaged(data, rng):
     )()
 
 
-@pytest.mark.parametrize(("setting", "value"), [("eta_a", 0.3), ("reg", "l1:0.1"), ("seed", 1), ("drop", 0.1)])
+@pytest.mark.parametrize(("setting", "value"), [("eta_a", 0.3), ("penalty", "l1:0.1"), ("seed", 1), ("drop", 0.1)])
 def test_an_edited_configuration_is_noticed(tmp_path, setting, value):
     for state in (stopped(tmp_path / "stopped", 14), begin(tmp_path / "finished")):
         (state.path / "run.toml").write_text(small(**{setting: value}).toml())
@@ -570,7 +570,7 @@ def test_an_unwritable_folder_is_named(tmp_path):
 
 
 def test_a_method_that_diverges_keeps_what_was_measured(tmp_path):
-    folder = begin(tmp_path / "run", algorithms=("fednmap", "fedavg"), reg="none", eta_a=1e150, model="mlp:3:relu")
+    folder = begin(tmp_path / "run", algorithms=("fednmap", "fedavg"), penalty="none", eta_a=1e150, model="mlp:3:relu")
     first, second = folder.results()
     assert "smaller eta_a" in first["error"]
     assert first["rounds"] == 0
@@ -580,7 +580,13 @@ def test_a_method_that_diverges_keeps_what_was_measured(tmp_path):
 
 
 def test_a_method_that_diverges_after_it_was_continued_ends_as_if_it_never_stopped(tmp_path):
-    given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
+    given = {
+        "data": "sparse-regression",
+        "model": "least-squares",
+        "penalty": "none",
+        "eta_a": 10.0,
+        "dtype": "float32",
+    }
     given |= {"participation": 1.0, "drop": 0.0, "eval_every": 10}
     whole = begin(tmp_path / "whole", **given)
     folder = stopped(tmp_path / "run", 5, **given)
@@ -604,7 +610,7 @@ def test_memory_stays_flat_over_ten_thousand_rounds(tmp_path):
     assert len(folder.records(*FEDNMAP)) == 10_001
 
 
-DIVERGES = ("compare", "--data", "sparse-regression", "--model", "least-squares", "--reg", "none", "--rounds", 12)
+DIVERGES = ("compare", "--data", "sparse-regression", "--model", "least-squares", "--penalty", "none", "--rounds", 12)
 DIVERGES += (
     "--clients",
     10,
@@ -649,7 +655,13 @@ def test_one_method_that_diverged_ends_the_same_way(command):
 
 
 def test_a_method_that_diverged_and_has_no_measurements_left_is_told(tmp_path):
-    given = {"data": "sparse-regression", "model": "least-squares", "reg": "none", "eta_a": 10.0, "dtype": "float32"}
+    given = {
+        "data": "sparse-regression",
+        "model": "least-squares",
+        "penalty": "none",
+        "eta_a": 10.0,
+        "dtype": "float32",
+    }
     given |= {"participation": 1.0, "drop": 0.0, "eval_every": 10}
     folder = stopped(tmp_path / "run", 5, **given)
     (folder.path / "metrics.csv").unlink()
@@ -674,7 +686,7 @@ def test_a_cut_file_of_measurements_can_be_looked_at_and_continued(command, tmp_
 
 
 def test_numbers_that_are_not_finite_stand_as_null_and_can_be_looked_at(command):
-    words = ("compare", *("--model", "logistic", "--rounds", 2, "--clients", 5, "--reg", "box:0,0.001", "--quiet"))
+    words = ("compare", *("--model", "logistic", "--rounds", 2, "--clients", 5, "--penalty", "box:0,0.001", "--quiet"))
     code, first, _ = command(*words, "--algorithms", "fednmap,fedavg", "--out", "runs/run")
     assert code == 0
     results = json.loads(Path("runs/run/results.json").read_text(), parse_constant=pytest.fail)

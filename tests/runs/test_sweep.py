@@ -242,7 +242,7 @@ def test_an_edited_configuration_is_refused(command, tmp_path):
 
 
 def test_a_run_of_the_sweep_that_diverges_is_named(command):
-    words = (*WORDS, "--reg", "none", "--eta-a", "1e30", "--model", "mlp:3:relu", "--out", "sweep")
+    words = (*WORDS, "--penalty", "none", "--eta-a", "1e30", "--model", "mlp:3:relu", "--out", "sweep")
     for again in (words, ("speedup", "--resume", "sweep", "--quiet")):
         code, out, err = command(*again)
         assert (code, out) == (1, "")

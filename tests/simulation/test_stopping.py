@@ -178,7 +178,7 @@ def test_in_python_a_folder_goes_on_when_the_tolerance_is_smaller(tmp_path):
 
 
 CLI = ["--data", "digits", "--model", "linear", "--clients", 5, "--dtype", "float64", "--batch-size", 0, "--quiet"]
-CLI += ["--local-steps", 1, "--eta-a", 0.5, "--reg", "elastic-net:0.01,0.1", "--rounds", 400, "--eval-every", 100]
+CLI += ["--local-steps", 1, "--eta-a", 0.5, "--penalty", "elastic-net:0.01,0.1", "--rounds", 400, "--eval-every", 100]
 
 
 def results(path):

@@ -23,7 +23,7 @@ from fednmap.problems import LeastSquares, Logistic, Network, Pooled
 from fednmap.regularizers import L1, Zero
 from fednmap.runs.folder import RunFolder
 from fednmap.simulation import distributed, threads
-from fednmap.simulation.groups import FAIR, Groups, TreeSum
+from fednmap.simulation.client_groups import FAIR, Groups, TreeSum
 from fednmap.simulation.states import Clients
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import ThreadPool

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fednmap.simulation import distributed
-from fednmap.simulation.groups import TreeSum
+from fednmap.simulation.client_groups import TreeSum
 from fednmap.simulation.sums import divided
 from fednmap.simulation.threads import ThreadPool
 

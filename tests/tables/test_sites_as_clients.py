@@ -26,7 +26,7 @@ def hospitals(tmp_path):
 
 
 def data(hospitals):
-    return f"csv:{hospitals},label=outcome,drop=time+event"
+    return f"csv:{hospitals},target=outcome,exclude=time+event"
 
 
 def test_a_file_is_a_client_and_columns_have_names(hospitals):
@@ -36,7 +36,7 @@ def test_a_file_is_a_client_and_columns_have_names(hospitals):
     assert found.sites == tuple(SIZES)
     assert torch.bincount(found.clients).tolist() == [n - n // 5 for n in SIZES.values()]
     files = ",".join(str(hospitals / f"{name}.csv") for name in ("bern", "basel"))
-    assert load(f"csv:{files},label=outcome,drop=time+event").sites == ("bern", "basel")
+    assert load(f"csv:{files},target=outcome,exclude=time+event").sites == ("bern", "basel")
     tested = load(data(hospitals), test=str(hospitals / "zug.csv"))
     assert len(tested.x_test) == SIZES["zug"]
     with pytest.raises(InputError, match="has one file per client; leave client=sex out"):
@@ -48,7 +48,7 @@ def test_what_to_predict_is_not_guessed_from_one_file_alone(tmp_path):
         (tmp_path / f"{name}.csv").write_text(f"{columns}\n1.5,2.5\n3.5,4.5\n")
     with pytest.raises(InputError, match="a ends with the column 'age' and b with 'outcome'; say what to predict"):
         load(f"csv:{tmp_path}")
-    assert load(f"csv:{tmp_path},label=outcome").features == ("age",)
+    assert load(f"csv:{tmp_path},target=outcome").features == ("age",)
     (tmp_path / "a.csv").write_text("age,outcome\n1.5,2.5\n3.5,4.5\n")
     assert load(f"csv:{tmp_path}").features == ("age",)
 
@@ -56,7 +56,14 @@ def test_what_to_predict_is_not_guessed_from_one_file_alone(tmp_path):
 @pytest.mark.parametrize("weights", ["clients", "samples"])
 def test_the_method_of_train_ends_at_the_estimator(hospitals, weights):
     """Intercept, unpenalised; standardised columns; weights: the same problem."""
-    settings = {"model": "logistic", "reg": "l1:0.01", "batch_size": 0, "local_steps": 1, "eta_a": 1.0, "memory": 10}
+    settings = {
+        "model": "logistic",
+        "penalty": "l1:0.01",
+        "batch_size": 0,
+        "local_steps": 1,
+        "eta_a": 1.0,
+        "memory": 10,
+    }
     experiment = prepare(Config.make(data=data(hospitals), dtype="float64", weights=weights, **settings))
     assert (experiment.config.intercept, experiment.config.standardize) == (True, True)
     algorithm = experiment.algorithm("fednmap")
@@ -71,8 +78,10 @@ def test_the_method_of_train_ends_at_the_estimator(hospitals, weights):
 
 
 def test_names_stay_with_the_model(command, hospitals):
-    words = ("--model", "logistic", "--reg", "l1:0.01", "--batch-size", 0, "--rounds", 5, "--out", "run", "--quiet")
-    assert command("train", "--data", data(hospitals), *words, "--weights", "samples", "--reg-only", "weights")[0] == 0
+    words = ("--model", "logistic", "--penalty", "l1:0.01", "--batch-size", 0, "--rounds", 5, "--out", "run", "--quiet")
+    assert (
+        command("train", "--data", data(hospitals), *words, "--weights", "samples", "--penalty-only", "weights")[0] == 0
+    )
     model = RunFolder.open(hospitals.parent / "run").model(Job("fednmap", 0))
     assert (model.features, model.labels, model.intercept) == (FEATURES, ("healthy", "sick"), True)
     assert len(model.scaling[0]) == 6
@@ -110,7 +119,7 @@ def test_columns_that_are_too_large_are_named(hospitals):
 REFUSED = [
     ({"data": "digits", "model": "mlp:4", "intercept": True}, "mlp:4 has biases of its own"),
     ({"data": "digits", "model": "logistic", "standardize": True}, "digits holds pictures"),
-    ({"data": "heart-disease", "model": "logistic", "reg_only": "bias"}, "its intercept is never regularized"),
+    ({"data": "heart-disease", "model": "logistic", "penalty_only": "bias"}, "its intercept is never regularized"),
     ({"data": "digits", "weights": "rows"}, "weights is 'rows'; it must be 'clients' or 'samples'"),
 ]
 

@@ -82,7 +82,7 @@ def run(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-SMALL = ("--model", "logistic", "--reg", "l1:0.01", "--clients", 4, "--local-steps", 2, "--batch-size", 8, "--json")
+SMALL = ("--model", "logistic", "--penalty", "l1:0.01", "--clients", 4, "--local-steps", 2, "--batch-size", 8, "--json")
 
 
 def test_tune_command_reports_both_pairs(capsys):
@@ -107,7 +107,7 @@ def test_train_with_auto_writes_numbers(capsys, tmp_path):
 
 def test_auto_is_for_fednmap():
     with pytest.raises(ValueError, match="auto finds FedNMap's step sizes; for fedavg give numbers"):
-        app(["train", "--eta-a", "auto", "--algorithm", "fedavg", "--reg", "none"], standalone_mode=False)
+        app(["train", "--eta-a", "auto", "--algorithm", "fedavg", "--penalty", "none"], standalone_mode=False)
 
 
 def test_only_the_word_auto_is_taken():

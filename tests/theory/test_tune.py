@@ -196,7 +196,7 @@ def test_steps_at_once_where_the_smoothness_is_known():
 
 def test_auto_with_exact_gradients_needs_no_pilots(tmp_path, capsys):
     """One local step and float64 unless told otherwise; the run ends when it is done, and says so."""
-    common = ["train", "--data", "sparse-regression", "--reg", "l1:0.01"]
+    common = ["train", "--data", "sparse-regression", "--penalty", "l1:0.01"]
     common += ["--batch-size", "0", "--eta-a", "auto", "--gamma", "auto", "--memory", "10", "--tol", "1e-6", "--quiet"]
     app([*common, "--json", "--out", str(tmp_path / "a")], standalone_mode=False)
     said = capsys.readouterr()
@@ -211,7 +211,7 @@ def test_auto_with_exact_gradients_needs_no_pilots(tmp_path, capsys):
     assert (config.local_steps, config.dtype) == (3, "float32")
 
 
-AUTO = ["--data", "sparse-regression", "--reg", "l1:0.1", "--eta-a", "auto", "--rounds", "40", "--quiet"]
+AUTO = ["--data", "sparse-regression", "--penalty", "l1:0.1", "--eta-a", "auto", "--rounds", "40", "--quiet"]
 
 
 def found_steps(tmp_path, *options):
@@ -235,7 +235,7 @@ def test_pilots_take_part_as_the_run_does(tmp_path, capsys):
         app(["tune", *AUTO[:4], "--budget", "16", "--jobs", "1", "--json", *options], standalone_mode=False)
         return [p["score"] for p in json.loads(capsys.readouterr().out)["pilots"]]
 
-    experiment = prepare(Config.make(data="sparse-regression", reg="l1:0.1"))
+    experiment = prepare(Config.make(data="sparse-regression", penalty="l1:0.1"))
     options = {"budget": 16, "rounds": 200, "measure_gamma": experiment.measure_gamma}
     alone = tune(experiment.problem, experiment.phi, sampler=lambda n, t, rng: [t % n], **options)
     assert pilots("--sampler", f"trace:{tmp_path / 'trace'}") == [p.score for p in alone.pilots]
@@ -244,7 +244,7 @@ def test_pilots_take_part_as_the_run_does(tmp_path, capsys):
 
 def test_the_steps_of_a_run_are_found_anew(tmp_path, capsys):
     """Every run.toml has an eta_a, also where nobody has said one."""
-    config = Config.make(data="sparse-regression", reg="l1:0.1", clients=10, rounds=20, gamma=0.1)
+    config = Config.make(data="sparse-regression", penalty="l1:0.1", clients=10, rounds=20, gamma=0.1)
     (tmp_path / "run.toml").write_text(config.toml())
     found = []
     for words in (["--config", str(tmp_path / "run.toml")], [*AUTO[:4], "--rounds", "20"]):
@@ -260,6 +260,7 @@ def test_the_steps_of_a_run_are_found_anew(tmp_path, capsys):
     ("options", "line"),
     [
         (["--dp-clip", "1", "--dp-noise", "1"], "without clipping or noise, which no epsilon counts"),
+        (["--async", "buffer:3"], "expected rounds that wait for all clients, got --async"),
         (["--dp-clip", "1", "--dp-noise", "1", "--batch-size", "0"], "give eta_a and gamma as numbers"),
         (["--set", "fednmap.eta_a=3"], "fednmap.eta_a is set, and eta_a is to be found; leave one of them out"),
     ],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednmap.core import Problem, Regularizer, Serverless, State, Traits
 from fednmap.decentralized.contract import DecentralizedAlgorithm
-from fednmap.decentralized.loop import Mean, rounds_of
+from fednmap.decentralized.graph_rounds import Mean, rounds_of
 from fednmap.decentralized.topologies import Topology
 from fednmap.decentralized.weights import check_sums, connected
 from fednmap.names import InputError

@@ -18,7 +18,7 @@ from fednmap import algorithms as A
 from fednmap.core import Algorithm, info_of
 from fednmap.problems import Logistic, Network, Pooled
 from fednmap.regularizers import L1, Masked, PerLayer, Zero
-from fednmap.runs.identity import described, identity
+from fednmap.runs.fingerprints import described, identity
 from fednmap.simulation import TimeLimit
 from fednmap.simulation.participation import Cyclic, Weighted
 from fednmap.simulation.schedules import Cosine
@@ -221,7 +221,9 @@ def test_what_holds_itself_has_a_digest():
 
 
 TESTS = str(Path(__file__).parents[1])
-PRINTS = "import test_identity as t; print(t.identity([t.network().made_of(), t.Descent(0.1), t.smoothed, {'a', 'b'}]))"
+PRINTS = (
+    "import test_fingerprints as t; print(t.identity([t.network().made_of(), t.Descent(0.1), t.smoothed, {'a', 'b'}]))"
+)
 
 
 def test_the_digest_is_the_same_in_another_process():

@@ -21,7 +21,7 @@ from fednmap.simulation.states import Clients
 from fednmap.simulation.threads import ThreadPool, one_thread
 
 if TYPE_CHECKING:
-    from fednmap.decentralized.network import Decentralized
+    from fednmap.decentralized.on_graph import Decentralized
 
 
 class Mean(NamedTuple):
