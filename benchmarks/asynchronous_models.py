@@ -1,14 +1,16 @@
-"""psi against virtual time on real data: synchronous, deadline, window, buffer, FedBuff; ten seeds, 95 % intervals.
+"""psi against virtual time on real data: synchronous, deadline, window, buffer, FedBuff, FedAsync; 95 % intervals.
 
 python benchmarks/asynchronous_models.py a9a|digits [--seeds 10] [--horizon 400]
 
 Every seed has its own delays, partition and minibatches; all rules of a seed have the same ones. Pareto delays with
-exponent 1.2, times a log-normal factor per client with sigma 1.2. The step of each method is the best of two.
+exponent 1.2, times a log-normal factor per client with sigma 1.2. The step of each method is the best of a grid on one
+more seed.
 """
 
 import argparse
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -18,15 +20,17 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
 
 RULES = {
-    "synchronous": ("fednmap", "all"),
-    "deadline 2": ("fednmap", "deadline:2"),
-    "window 2": ("fednmap", "window:2"),
-    "buffer 10": ("fednmap", "buffer:10"),
-    "FedBuff 10": ("fedmid", "buffer:10"),
+    "synchronous": ("fednmap", "all", {}),
+    "deadline 2": ("fednmap", "deadline:2", {}),
+    "window 2": ("fednmap", "window:2", {}),
+    "buffer 10": ("fednmap", "buffer:10", {}),
+    "FedBuff 10": ("fedmid", "buffer:10", {}),
+    "FedAsync": ("fedmid", "buffer:1", {"mixing": 0.6, "discount": 0.5}),
 }
 A9A = f"svm:{Path(os.environ.get('FEDNMAP_DATA', '.')) / 'libsvm' / 'a9a'}"
+A9A_GRID = tuple(0.0125 * 2**k for k in range(9))
 PROBLEMS = {
-    "a9a": {"data": A9A, "model": "logistic", "reg": "l1:0.001", "partition": "sorted", "eta_a": (0.1, 0.4)},
+    "a9a": {"data": A9A, "model": "logistic", "reg": "l1:0.001", "partition": "sorted", "eta_a": A9A_GRID},
     "digits": {
         "data": "digits",
         "model": "mlp:64:relu",
@@ -39,11 +43,11 @@ SHARED = {"clients": 50, "local_steps": 5, "batch_size": 32, "delays": "pareto:1
 MARKS = (0.05, 0.25, 1.0)
 
 
-def psi(settings, horizon):
+def psi(settings, horizon, more):
     """psi at these shares of the horizon."""
     experiment = prepare(Config.make(**settings))
     (name,) = settings["algorithms"]
-    method = experiment.algorithm(name)
+    method = replace(experiment.algorithm(name), **more)
     found, server = [], None
     try:
         for r in simulate(
@@ -66,13 +70,16 @@ def main():
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--horizon", type=float, default=400)
+    parser.add_argument("--rules", help="some of the rules, separated by commas")
     given = parser.parse_args()
     settings = SHARED | PROBLEMS[given.problem]
-    for label, (method, rule) in RULES.items():
+    for label, (method, rule, more) in RULES.items():
+        if given.rules and label not in given.rules.split(","):
+            continue
         own = settings | {"algorithms": (method,), "asynchronous": rule}
-        first = {step: psi(own | {"eta_a": step, "seed": 1000}, given.horizon)[-1] for step in settings["eta_a"]}
+        first = {step: psi(own | {"eta_a": step, "seed": 1000}, given.horizon, more)[-1] for step in settings["eta_a"]}
         step = min(first, key=first.get)
-        runs = [psi(own | {"eta_a": step, "seed": seed}, given.horizon) for seed in range(given.seeds)]
+        runs = [psi(own | {"eta_a": step, "seed": seed}, given.horizon, more) for seed in range(given.seeds)]
         cells = [f"{mean(v):.4f} ± {2.262 * stdev(v) / math.sqrt(len(v)):.4f}" for v in zip(*runs, strict=True)]
         print(f"| {label}, eta_a {step} | {' | '.join(cells)} |", flush=True)
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "speedup": "Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is "
     "linear.",
     "show": "Show a run in the terminal, or list the runs of a folder.",
+    "watch": "Watch a run while it goes on: in the terminal, as JSON lines, or for Prometheus.",
     "report": "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, "
     "configuration.",
     "list": "List algorithms, topologies, regularizers, datasets, partitions, models or presets.",
@@ -38,7 +39,13 @@ COMMANDS = {
 }
 """Name -> the first line of its help."""
 
-ELSEWHERE = {"compare": "train:compare", "predict": "fit:predict", "list": "listing:listing", "flower": "flower:app"}
+ELSEWHERE = {
+    "compare": "train:compare",
+    "predict": "fit:predict",
+    "list": "listing:listing",
+    "watch": "monitor:watch",
+    "flower": "flower:app",
+}
 """Commands that are not the function of their name in the module of their name, in `fednmap.commands`."""
 
 LONGEST = 1000  # characters of a line on stderr: a name or cell in it may be of any length

@@ -146,6 +146,8 @@ QUANTITIES = {
         Quantity("wire_down", "down, wire", "sent by the server", "MB", 1e-6, ".2f", -1, cost=True, shown=False),
         Quantity("eval_wire_up", "up, measuring", "received to measure", "MB", 1e-6, ".2f", cost=True, shown=False),
         Quantity("eval_wire_down", "down, measuring", "sent to measure", "MB", 1e-6, ".2f", cost=True, shown=False),
+        Quantity("replies_counted", "counted", "replies counted", cost=True, shown=False),
+        Quantity("replies_lost", "lost", "replies lost", cost=True, shown=False),
         Quantity("clients_measured", "measured", "clients measured", cost=True, shown=False),
     )
 }

@@ -50,7 +50,6 @@ def reproduce(
     from reproduction.figures import FIGURES  # matplotlib is loaded only where it is needed
     from reproduction.overview import overview
     from reproduction.reproduce import reproduce as reproduce_figure
-    from reproduction.verdict import word
 
     take_threads(threads)
     at_once = machine() if jobs is None else jobs
@@ -77,7 +76,7 @@ def reproduce(
             )
             table = Table("claim", "paper", "measured", "verdict", title=figure.title)
             for claim in found.claims:
-                table.add_row(claim.claim, claim.paper, claim.measured, word(claim.holds))
+                table.add_row(claim.claim, claim.paper, claim.measured, claim.verdict)
             screen.print(table)
             screen.print(f"figure and verdict: {folder / figure.name}", highlight=False, soft_wrap=True)
             with clear_errors(folder):

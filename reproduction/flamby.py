@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import nan, sqrt
+from math import inf, nan, sqrt
 from statistics import mean, stdev
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from reproduction.flamby_problem import KEPT_BACK, TASKS, UPDATES
 from reproduction.flamby_published import CENTRAL, PUBLISHED
 from reproduction.flamby_trials import AS_PUBLISHED, CRITERIA, KINDS, LOCAL, SERVER, WEIGHTS, jobs
 from reproduction.trials import Curve, by_setting, select
-from reproduction.verdict import Claim, Verdict
+from reproduction.verdict import Claim, Difference, Verdict, together
 
 METRICS = {"pooled": "pooled test", "mean": "mean of centres"}
 OURS = ("FedNMap", "FedNMap-l1", "Zhang-l1")
@@ -24,6 +24,8 @@ LANDS = 2.0
 """Standard errors of the difference of two means within which they are taken for the same."""
 WIDE = 5.0
 """Points: where so much, or more, would be taken for the same, nothing is judged."""
+SMALLEST = 1.0
+"""Points: the smallest difference that counts."""
 
 RULE = f"""\
 Numbers are per cent after the last round, with the standard deviation over the seeds.
@@ -33,12 +35,12 @@ errors of their difference, sqrt(sd^2/k + sd'^2/k') for k and k' seeds; how many
 two digits, seed by seed, is said beside it. Where that allows {WIDE:g} points or more, landing says little, and is not
 judged.
 
-A is better than B on a test if the difference of the means exceeds both the spread over the seeds, sqrt(sd_A^2 +
-sd_B^2), and the standard error that the size of the test set leaves: of a share for the accuracy, sqrt(p (1 - p) / N),
-of a jackknife over patients for the concordance, of A and B the larger; for the mean of the centres the root of the sum
-of their squares over the number of centres. It is worse if the difference is below zero by as much, else they are
-level. A claim that A is better than what is published holds if A is better on both tests; it does not hold if A is
-level or worse on one."""
+A and B are compared on a test by the difference of their means with its 95 % interval. Its standard error has two
+parts, sqrt(sd_A^2/k + sd_B^2/k') over the seeds and that which the size of the test set leaves: of a share for the
+accuracy, sqrt(p (1 - p) / N), of a jackknife over patients for the concordance, of A and B the larger; for the mean of
+the centres the root of the sum of their squares over the number of centres. Degrees of freedom: Welch's, for the part
+over the seeds. A is better if the interval is above 0; it is not if the interval excludes that A is better by
+{SMALLEST:g} point. A claim is reproduced if A is better on both tests, not reproduced if it is not on one."""
 
 
 class Number(NamedTuple):
@@ -69,25 +71,23 @@ def measured(curves: list[Curve], metric: str) -> Number:
     return Number(tuple(100 * c.final(metric, share=0) for c in curves), error)
 
 
-class Difference(NamedTuple):
-    points: float
-    spread: float
-    error: float
+def difference(a: Number, b: Number) -> Difference:
+    """How much better a is than b, per cent; the error is that of the seeds and that of the test set."""
+    parts = [n.spread**2 / len(n.values) for n in (a, b)]
+    seeds = sum(parts)
+    freedom = (
+        seeds**2 / sum(p**2 / max(len(n.values) - 1, 1) for p, n in zip(parts, (a, b), strict=True)) if seeds else inf
+    )
+    error = sqrt(seeds + max(a.error, b.error) ** 2)
+    return Difference.of(a.mean - b.mean, error, min(freedom, 1e6), min(len(a.values), len(b.values)))
 
-    @classmethod
-    def of(cls, a: Number, b: Number) -> Difference:
-        return cls(a.mean - b.mean, sqrt(a.spread**2 + b.spread**2), max(a.error, b.error))
 
-    @property
-    def word(self) -> str:
-        if abs(self.points) <= max(self.spread, self.error):
-            return "level"
-        return "better" if self.points > 0 else "worse"
+def is_better(found: Difference) -> bool | None:
+    return True if found.low > 0 else False if found.high < SMALLEST else None
 
-    def __str__(self) -> str:
-        spreads = f"{abs(self.points) / self.spread:.1f} spreads" if self.spread else "no spread"
-        errors = f"{abs(self.points) / self.error:.1f} test errors" if self.error else "no test error"
-        return f"{self.points:+.1f} points, {spreads}, {errors}: {self.word}"
+
+def words(found: Difference) -> str:
+    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}] points"
 
 
 def judge(curves: list[Curve], task: str) -> Verdict:
@@ -114,13 +114,13 @@ def _tuned_claims(curves: list[Curve], task: str, criterion: str) -> list[Claim]
         for m in ("FedAvg", "FedProx", "SCAFFOLD")
         if m in tuned
     ]
-    words = ", ".join(f"{best[k]} on the {METRICS[k]}" for k in METRICS)
+    whose = ", ".join(f"{best[k]} on the {METRICS[k]}" for k in METRICS)
     top = [
         _beats(
             f"{m}, {how}, is better than the best published federated method",
             tuned[m],
             {k: cited(task, best[k], k) for k in METRICS},
-            f"{words}: ",
+            f"{whose}: ",
             first=m == "FedNMap-l1",
         )
         for m in ("FedAvg", *OURS)
@@ -140,7 +140,7 @@ def _against_best(curves: list[Curve], task: str) -> list[list[str]]:
     for method in KINDS:
         for criterion in CRITERIA:
             if found := _tuned(curves, method, criterion):
-                cells = [str(Difference.of(measured(found, k), cited(task, m, k))) for k, m in best.items()]
+                cells = [words(difference(measured(found, k), cited(task, m, k))) for k, m in best.items()]
                 rows.append([method, criterion, *cells])
     return rows
 
@@ -155,7 +155,7 @@ def _tuned(curves: list[Curve], method: str, criterion: str) -> list[Curve]:
 
 
 def _lands(task: str, method: str, curves: list[Curve]) -> Claim:
-    words, lands, digits, most, widest = [], True, 0, 0.0, 0.0
+    told, lands, digits, most, widest = [], True, 0, 0.0, 0.0
     for metric, name in METRICS.items():
         a, b = measured(curves, metric), cited(task, method, metric)
         apart = abs(a.mean - b.mean)
@@ -166,25 +166,33 @@ def _lands(task: str, method: str, curves: list[Curve]) -> Claim:
         lands, digits, most = lands and apart <= LANDS * error, digits + same, max(most, apart)
         widest = max(widest, LANDS * error)
         off = f"{apart / error:.1f} standard errors off" if error else f"{apart:.2f} points off"
-        words.append(f"{name} {a}, {off}, {same} of {len(a.values)} seeds to the digit")
+        told.append(f"{name} {a}, {off}, {same} of {len(a.values)} seeds to the digit")
     holds = None if lands and widest >= WIDE else lands
-    if holds is None:
-        words.append(f"{widest:.0f} points off would still count as landing")
+    reason = f"{widest:.0f} points off would still count as landing"
     paper = "; ".join(f"{METRICS[k]} {cited(task, method, k)}" for k in METRICS)
     claim = f"{method} with the published steps lands on the published numbers"
     many = len(METRICS) * len(curves)
     allowed = f", {widest:.0f} allowed" if holds is None else ""
     effect = f"{digits} of {many} numbers to the digit, means up to {most:.1f} points apart{allowed}"
     effect = effect if method == "FedAvg" else ""
-    return Claim(claim, paper, "; ".join(words), holds, effect)
+    return Claim(claim, paper, "; ".join(told), holds, effect, reason=reason, power=f"{widest:.2g} points")
 
 
 def _beats(claim: str, curves: list[Curve], other: dict[str, Number], whose: str = "", first: bool = False) -> Claim:
-    found = {k: Difference.of(measured(curves, k), other[k]) for k in METRICS}
+    found = {k: difference(measured(curves, k), other[k]) for k in METRICS}
     paper = whose + "; ".join(f"{METRICS[k]} {v}" for k, v in other.items())
-    said = "; ".join(f"{METRICS[k]} {measured(curves, k)}, {d}" for k, d in found.items())
-    effect = ", ".join(f"{METRICS[k]} {d.points:+.1f} points" for k, d in found.items()) if first else ""
-    return Claim(claim, paper, said, all(d.word == "better" for d in found.values()), effect)
+    said = "; ".join(f"{METRICS[k]} {measured(curves, k)}, {words(d)}" for k, d in found.items())
+    effect = ", ".join(f"{METRICS[k]} {words(d)}" for k, d in found.items()) if first else ""
+    weakest = max(d.power for d in found.values())
+    return Claim(
+        claim,
+        paper,
+        said,
+        together(is_better(d) for d in found.values()),
+        effect,
+        reason="an interval includes both answers",
+        power=f"{weakest:.2g} points",
+    )
 
 
 def _table(curves: list[Curve], task: str) -> list[list[str]]:

@@ -15,7 +15,19 @@ from matplotlib.figure import Figure as Picture
 from reproduction import shallow
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.trials import Curve, Trial, select
-from reproduction.verdict import RULE, Claim, Verdict, compare, finals, number, ratio
+from reproduction.verdict import (
+    RULE,
+    Claim,
+    Ratio,
+    Verdict,
+    compare,
+    finals,
+    judged,
+    number,
+    power,
+    together,
+    unsure,
+)
 
 RULES: dict[str, Callable[[int], float]] = {
     "1/Q": lambda Q: 1 / Q,
@@ -33,9 +45,10 @@ SETTLED = 0.7
 STEP_RULE = f"""{RULE}
 
 Faster: the larger Q is lower over the first third of the rounds, by the same rule on the geometric mean of a trial's
-measurements there. Comparable: the largest Q ends within a factor of {COMPARABLE:g} of the smallest; if it does not,
-but the higher of the two still falls (last third of the rounds below {SETTLED:g} of the second), it is not judged. This
-part of the rule was settled after a first look at results; before, only a largest Q that ends higher counted."""
+measurements there. Comparable: the 95 % interval of the largest Q's end over the smallest's is within a factor of
+{COMPARABLE:g}. It is not if the interval is outside, unless the higher of the two still falls (last third of the rounds
+below {SETTLED:g} of the second); then it is not judged. This part of the rule was settled after a first look at
+results; before, only a largest Q that ends higher counted."""
 
 
 def jobs(scale: str, trials: int) -> list[Trial]:
@@ -70,47 +83,57 @@ def _early(curves: list[Curve]) -> dict[int, float]:
 
 def _falls(curves: list[Curve]) -> bool:
     middle = finals(curves, rounds=curves[0]["round"][-1] * 2 / 3, share=1 / 2)
-    return ratio(finals(curves, share=1 / 3), middle) < SETTLED
+    return compare(finals(curves, share=1 / 3), middle).mean < SETTLED
 
 
 def judge(curves: list[Curve]) -> Verdict:
     steps = _steps(curves)
     first, last = steps[0], steps[-1]
     end = {(rule, Q): finals(_of(curves, rule, Q)) for rule in RULES for Q in steps}
-    lower = [compare(end["1/Q", b], end["1/Q", a]) for a, b in pairwise(steps)]
     text = "; ".join(f"Q = {Q}: {number(end['1/Q', Q])}" for Q in steps)
-    share = f"Q = {last}: {ratio(end['1/Q', last], end['1/Q', first]):.2f} of Q = {first}"
-    holds = all(v == "lower" for v in lower)
-    claims = [Claim("eta_a = 1/Q: larger Q gives a lower value", "lower", text, holds, share)]
+    share = f"Q = {last}: {compare(end['1/Q', last], end['1/Q', first])} of Q = {first}"
+    claims = [
+        _all_lower("eta_a = 1/Q: larger Q gives a lower value", "lower", text, share, [end["1/Q", Q] for Q in steps])
+    ]
     for rule in ("1/sqrt(Q)", "0.05"):
         early = {Q: _early(_of(curves, rule, Q)) for Q in steps}
-        faster = [compare(early[b], early[a]) for a, b in pairwise(steps)]
-        claims.append(
-            Claim(
-                f"eta_a = {rule}: larger Q is faster",
-                "faster convergence",
-                "first third: " + "; ".join(f"Q = {Q}: {number(early[Q])}" for Q in steps),
-                all(v == "lower" for v in faster),
-                f"Q = {last}: {ratio(early[last], early[first]):.2f} of Q = {first} in the first third",
-            )
-        )
-        times = ratio(end[rule, last], end[rule, first])
-        text = "; ".join(f"Q = {Q}: {number(end[rule, Q])}" for Q in steps) + f"; ratio {times:.2f}"
-        comparable: bool | None = 1 / COMPARABLE <= times <= COMPARABLE
-        higher = last if times > 1 else first
-        if not comparable and _falls(_of(curves, rule, higher)):
-            comparable, text = None, f"{text}; Q = {higher} still falls"
+        text = "first third: " + "; ".join(f"Q = {Q}: {number(early[Q])}" for Q in steps)
+        share = f"Q = {last}: {compare(early[last], early[first])} of Q = {first} in the first third"
+        claim = f"eta_a = {rule}: larger Q is faster"
+        claims.append(_all_lower(claim, "faster convergence", text, share, [early[Q] for Q in steps]))
+        times = compare(end[rule, last], end[rule, first])
+        text = "; ".join(f"Q = {Q}: {number(end[rule, Q])}" for Q in steps) + f"; ratio {times}"
+        comparable, reason = _comparable(times), unsure([times])
+        higher = last if times.mean > 1 else first
+        if comparable is False and _falls(_of(curves, rule, higher)):
+            comparable, reason = None, f"Q = {higher} still falls"
         claims.append(
             Claim(
                 f"eta_a = {rule}: comparable final value",
                 "slightly higher yet comparable",
                 text,
                 comparable,
-                f"Q = {last}: {times:.2f} of Q = {first}",
+                f"Q = {last}: {times} of Q = {first}",
+                reason=reason,
+                power=power([times]),
             )
         )
     where = f"Where eta_a = {ROOT} does what the paper says"
     return Verdict(claims, {where: _elsewhere(curves)}, STEP_RULE, _reading(curves))
+
+
+def _all_lower(claim: str, paper: str, measured: str, effect: str, ends: list[dict[int, float]]) -> Claim:
+    """That each is lower than the one before."""
+    ratios = [compare(b, a) for a, b in pairwise(ends)]
+    holds = together(judged(ratios))
+    return Claim(claim, paper, measured, holds, effect, reason=unsure(ratios), power=power(ratios))
+
+
+def _comparable(times: Ratio) -> bool | None:
+    """Whether the interval is within the factor; None if it is neither within nor outside."""
+    if times.low >= 1 / COMPARABLE and times.high <= COMPARABLE:
+        return True
+    return False if times.low > COMPARABLE or times.high < 1 / COMPARABLE else None
 
 
 def _reading(curves: list[Curve]) -> str:
@@ -121,8 +144,8 @@ def _reading(curves: list[Curve]) -> str:
         steps = sorted({int(c.setting["Q"]) for c in curves})
         of = {Q: here for Q in steps if (here := _of(curves, ROOT, Q, gamma))}
         for a, b in pairwise(of):
-            faster = compare(_early(of[b]), _early(of[a])) == "lower"
-            comparable = ratio(finals(of[b]), finals(of[a])) <= COMPARABLE
+            faster = compare(_early(of[b]), _early(of[a])).word == "lower"
+            comparable = compare(finals(of[b]), finals(of[a])).mean <= COMPARABLE
             found.setdefault((faster and comparable, a, b), []).append(gamma)
     if len(gammas) < 2:
         return ""
@@ -153,9 +176,9 @@ def _elsewhere(curves: list[Curve]) -> list[list[str]]:
                 continue
             early, end = _early(here), finals(here)
             row = [f"{gamma:g}", f"{Q}", f"{Q**0.5:.2f}", number(early), number(end)]
-            words = compare(early, _early(before)) if before else "-"
+            words = compare(early, _early(before)).word if before else "-"
             row.append({"lower": "yes", "higher": "no, slower"}.get(words, words))
-            table.append([*row, f"{ratio(end, finals(before)):.2f}" if before else "-"])
+            table.append([*row, f"{compare(end, finals(before))}" if before else "-"])
             before = here
     return table
 

@@ -8,21 +8,26 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from matplotlib.figure import Figure as Picture
 
+from fednmap.measure import hoyer
+from fednmap.models import mobilenet_v3_small
 from fednmap.runs.configuration import Config
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.runs import training
-from reproduction.trials import Curve, Trial, select
-from reproduction.verdict import RULE, Claim, Verdict, compare, finals, number, ratio
+from reproduction.trials import Array, Curve, Trial, select
+from reproduction.verdict import RULE, Claim, Verdict, compare, finals, judged, number, power, together, unsure
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
 GAMMA = 2.5
 TRAINED = 1.8  # a training loss above it, of log(10) = 2.30 at the start, is too early to judge by
 LARGE = 0.37
-"""The 99 % quantile of the initial weights' sizes. Soft-thresholding the initial weights by l1 (t + gamma), without any
-data, gives Hoyer 0.496, 0.614, 0.690, 0.750, 0.796, 0.832 at t = 0, 100, ..., 500 with l1 = 3e-4; training gives almost
-the same until l1 T reaches this quantile, so that the curve says nothing about the methods."""
+"""The 99 % quantile of the initial weights' sizes. Until l1 T reaches it, training gives almost the sparsity that
+soft-thresholding without data gives, so that the curve says nothing about the methods."""
+APART = 0.02
+"""By how much the sparsity must differ from that without data."""
 
 
 class Size(NamedTuple):
@@ -35,12 +40,22 @@ class Size(NamedTuple):
     """Of the l1 norm."""
     measured: int | None = None
     """Pictures that are measured between the first round and the last; None: all."""
+    columns: tuple[str, ...] = ("hoyer", "loss")
 
 
 SIZES = {
     "quick": Size(((4, 10),), images=600, batch=8, rounds=100, every=5),
     "middle": Size(((20, 10), (20, 20)), images=50_000, batch=8, rounds=500, every=50, weight=3e-4, measured=5000),
-    "paper": Size(((20, 10), (20, 20), (50, 10)), images=50_000, batch=32, rounds=1000, every=25),
+    "paper": Size(
+        ((20, 10), (20, 20), (50, 10)),
+        images=50_000,
+        batch=8,
+        rounds=600,
+        every=50,
+        weight=1e-3,
+        measured=5000,
+        columns=("hoyer", "zeros", "loss"),
+    ),
 }
 
 
@@ -50,7 +65,7 @@ def jobs(scale: str, trials: int) -> list[Trial]:
 
 
 def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
-    """Hoyer's sparsity and f(x_t) along one trial."""
+    """Hoyer's sparsity, the share of zeros and f(x_t) along one trial."""
     setting = {"method": method, "n": n, "Q": Q, "images": size.images, "batch": size.batch, "l1": size.weight}
     config = Config.make(
         algorithms=(method.lower(),),
@@ -70,7 +85,7 @@ def job(method: str, n: int, Q: int, size: Size, trial: int) -> Trial:
         chunk=max(5, min(n, 20)),
         seed=trial,
     )
-    return training({**setting, "rounds": size.rounds, "trial": trial}, config, ("hoyer", "loss"))
+    return training({**setting, "rounds": size.rounds, "trial": trial}, config, size.columns)
 
 
 def _comparable(curves: list[Curve]) -> list[Curve]:
@@ -87,43 +102,78 @@ def _shown(curves: list[Curve]) -> list[tuple[int, int]]:
     return list(dict.fromkeys(_panel_and_trial(c)[:2] for c in curves))
 
 
+def untrained(curve: Curve) -> Array:
+    """Hoyer's sparsity at the rounds of a trial if its initial weights were only soft-thresholded, without any data.
+
+    The effective step is 1, so that t rounds and the prox take l1 (t + gamma) from every weight.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(curve.setting["trial"]))
+        weights = torch.cat([p.detach().flatten() for p in mobilenet_v3_small(10).parameters()])
+    steps = float(curve.setting["l1"]) * (torch.from_numpy(curve["round"]) + GAMMA)
+    return np.array([float(hoyer(weights.sign() * (weights.abs() - step).clamp(min=0))) for step in steps])
+
+
+def _not_judged(of: dict[str, list[Curve]], metric: str) -> str:
+    """Why a panel says nothing about the methods; empty if it does."""
+    if any(max(finals(c, "loss").values()) > TRAINED for c in of.values()):
+        return f"a training loss is above {TRAINED:g}"
+    if metric == "loss":
+        return ""
+    curve = of[METHODS[0]][0]
+    if curve.setting["l1"] * curve.setting["rounds"] < LARGE:
+        return f"l1 times rounds is below {LARGE:g}, so the initial weights still shrink"
+    close = abs(float(untrained(curve)[-1]) - curve.final("hoyer", share=0)) <= APART
+    return f"soft-thresholding without data gives the same sparsity to {APART:g}" if close else ""
+
+
 def judge(curves: list[Curve]) -> Verdict:
     claims, curves = [], _comparable(curves)
+    metrics = {"hoyer": ("Hoyer sparsity", "higher"), "zeros": ("share of zeros", "higher")}
     for n, Q in _shown(curves):
         of = {method: select(curves, method=method, n=n, Q=Q) for method in METHODS}
-        loss, sparsity = ({m: finals(c, metric) for m, c in of.items()} for metric in ("loss", "hoyer"))
-        early = any(max(values.values()) > TRAINED for values in loss.values())
-        shrinking = any(c.setting["l1"] * c.setting["rounds"] < LARGE for c in of[METHODS[0]])
-        for name, values, better in (("Hoyer sparsity", sparsity, "higher"), ("training loss", loss, "lower")):
+        for metric, (name, better) in {**metrics, "loss": ("training loss", "lower")}.items():
+            if any(metric not in c.columns for found in of.values() for c in found):
+                continue
+            values = {m: finals(c, metric) for m, c in of.items()}
+            ratios = [compare(values["FedNMap"], values[m]) for m in METHODS[1:]]
             text = "; ".join(f"{m} {number(v)}" for m, v in values.items())
-            effect = "; ".join(f"{ratio(values['FedNMap'], values[m]):.3f} of {m}'s" for m in METHODS[1:])
-            order = [compare(values["FedNMap"], values[m]) for m in METHODS[1:]]
-            for m, word in zip(METHODS[1:], order, strict=True):
-                share = ratio(values["FedNMap"], values[m])
-                text += f"; FedNMap {word} {'with' if word == 'level' else 'than'} {m}, ratio {share:.4f}"
-            text += f"; too early: a training loss is above {TRAINED:g}" if early else ""
-            untold = shrinking and values is sparsity
-            text += f"; only the shrinkage of the initial weights: l1 times rounds is below {LARGE:g}" if untold else ""
-            holds = None if early or untold else all(word == better for word in order)
-            claim = f"FedNMap: {better} {name}, n = {n}, Q = {Q}"
-            claims.append(Claim(claim, f"{better} than both", text, holds, effect, len(of[METHODS[0]])))
+            effect = "; ".join(f"{ratio} of {m}'s" for m, ratio in zip(METHODS[1:], ratios, strict=True))
+            reason = _not_judged(of, metric)
+            claims.append(
+                Claim(
+                    f"FedNMap: {better} {name}, n = {n}, Q = {Q}",
+                    f"{better} than both",
+                    f"{text}; FedNMap at {effect}",
+                    None if reason else together(judged(ratios, better)),
+                    effect,
+                    len(of[METHODS[0]]),
+                    reason or unsure(ratios),
+                    power(ratios),
+                )
+            )
     rule = f"""\
 {RULE}
 
-Nothing is judged while a training loss is above {TRAINED:g}. Sparsity is not judged while l1 times rounds is below
-{LARGE:g}, the 99 % quantile of the sizes of the initial weights: until then soft-thresholding the initial weights, with
-no data at all, gives almost the same curve (0.832 after 500 rounds with l1 = 3e-4)."""
+Nothing is judged while a training loss is above {TRAINED:g}. Sparsity is judged only if l1 times rounds reaches
+{LARGE:g}, the 99 % quantile of the sizes of the initial weights, and if the result differs by more than {APART:g} from
+soft-thresholding the initial weights without any data. That curve is in the panels."""
     return Verdict(claims, {}, rule)
 
 
 def draw(curves: list[Curve]) -> Picture:
-    """Above sparsity, below training loss."""
+    """From above: sparsity, with what it would be without data; the share of zeros if measured; training loss."""
     curves = _comparable(curves)
     shown = _shown(curves)
-    picture, axes = panels(2, len(shown))
-    for row, (metric, name) in enumerate((("hoyer", "Hoyer's Sparsity"), ("loss", "Training Loss"))):
+    names = {"hoyer": "Hoyer's Sparsity", "zeros": "Share of zeros", "loss": "Training Loss"}
+    rows = {metric: name for metric, name in names.items() if all(metric in c.columns for c in curves)}
+    picture, axes = panels(len(rows), len(shown))
+    for row, (metric, name) in enumerate(rows.items()):
         for k, (n, Q) in enumerate(shown, start=row * len(shown)):
             groups = {method: select(curves, method=method, n=n, Q=Q) for method in METHODS}
+            if metric == "hoyer":
+                first = groups[METHODS[0]][0]
+                axes[k].plot(first["round"], untrained(first), ":", color="0.3", label="no data")
             lines(axes[k], groups, metric, log=False)
             caption(axes[k], k, f"{name}, $n={n}$, $Q={Q}$", y=name)
     return picture

@@ -5,6 +5,7 @@ Step sizes eta_a = 1/Q and eta_s = 1 for all methods, gamma = 4; six panels, n i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from matplotlib.figure import Figure as Picture
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure as Picture
 from reproduction import shallow
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.trials import Curve, Trial, select
-from reproduction.verdict import Claim, Verdict, compare, finals, number, ratio, span
+from reproduction.verdict import Claim, Verdict, compare, finals, judged, number, power, span, together, unsure
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
 PANELS = {
@@ -59,7 +60,8 @@ def _of(
 
 def judge(curves: list[Curve]) -> Verdict:
     shown = set(_shown(curves))
-    claims = [claim for rounds in (ROUNDS, LONG) for claim in _lowest_everywhere(curves, rounds)]
+    lowest = {rounds: _lowest_everywhere(curves, rounds) for rounds in (ROUNDS, LONG)}
+    claims = [*_any_length(lowest), *(replace(claim, effect="") for found in lowest.values() for claim in found)]
     steps = {f"Q = 20 ends lower than Q = 10 at n = {n}": ((n, 10), (n, 20)) for n in (20, 50, 100)}
     clients = {
         f"n = {many} ends lower than n = {few} at Q = {Q}": ((few, Q), (many, Q))
@@ -67,59 +69,97 @@ def judge(curves: list[Curve]) -> Verdict:
         for few, many in ((20, 50), (50, 100))
     }
     for what, pairs in (("local steps", steps), ("clients", clients)):
-        found = {claim: pair for claim, pair in pairs.items() if set(pair) <= shown}
-        claims += [_falls(curves, *pair, claim) for claim, pair in found.items()]
-        if found:
-            claims.append(_all_fall(curves, list(found.values()), what))
+        if found := {claim: pair for claim, pair in pairs.items() if set(pair) <= shown}:
+            claims += _all_fall(curves, found, what)
     return Verdict(claims, {"How it depends on the rounds and the batch size": _otherwise(curves)})
 
 
+def _any_length(found: dict[int, list[Claim]]) -> list[Claim]:
+    """The claim about all panels, over the numbers of rounds that were tried."""
+    whole = {rounds: claims[-1] for rounds, claims in found.items() if claims}
+    if not whole:
+        return []
+    where = [f"{rounds} rounds" for rounds, claim in whole.items() if claim.holds]
+    holds = True if where else False if all(c.holds is False for c in whole.values()) else None
+    return [
+        Claim(
+            "FedNMap has the lowest |F_nat|^2 in all panels",
+            "in all six panels",
+            "; ".join(f"{rounds} rounds: {claim.measured}" for rounds, claim in whole.items()),
+            holds,
+            "; ".join(f"{rounds} rounds: {claim.effect}" for rounds, claim in whole.items()),
+            min(claim.trials or 0 for claim in whole.values()),
+            "; ".join(f"{rounds} rounds: {c.reason}" for rounds, c in whole.items() if c.holds is None),
+            "; ".join(f"{rounds} rounds: {claim.power}" for rounds, claim in whole.items()),
+            ", ".join(where) if len(where) < len(whole) else "",
+            len(whole),
+        )
+    ]
+
+
 def _lowest_everywhere(curves: list[Curve], rounds: int) -> list[Claim]:
+    """A claim for each panel, and one for all of them at the end."""
     shown = _shown(curves, rounds)
-    claims = [_lowest(curves, panel, rounds) for panel in shown]
-    count, every = sum(bool(c.holds) for c in claims), all(c.holds for c in claims)
-    against = {
-        m: [ratio(*(finals(_of(curves, k, p, rounds=rounds)) for k in ("FedNMap", m))) for p in shown]
-        for m in METHODS[1:]
-    }
-    everywhere = Claim(
-        f"FedNMap has the lowest |F_nat|^2 in all panels after {rounds} rounds",
-        "in all six panels",
-        f"in {count} of {len(claims)} panels" + ("" if len(shown) == 6 else ", the others were not run"),
-        every if len(shown) == 6 else None if every else False,
-        "; ".join(f"{span(ratios)} of {m}'s" for m, ratios in against.items()) if shown else "",
-        min((len(_of(curves, m, p, rounds=rounds)) for m in METHODS for p in shown), default=None),
-    )
-    return [*claims, everywhere] if claims else []
+    of = {(m, p): finals(_of(curves, m, p, rounds=rounds)) for m in METHODS for p in shown}
+    found = {(p, m): compare(of["FedNMap", p], of[m, p]) for p in shown for m in METHODS[1:]}
+    answers = dict(zip(found, judged(list(found.values())), strict=True))
+    claims = []
+    for panel in shown:
+        told = [f"FedNMap {number(of['FedNMap', panel])}"]
+        told += [f"{m} {number(of[m, panel])} (ratio {found[panel, m]})" for m in METHODS[1:]]
+        name = f"FedNMap lowest, n = {panel[0]}, Q = {panel[1]}, {rounds} rounds"
+        ratios, holds = [found[panel, m] for m in METHODS[1:]], together(answers[panel, m] for m in METHODS[1:])
+        claims.append(
+            Claim(name, "lowest of the three", "; ".join(told), holds, reason=unsure(ratios), power=power(ratios))
+        )
+    if not claims:
+        return []
+    counts = [sum(c.holds is h for c in claims) for h in (True, False, None)]
+    whole, every = len(shown) == len(PANELS["paper"]), together(c.holds for c in claims)
+    return [
+        *claims,
+        Claim(
+            f"FedNMap has the lowest |F_nat|^2 in all panels after {rounds} rounds",
+            "in all six panels",
+            "in {} of {} panels, not in {}, undecided in {}".format(counts[0], len(claims), *counts[1:])
+            + ("" if whole else ", the others were not run"),
+            every if whole or every is False else None,
+            "; ".join(f"{span([found[p, m] for p in shown])} of {m}'s" for m in METHODS[1:]),
+            min(ratio.log.trials for ratio in found.values()),
+            unsure(found.values()) if whole else "not all panels were run",
+            power(found.values()),
+        ),
+    ]
 
 
-def _lowest(curves: list[Curve], panel: tuple[int, int], rounds: int) -> Claim:
-    of = {method: finals(_of(curves, method, panel, rounds=rounds)) for method in METHODS}
-    ours = of.pop("FedNMap")
-    measured = f"FedNMap {number(ours)}" + "".join(
-        f"; {name} {number(v)} (FedNMap {compare(ours, v)}, ratio {ratio(ours, v):.2f})" for name, v in of.items()
-    )
-    holds = all(compare(ours, v) == "lower" for v in of.values())
-    claim = f"FedNMap lowest, n = {panel[0]}, Q = {panel[1]}, {rounds} rounds"
-    return Claim(claim, "lowest of the three", measured, holds)
-
-
-def _falls(curves: list[Curve], from_: tuple[int, int], to: tuple[int, int], claim: str) -> Claim:
-    a, b = (finals(_of(curves, "FedNMap", panel)) for panel in (to, from_))
-    measured = f"{number(b)} to {number(a)}: {compare(a, b)}, ratio {ratio(a, b):.2f}"
-    return Claim(claim, "improves convergence", measured, compare(a, b) == "lower")
-
-
-def _all_fall(curves: list[Curve], pairs: list[tuple[tuple[int, int], tuple[int, int]]], what: str) -> Claim:
-    ends = [tuple(finals(_of(curves, "FedNMap", panel)) for panel in pair) for pair in pairs]
-    lower = sum(compare(b, a) == "lower" for a, b in ends)
-    return Claim(
-        f"more {what} give FedNMap a lower |F_nat|^2 after {ROUNDS} rounds",
-        "improve convergence",
-        f"in {lower} of {len(ends)} pairs",
-        lower == len(ends),
-        f"{span([ratio(b, a) for a, b in ends])} of what fewer reach",
-    )
+def _all_fall(curves: list[Curve], pairs: dict[str, tuple[tuple[int, int], tuple[int, int]]], what: str) -> list[Claim]:
+    """That the second panel of each pair ends lower than the first."""
+    ends = [tuple(finals(_of(curves, "FedNMap", panel)) for panel in pair) for pair in pairs.values()]
+    ratios = [compare(b, a) for a, b in ends]
+    answers = judged(ratios)
+    each = [
+        Claim(
+            claim,
+            "improves convergence",
+            f"{number(a)} to {number(b)}: ratio {ratio}",
+            answer,
+            reason=unsure([ratio]),
+            power=power([ratio]),
+        )
+        for claim, (a, b), ratio, answer in zip(pairs, ends, ratios, answers, strict=True)
+    ]
+    return [
+        *each,
+        Claim(
+            f"more {what} give FedNMap a lower |F_nat|^2 after {ROUNDS} rounds",
+            "improve convergence",
+            f"in {answers.count(True)} of {len(ends)} pairs",
+            together(answers),
+            f"{span(ratios)} of what fewer reach",
+            reason=unsure(ratios),
+            power=power(ratios),
+        ),
+    ]
 
 
 def _otherwise(curves: list[Curve]) -> list[list[str]]:
@@ -135,7 +175,7 @@ def _otherwise(curves: list[Curve]) -> list[list[str]]:
                 row += [number(finals(c, rounds=rounds)) for c in of.values()] + [f"{min(map(len, of.values()))}"]
                 for share in (0.1, 1 / 3):
                     ours, *others = [finals(c, rounds=rounds, share=share) for c in of.values()]
-                    row += [f"{compare(ours, v)}, {ratio(ours, v):.2f}" for v in others]
+                    row += [str(compare(ours, v)) for v in others]
                 table.append(row)
     return table
 

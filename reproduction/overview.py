@@ -11,19 +11,19 @@ from typing import Any
 
 from reproduction.figure import Figure
 from reproduction.store import Store
-from reproduction.verdict import by_code, command, markdown_table, word
+from reproduction.verdict import by_code, command, markdown_table
 
 INTRODUCTION = """\
 Every figure of *Achieving Linear Speedup for Composite Federated Learning* (Huang, Pu and Johansson, 2026), its Table
 1, and benchmarks of others (FLamby, NIID-Bench) were run with this library. A program judges each claim from the
-numbers, by a rule on the figure's own page. Of the {claims} main claims below, {hold} hold, {fail} do not hold and
-{open} are not judged."""
+numbers and their 95 % intervals, by a rule on the figure's own page. Of the {claims} main claims below, {hold} are
+reproduced, {fail} are not and {open} are not judged."""
 
 READING = """\
 - **How much**: ratios of final values, geometric means over the trials; "0.90 of Zhang's" is a tenth lower. A
   difference below 2 % counts as none. An interval in brackets is a 95 % interval.
-- **Few trials are a hint**: the rule calls two equal methods different with probability 0.23 from 3 trials and 0.01
-  from 10.
+- **Not judged** means that the interval includes both answers, or what the table says.
+- **Smallest effect**: the difference that the trials show with probability 0.8. A smaller one can escape them.
 - **Open settings**: the paper does not give the hidden width, batch size, rounds and initialisation. The figure's page
   says what was chosen, and how the verdict depends on it.
 - **FedCanon** ([arXiv 2504.11903](https://arxiv.org/abs/2504.11903)) is reconstructed from its abstract. A claim about
@@ -49,11 +49,11 @@ def overview(folder: Path, figures: Iterable[Figure]) -> str:
     main = [(figure, facts, c) for figure, facts in found for c in facts["claims"] if c.get("effect")]
     counts = Counter(claim["holds"] for _, _, claim in main)
     sentences = INTRODUCTION.format(claims=len(main), hold=counts[True], fail=counts[False], open=counts[None])
-    summary = [["claim", "verdict", "how much", "trials", "where"]]
-    summary += [
-        [c["claim"], _verdict(c), c["effect"], str(c.get("trials") or facts["trials"]), _link(f, f.number or f.name)]
-        for f, facts, c in main
-    ]
+    summary = [["claim", "verdict", "how much", "smallest effect", "trials", "where"]]
+    for f, facts, c in main:
+        trials = str(c.get("trials") or facts["trials"])
+        link = _link(f, f.number or f.name)
+        summary.append([c["claim"], _verdict(c), c["effect"], c.get("power") or "-", trials, link])
     parts = ["# The paper, reproduced", _wrapped(sentences), *([markdown_table(summary)] if main else []), READING]
     parts += ["## Run it again", REDO, markdown_table(_commands(figures, dict((f.name, facts) for f, facts in found)))]
     tables = [Store(path.parent).rows() for path in sorted(folder.glob("*/trials.csv"))]
@@ -65,7 +65,7 @@ def overview(folder: Path, figures: Iterable[Figure]) -> str:
 
 
 def _commands(figures: Iterable[Figure], found: dict[str, Any]) -> list[list[str]]:
-    table = [["in the paper", "name", "scale", "trials", "hold", "do not hold", "not judged", "command"]]
+    table = [["in the paper", "name", "scale", "trials", "reproduced", "not", "not judged", "command"]]
     for figure in figures:
         if figure.name not in found:
             missing = [figure.name, "not run", *["-"] * 4, f"`fednmap reproduce {figure.name}`"]
@@ -80,8 +80,8 @@ def _commands(figures: Iterable[Figure], found: dict[str, Any]) -> list[list[str
 
 def _section(figure: Figure, facts: dict[str, Any], place: str) -> list[str]:
     """The picture, all claims behind a fold, what they say together, and where the numbers are."""
-    rows = [["claim", "paper", "measured", "verdict"]]
-    rows += [[c["claim"], c["paper"], c["measured"], _verdict(c)] for c in facts["claims"]]
+    rows = [["claim", "paper", "measured", "smallest effect", "verdict"]]
+    rows += [[c["claim"], c["paper"], c["measured"], c.get("power") or "-", _verdict(c)] for c in facts["claims"]]
     numbers = f"[summary]({place}/summary.csv), [trials]({place}/trials.csv)"
     numbers += f", [histories]({place}/histories.csv.gz)" if figure.histories else ""
     source = "" if figure.number else " Not in the paper."
@@ -101,7 +101,8 @@ def _section(figure: Figure, facts: dict[str, Any], place: str) -> list[str]:
 
 
 def _verdict(claim: dict[str, Any]) -> str:
-    return f'<b class="{CLASSES[claim["holds"]]}">{word(claim["holds"])}</b>'
+    first, colon, rest = claim.get("verdict", "judged by an older rule").partition(": ")
+    return f'<b class="{CLASSES[claim["holds"]]}">{first}</b>{colon}{rest}'
 
 
 def _heading(figure: Figure) -> str:

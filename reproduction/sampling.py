@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from math import inf
+from collections.abc import Iterable, Sequence
+from math import inf, sqrt
 from statistics import mean, stdev
 
 import numpy as np
@@ -13,12 +12,14 @@ from matplotlib.figure import Figure as Picture
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.sampling_trials import CLIENTS, METHODS, MOMENTUM, PARTS, SETTINGS, jobs
 from reproduction.trials import Curve, select
-from reproduction.verdict import DOUBT, Claim, Verdict
+from reproduction.verdict import Claim, Difference, Verdict, compare, holm, judged, power, span, together, unsure
 
 NAMES = {"NIID-2021": "SCAFFOLD, NIID-Bench until 8/2022", "NIID-2023": "SCAFFOLD, NIID-Bench since 8/2022"}
 SETTLED = 1e-8
 STUCK = 1e-4
 HALF = 1e-4
+NOISY = ("noisy", "noisy-quarter")
+NOISY_SETTINGS = PARTS["noisy"].settings
 SMALLEST = 1.0
 """Per cent: a smaller difference of accuracies is none."""
 
@@ -29,16 +30,19 @@ first value. A method is exact in a setting if that is {SETTLED:g} or less in ev
 not judged if one is undecided and none contradicts. Rounds were made more after a first look at which {SETTLED:g} was
 not reached everywhere, the values still falling.
 
+Noisy gradients: what counts is the mean of |grad psi(x)|^2 over the last tenth of the rounds, over the first value. Two
+such values are compared by the 95 % interval of their ratio, trial by trial, with Holm's correction, as on the other
+pages.
+
 Accuracy, per cent, after the last round: a method is at chance if in no trial it is above that of always saying the
 most frequent label by more than {SMALLEST:g} point; saying a rarer one gives less. A model whose numbers are no longer
-finite counts as always saying the most frequent label. A is better than B if the mean over the trials of the
-differences, trial by trial, is above its standard deviation and at least {SMALLEST:g} point; worse if below as much;
-else they are level. A model that always says one label has that label's share, on a9a 76.4 or 23.6 %: a method that
-jumps between the two has so wide a spread that one which is ahead in every trial may be called level with it.
+finite counts as always saying the most frequent label. A and B are compared by the mean over the trials of their
+differences, trial by trial, with its 95 % interval by Student's t. A is better if the interval is above 0 and the mean
+at least {SMALLEST:g} point; it is not if the interval excludes that it is better by {SMALLEST:g} point. A is better or
+level if the interval excludes that it is worse by {SMALLEST:g} point, and not if the whole interval is below that. A
+claim about several settings is reproduced if it is in each, with Holm's correction for "better".
 
-Bytes are kept with six digits: a method sends half of another if each ratio is 0.5 to within {HALF:g}.
-
-{DOUBT}"""
+Bytes are kept with six digits: a method sends half of another if each ratio is 0.5 to within {HALF:g}."""
 
 CHOICES = f"""\
 NIID-Bench (Li, Diao, Chen and He, ICDE 2022) reports SCAFFOLD at 10.0 %, which is chance, on CIFAR-10 with 100 parties
@@ -57,6 +61,8 @@ partition, start, minibatches and draws of who takes part.
 
 - exact: logistic regression on a9a, exact gradients in float64, Q = {PARTS["exact"].Q}, eta_a = {PARTS["exact"].eta_a},
   nu = {PARTS["exact"].nu}
+- noisy, noisy-quarter: as exact, with minibatches of {PARTS["noisy"].batch} rows and eta_a = {PARTS["noisy"].eta_a} or
+  {PARTS["noisy-quarter"].eta_a}
 - a9a: a network of 32, 16 and 8 units as in NIID-Bench, batch 64, Q = {PARTS["a9a"].Q} (ten epochs of a client of mean
   size), eta_a = {PARTS["a9a"].eta_a}, nu = {PARTS["a9a"].nu:g}
 - mnist: a network of 32 units, Q = {PARTS["mnist"].Q} (five epochs), else as a9a
@@ -65,10 +71,12 @@ partition, start, minibatches and draws of who takes part.
 
 
 def judge(curves: list[Curve]) -> Verdict:
-    claims = [*_exactness(curves), *_accuracies(curves), *_bytes(curves)]
+    claims = [*_exactness(curves), *_noise(curves), *_accuracies(curves), *_bytes(curves)]
     tables = {"Exact gradients: largest |grad psi|^2 of the last tenth, over the first value": _relative_table(curves)}
+    if noisy := _noise_table(curves):
+        tables["Noisy gradients: |grad psi|^2, mean of the last tenth, over the first value"] = noisy
     for name in PARTS:
-        if _settings(curves, name):
+        if _settings(curves, name) and name not in NOISY:
             tables[f"Accuracy on {name}, %" if name != "exact" else "Accuracy with exact gradients, %"] = _table(
                 curves, name
             )
@@ -123,9 +131,58 @@ def _exactness(curves: list[Curve]) -> list[Claim]:
                 holds,
                 _range(worst.values()) if method in ("FedNMap", "NIID-2021", "NIID-2023") else "",
                 min(len(_of(curves, "exact", method, s)) for s in there),
+                f"a setting is between {SETTLED:g} and {STUCK:g}",
             )
         )
     return claims
+
+
+def _floors(curves: list[Curve], part: str, method: str, setting: tuple[float, float]) -> dict[int, float]:
+    """Where each trial settles: the mean of the last tenth of the rounds over the first value."""
+    found = _of(curves, part, method, setting)
+    return {int(c.setting["trial"]): c.final("stationarity") / float(c["stationarity"][0]) for c in found}
+
+
+def _noise(curves: list[Curve]) -> list[Claim]:
+    """With minibatches no method is exact: how the floor of FedNMap depends on the step, and FedAvg's beside it."""
+    there = [s for s in NOISY_SETTINGS if all(_settings(curves, part).count(s) for part in NOISY)]
+    if not there:
+        return []
+    floors = {(part, m, s): _floors(curves, part, m, s) for part in NOISY for m in ("FedNMap", "FedAvg") for s in there}
+    large, small = NOISY
+    steps = {s: compare(floors[small, "FedNMap", s], floors[large, "FedNMap", s]) for s in there}
+    against = {
+        (part, s): compare(floors[part, "FedNMap", s], floors[part, "FedAvg", s]) for part in NOISY for s in there
+    }
+    claims = []
+    for claim, found, named in (
+        (
+            "noisy gradients: a quarter of the step lowers FedNMap's final |grad psi|^2",
+            list(steps.values()),
+            [f"{_words(s)}: {r}" for s, r in steps.items()],
+        ),
+        (
+            "noisy gradients: FedNMap's final |grad psi|^2 is below FedAvg's",
+            list(against.values()),
+            [f"{_words(s)}, eta_a = {PARTS[part].eta_a:g}: {r}" for (part, s), r in against.items()],
+        ),
+    ):
+        trials = min(r.log.trials for r in found)
+        holds = together(judged(found))
+        effect = f"ratios {span(found)}"
+        claims.append(Claim(claim, "-", "; ".join(named), holds, effect, trials, unsure(found), power(found)))
+    return claims
+
+
+def _noise_table(curves: list[Curve]) -> list[list[str]]:
+    rows = [["method", "eta_a", *map(_words, NOISY_SETTINGS)]]
+    for part in NOISY:
+        for method in PARTS[part].methods:
+            found = [_floors(curves, part, method, s) for s in NOISY_SETTINGS]
+            if all(found):
+                cells = [", ".join(f"{v:.1e}" for v in each.values()) for each in found]
+                rows.append([method, f"{PARTS[part].eta_a:g}", *cells])
+    return rows if len(rows) > 1 else []
 
 
 def _range(values: Iterable[float]) -> str:
@@ -133,22 +190,38 @@ def _range(values: Iterable[float]) -> str:
     return f"{low:.0e} to {high:.0e} of the first |grad psi|^2"
 
 
-def _count(words: Iterable[str]) -> str:
-    """How often each word."""
-    counts = Counter(words)
-    return ", ".join(f"{word} in {counts[word]} of {counts.total()} settings" for word in sorted(counts))
+def _count(answers: Sequence[bool | None]) -> str:
+    """In how many settings it is so, not so, and undecided."""
+    words = {True: "yes in", False: "no in", None: "undecided in"}
+    found = [f"{word} {answers.count(answer)}" for answer, word in words.items() if answer in answers]
+    return f"{', '.join(found)} of {len(answers)} settings"
 
 
 def _last(curves: list[Curve]) -> dict[int, float]:
     return {int(c.setting["trial"]): 100 * float(c["accuracy"][-1]) for c in curves}
 
 
-def compare(a: dict[int, float], b: dict[int, float]) -> str:
+def points(a: dict[int, float], b: dict[int, float]) -> Difference:
+    """The mean difference of accuracies, trial by trial."""
     apart = [a[k] - b[k] for k in sorted(a.keys() & b.keys())]
-    spread = stdev(apart) if len(apart) > 1 else 0.0
-    if abs(mean(apart)) <= spread or abs(mean(apart)) < SMALLEST:
-        return "level"
-    return "better" if mean(apart) > 0 else "worse"
+    if len(apart) < 2:
+        return Difference(apart[0], -inf, inf, 1.0, inf, 1)
+    return Difference.of(mean(apart), stdev(apart) / sqrt(len(apart)), len(apart) - 1, len(apart))
+
+
+def is_better(found: Iterable[Difference]) -> list[bool | None]:
+    found = list(found)
+    each = [d.judged("higher", SMALLEST) for d in found]
+    return [None if one and not sure else one for one, sure in zip(each, holm([d.p for d in found]), strict=True)]
+
+
+def is_not_worse(found: Difference) -> bool | None:
+    return True if found.low > -SMALLEST else False if found.high < -SMALLEST else None
+
+
+def _in_points(found: Difference) -> str:
+    interval = f" [{found.low:+.1f}, {found.high:+.1f}]" if found.trials > 1 else ""
+    return f"{found.mean:+.1f}{interval} points"
 
 
 def _accuracies(curves: list[Curve]) -> list[Claim]:
@@ -172,16 +245,22 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
                 continue
             ours = {s: _last(_of(curves, part, "FedNMap", s)) for s in there}
             theirs = {s: _last(_of(curves, part, other, s)) for s in there}
-            words = {s: compare(ours[s], theirs[s]) for s in there}
-            wanted = ("better",) if other.startswith("NIID") else ("better", "level")
+            apart = {s: points(ours[s], theirs[s]) for s in there}
+            better = other.startswith("NIID")
+            answers = is_better(apart.values()) if better else [is_not_worse(d) for d in apart.values()]
+            told = [f"{_words(s)}: {_number(ours[s])} and {_number(theirs[s])}, {_in_points(apart[s])}" for s in there]
+            trials, weakest = min(d.trials for d in apart.values()), max(d.power for d in apart.values())
             claims.append(
                 Claim(
-                    f"FedNMap is {' or '.join(wanted)} in accuracy on {part} than {NAMES.get(other, other)}",
+                    f"FedNMap is better {'' if better else 'or level '}in accuracy on {part} than "
+                    f"{NAMES.get(other, other)}",
                     "-",
-                    "; ".join(f"{_words(s)}: {_number(ours[s])} and {_number(theirs[s])}, {words[s]}" for s in there),
-                    all(word in wanted for word in words.values()),
-                    _count(words.values()) if other == "FedAvg" else "",
-                    min(len(v) for v in theirs.values()),
+                    "; ".join(told),
+                    together(answers),
+                    _count(answers) if other == "FedAvg" else "",
+                    trials,
+                    "one trial has no interval" if trials < 2 else "an interval includes both answers",
+                    f"{weakest:.2g} points" if weakest < 100 else "none",
                 )
             )
     return claims

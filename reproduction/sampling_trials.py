@@ -55,6 +55,9 @@ class Part(NamedTuple):
     partition: str = "dirichlet:0.5"
     trials: int = 10
     """At most."""
+    at_least: int = 0
+    """Trials at the paper's scale, where fewer are asked for: short ones can be many."""
+    methods: tuple[str, ...] = METHODS
 
 
 A9A, CHANCE = ("svm:libsvm/a9a", "libsvm/a9a.t"), 12435 / 16281
@@ -70,6 +73,9 @@ PARTS = {
         trials=1,
     ),
 }
+OURS = METHODS[2:]
+NOISY = PARTS["exact"]._replace(batch=16, settings=((0.1, 0.0), (0.02, 0.0)), at_least=10, methods=OURS)
+PARTS |= {"noisy": NOISY, "noisy-quarter": NOISY._replace(eta_a=NOISY.eta_a / 4)}
 QUICK = {"exact": {0.1: 200, 0.02: 800}, "a9a": {0.1: 10, 0.02: 20}}
 
 
@@ -81,11 +87,11 @@ def jobs(scale: str, trials: int) -> list[Trial]:
         parts = {name: PARTS[name]._replace(rounds=rounds, settings=some) for name, rounds in QUICK.items()}
     return [
         _job(name, method, share, drop, part.rounds[share], trial)
-        for trial in range(trials)
+        for trial in range(max(trials, *(part.at_least for part in parts.values())))
         for name, part in parts.items()
-        if trial < part.trials
+        if trial < min(max(trials, part.at_least), part.trials)
         for share, drop in part.settings
-        for method in METHODS
+        for method in part.methods
     ]
 
 
@@ -189,12 +195,12 @@ def dataset(name: str) -> Dataset:
 
 @cache
 def problem(name: str, trial: int) -> FiniteSum:
-    """100 clients with unlike labels and numbers of rows, each weighing what it holds; exact gradients in float64."""
+    """100 clients with unlike labels and numbers of rows, each weighing what it holds; logistic losses in float64."""
     part, data = PARTS[name], dataset(name)
     clients = ClientData.split(data.x_train, data.y_train, partition(part.partition, data.y_train, CLIENTS, seed=trial))
-    if part.batch is None:
+    if part.model == "logistic":
         wide = ClientData(clients.x.double(), clients.y, clients.sizes)
-        return Logistic(wide, classes=data.classes, weights="samples")
+        return Logistic(wide, classes=data.classes, weights="samples", batch_size=part.batch, seed=trial)
     return Network(
         _network(part.model, data, trial),
         nn.functional.cross_entropy,

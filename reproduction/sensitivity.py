@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Picture
 from reproduction import shallow
 from reproduction.figure import Figure, panels
 from reproduction.trials import Curve, Trial, select
-from reproduction.verdict import RULE, Claim, Verdict, compare, finals, number, ratio, span
+from reproduction.verdict import RULE, Claim, Verdict, compare, finals, judged, number, power, span, together, unsure
 
 METHODS = ("FedNMap", "Zhang")
 ROUNDS = 300
@@ -76,17 +76,26 @@ def _shown(curves: list[Curve]) -> list[Case]:
 def judge(curves: list[Curve]) -> Verdict:
     claims = []
     for what, cases in _axes(_shown(curves)).items():
-        words = {case: compare(*_ends(curves, case)) for case in cases}
-        ratios = {case: ratio(*_ends(curves, case)) for case in cases}
-        told = "; ".join(f"{case}: {words[case]}, ratio {ratios[case]:.2f}" for case in cases)
-        every = all(word == "lower" for word in words.values())
-        claim = f"FedNMap ends lower than Zhang for every {what}"
-        claims.append(Claim(claim, "lowest", told, every, f"{span(list(ratios.values()))} of Zhang's"))
-    table = [["width", "batch", "gamma", *METHODS, "FedNMap against Zhang", "ratio"]]
+        ratios = [compare(*_ends(curves, case)) for case in cases]
+        answers = judged(ratios)
+        told = "; ".join(f"{case}: ratio {ratio}" for case, ratio in zip(cases, ratios, strict=True))
+        claims.append(
+            Claim(
+                f"FedNMap ends lower than Zhang for every {what}",
+                "lowest",
+                f"lower in {answers.count(True)} of {len(cases)}, not in {answers.count(False)}: {told}",
+                together(answers),
+                f"{span(ratios)} of Zhang's",
+                reason=unsure(ratios),
+                power=power(ratios),
+            )
+        )
+    table = [["width", "batch", "gamma", *METHODS, "FedNMap over Zhang", "smallest effect"]]
     for case in _shown(curves):
         ours, theirs = _ends(curves, case)
         row = [f"{v:g}" for v in case] + [number(ours), number(theirs)]
-        table.append([*row, compare(ours, theirs), f"{ratio(ours, theirs):.2f}"])
+        found = compare(ours, theirs)
+        table.append([*row, str(found), power([found])])
     return Verdict(claims, {"Every case": table}, RULE, _reading(curves))
 
 
@@ -94,18 +103,18 @@ def _reading(curves: list[Curve]) -> str:
     """When FedNMap ends lower, when not, and why; where all cases were run and say so."""
     if set(_shown(curves)) != set(CASES["paper"]):
         return ""
-    ratios = {case: ratio(*_ends(curves, case)) for case in CASES["paper"]}
-    small, middle, large = ([ratios[BASE._replace(batch=b, gamma=gamma)] for b in BATCHES] for gamma in GAMMAS)
-    wide = [ratios[BASE._replace(hidden=hidden)] for hidden in WIDTHS]
+    ratios = {case: compare(*_ends(curves, case)) for case in CASES["paper"]}
+    small, middle, large = ([ratios[BASE._replace(batch=b, gamma=gamma)].mean for b in BATCHES] for gamma in GAMMAS)
+    wide = [ratios[BASE._replace(hidden=hidden)].mean for hidden in WIDTHS]
     steep = BASE._replace(gamma=GAMMAS[-1])
-    slow = [ratio(*_ends(curves, steep._replace(batch=b), 2 * ROUNDS / 3, 1 / 2)) for b in BATCHES]
+    slow = [compare(*_ends(curves, steep._replace(batch=b), 2 * ROUNDS / 3, 1 / 2)).mean for b in BATCHES]
     ordered = all(values == sorted(values) for values in (middle, large))
     if max(wide) > 1 or min(small) < 0.98 or max(small) > 1.02 or min(large) < 1 or not ordered:
         return ""
     at = f"batch {', '.join(map(str, BATCHES))}"
     return f"""\
 With gamma = 1 = eta_hat the server's prox has the same parameter in both methods, and their ends are the same:
-{span(small)} of Zhang's, whatever the batch. A larger gamma does two things. It holds more of the minibatches' noise
+{_list(small)} of Zhang's, whatever the batch. A larger gamma does two things. It holds more of the minibatches' noise
 inside the prox, which keeps at 0 what is within gamma times the l1 weight: where noise sets the end, with batch
 {BATCHES[0]}, FedNMap with gamma = 4 ends at {_list(wide)} of Zhang's for widths {", ".join(map(str, WIDTHS))}; with
 less noise there is less to gain ({at}: {_list(middle)}). And it slows the method, as what the prox holds at 0 moves by
@@ -156,11 +165,10 @@ def draw(curves: list[Curve]) -> Picture:
 
 
 def _ratios(axis: Axes, curves: list[Curve], cases: list[Case], places: list[float], k: int, label: str) -> None:
-    """Geometric means with bars from the least to the most over the trials."""
-    ends = [_ends(curves, case) for case in cases]
-    means = np.array([ratio(*pair) for pair in ends])
-    each = [[ours[trial] / theirs[trial] for trial in ours if trial in theirs] for ours, theirs in ends]
-    bars = np.maximum(0, [means - [min(r) for r in each], [max(r) for r in each] - means])
+    """Geometric means with their 95 % intervals; no bar for one trial."""
+    ratios = [compare(*_ends(curves, case)) for case in cases]
+    means = np.array([r.mean for r in ratios])
+    bars = np.nan_to_num([means - [r.low for r in ratios], [r.high for r in ratios] - means], posinf=0.0)
     axis.errorbar(places, means, bars, fmt=("o-", "s--", "^-.")[k % 3], capsize=3, label=label)
 
 

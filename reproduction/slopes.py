@@ -10,15 +10,16 @@ from matplotlib.figure import Figure as Picture
 from fednmap.theory.scaling import LINEAR, Speedup, fit_speedup
 from reproduction.figure import caption, lines, panels
 from reproduction.trials import Curve, select
-from reproduction.verdict import RULE, Claim, Verdict, compare, finals, number
+from reproduction.verdict import LEVEL, RULE, Claim, Verdict, compare, finals, number, shift, together
 
 SPEEDUP_RULE = f"""{RULE}
 
 Throughout: the rounds are cut into ten equal parts and a trial's measurements averaged in each. From the second part
-on, the larger n or Q must be lower in most parts and higher in none, by the rule above, for every pair of neighbours.
+on, for every pair of neighbours, the larger n or Q must be lower in most parts and higher in none, by the rule above
+without Holm's correction. Where it is higher in none and lower in too few, that is not judged.
 The slope is that of a least-squares line through log(final value) against log n or log Q, one for each trial; the mean
-of these has a 95 % interval by Student's t. It is at most {LINEAR} if the whole interval is, not if the whole interval
-is above, and else not judged."""
+of these has a 95 % interval by Student's t. "At most {LINEAR}" is reproduced if the interval ends below {LINEAR}, not
+reproduced if it begins above, and not judged if {LINEAR} is inside."""
 
 
 def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> Verdict:
@@ -27,20 +28,33 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> V
     last = curves[0]["round"][-1]
     pairs = [_parts(select(curves, **{factor: a}), select(curves, **{factor: b})) for a, b in pairwise(values)]
     measured = "; ".join(
-        f"{a} to {b}: " + ", ".join(f"{p.count(w)} {w}" for w in ("lower", "level", "higher")) + f" of {len(p)} parts"
+        f"{a} to {b}: "
+        + ", ".join(f"{p.count(w)} {w}" for w in ("lower", "level", "higher", "undecided") if w in p)
+        + f" of {len(p)} parts"
         for (a, b), p in zip(pairwise(values), pairs, strict=True)
     )
-    falls = all(p.count("lower") > len(p) / 2 and "higher" not in p for p in pairs)
+    falls = together(
+        False if "higher" in p or p.count("level") > len(p) / 2 else p.count("lower") > len(p) / 2 or None
+        for p in pairs
+    )
     found = exponent(curves, factor)
     steep = True if found.high <= LINEAR else False if found.low > LINEAR else None
     claims = [
-        Claim(f"larger {factor} gives a smaller |F_nat|^2 throughout", shown, measured, falls),
+        Claim(
+            f"larger {factor} gives a smaller |F_nat|^2 throughout",
+            shown,
+            measured,
+            falls,
+            reason="too many parts are undecided",
+        ),
         Claim(
             f"slope of log(final |F_nat|^2) against log {factor} at most {LINEAR}",
             paper,
             f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]})",
             steep,
             f"slope {_with_interval(found)}",
+            reason=f"the interval includes {LINEAR}",
+            power=_power(found),
         ),
     ]
     table = [[factor, f"final |F_nat|^2 after {last:g} rounds"]]
@@ -59,6 +73,17 @@ def exponent(curves: list[Curve], factor: str, rounds: float | None = None) -> S
 
 def _with_interval(found: Speedup) -> str:
     return f"{found.slope:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.reached.shape[1] > 1 else "")
+
+
+def _power(found: Speedup) -> str:
+    """The distance from the bound that these trials would show with probability 0.8."""
+    from scipy.stats import t
+
+    freedom = found.reached.shape[1] - 1
+    if not freedom:
+        return "none"
+    error = (found.high - found.low) / 2 / float(t.ppf(1 - LEVEL / 2, freedom))
+    return f"{error * shift(freedom):.2f} in the slope"
 
 
 def draw_speedup(curves: list[Curve], factor: str) -> Picture:
@@ -92,7 +117,7 @@ def _parts(small: list[Curve], large: list[Curve]) -> list[str]:
     """In each tenth of the rounds but the first: is the larger value's curve lower?"""
     last = small[0]["round"][-1]
     edges = [(k / 10 * last, (k + 1) / 10 * last) for k in range(1, 10)]
-    return [compare(_means(large, *edge), _means(small, *edge)) for edge in edges]
+    return [compare(_means(large, *edge), _means(small, *edge)).word for edge in edges]
 
 
 def _means(curves: list[Curve], after: float, until: float) -> dict[int, float]:

@@ -30,10 +30,11 @@ def mobilenet_curves(loss: float, l1: float = 1e-3) -> list[Curve]:
     ends = {"FedNMap": (loss, 0.6), "Zhang": (1.1 * loss, 0.5), "FedCanon": (1.2 * loss, 0.4)}
     return [
         Curve(
-            {"method": m, "n": 5, "Q": 10, "l1": l1, "rounds": 400, "trial": 0},
+            {"method": m, "n": 5, "Q": 10, "l1": l1, "rounds": 400, "trial": k},
             {"round": ROUNDS, "hoyer": np.full(len(ROUNDS), s), "loss": np.full(len(ROUNDS), f)},
         )
         for m, (f, s) in ends.items()
+        for k in range(2)
     ]
 
 

@@ -1,10 +1,12 @@
-"""A trial of a federation under fire: SuperLink, server and nodes are killed at random moments, messages are delayed.
+"""A trial of a federation under fire: processes are killed at random moments, messages are delayed.
 
-    python tests/fault_run.py FOLDER [--superlink 5] [--server 5] [--nodes 10] [--delays 10] [--secagg]
+    python tests/fault_run.py FOLDER [--superlink 5] [--server 5] [--nodes 10] [--up 0] [--delays 10] [--secagg]
 
-Every time that the trial ends without having finished, `fednmap flower resume` starts everything anew. At the end the
-model must be the optimum to 1e-8, and that of an undisturbed simulation, and the server's h the mean of the h_i. The
-longest pause is that between two rounds, whatever was killed; with the seconds that Python takes to start.
+The processes are the SuperLink, the server app, a node, and `fednmap flower up` itself. Every time that the trial ends
+without having finished, `fednmap flower resume` starts everything anew; what is still there of the former one a minute
+later is an orphan. At the end the model must be the optimum to 1e-8, and that of an undisturbed simulation, and the
+server's h the mean of the h_i. The longest pause is that between two rounds, whatever was killed; with the seconds that
+Python takes to start.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -29,6 +32,7 @@ from fednmap.runs.experiment import prepare
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.runs.uplink_config import grid_of
 
+MARK = "FEDNMAP_FAULT_RUN"  # in the environment of every process of the trial: its folder
 NAMES = ("client-0", "client-1", "client-2")
 TRIAL = {
     "data": "sparse-regression",
@@ -51,12 +55,12 @@ TRIAL = {
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     given = parsed(arguments)
     rng, folder = random.Random(given.seed), given.folder.resolve()
-    faults = [kind for kind in ("superlink", "server", "nodes", "delays") for _ in range(getattr(given, kind))]
+    faults = [kind for kind in ("superlink", "server", "nodes", "up", "delays") for _ in range(getattr(given, kind))]
     rng.shuffle(faults)
     options = [word for key, value in TRIAL.items() for word in (f"--{key}", str(value))]
     begin = ["up", *options, *(["--secagg"] if given.secagg else []), "--out", str(folder)]
     done: dict[str, int] = {}
-    resumed, began = 0, time.monotonic()
+    resumed, orphans, began = 0, list[str](), time.monotonic()
     moved, reached, longest = began, 0, 0.0
     trial = start(begin)
     while True:
@@ -72,12 +76,15 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
             now, reached = time.monotonic(), status(folder)["done"]
             moved, longest = now, max(longest, now - moved)
         if trial.poll() is not None:
+            orphans += marked(str(folder))
             if status(folder).get("finished"):
                 break
             resumed += 1
             trial = start(["resume", str(folder)])
         time.sleep(0.3)
     found = judged(folder) | {"resumed": resumed, "longest pause": longest, "seconds": time.monotonic() - began, **done}
+    found["orphans"] = len(orphans)
+    print("\n".join(orphans))
     print(json.dumps(found, indent=1))
     return found
 
@@ -85,21 +92,35 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    for name, count in (("superlink", 5), ("server", 5), ("nodes", 10), ("delays", 10), ("seed", 0)):
+    for name, count in (("superlink", 5), ("server", 5), ("nodes", 10), ("up", 0), ("delays", 10), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--secagg", action="store_true")
     return parser.parse_args(arguments)
 
 
 def start(words: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fednmap", "flower", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "fednmap", "flower", *words]
+    environment = os.environ | {MARK: words[-1]}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+
+
+def marked(folder: str, seconds: float = 60.0) -> list[str]:
+    """What is there after so many seconds of all that was started for this folder, known by its environment."""
+    end = time.monotonic() + seconds
+    while True:
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"{MARK}={folder}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                    found.append((place / "cmdline").read_text().replace("\0", " ")[:120])
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.2)
 
 
 def progress(faults: list[str], given: argparse.Namespace) -> int:
     """The round after which the next fault is due: they are spread over the run."""
-    total = given.superlink + given.server + given.nodes + given.delays
+    total = given.superlink + given.server + given.nodes + given.up + given.delays
     return 1 + (total - len(faults)) * (int(str(TRIAL["rounds"])) - 5) // max(1, total)
 
 
@@ -108,6 +129,8 @@ def strike(kind: str, trial: int, folder: Path, rng: random.Random) -> bool:
     if kind == "server":
         pid = status(folder).get("pid")
         return bool(pid) and hit(pid, signal.SIGKILL)
+    if kind == "up":
+        return hit(trial, signal.SIGKILL)
     processes = {pid: line for pid, line in below(trial).items()}
     if kind == "superlink":
         found = [pid for pid, line in processes.items() if "flower-superlink" in line]

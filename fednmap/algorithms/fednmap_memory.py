@@ -26,7 +26,7 @@ class FedNMapMemory(Algorithm):
     """FedNMap whose server remembers secants of f and takes quasi-Newton steps on the normal map.
 
     Clients and uplinks are those of `FedNMap`. With exact gradients some tens of rounds do the work of thousands. Use
-    FedNMap for noisy gradients: differences of noise are no curvature.
+    FedNMap for noisy gradients, whose differences are no curvature, and for bounded losses with several local steps.
 
     memory: secants that the server remembers, 10 to 40 say.
     The other arguments are those of `FedNMap`.

@@ -1,7 +1,7 @@
 """Asynchronous methods: the server takes replies as they come, on a virtual clock."""
 
 from fednmap.asynchronous.delays import Delays, check_delays, delays_of, factors, trace
-from fednmap.asynchronous.ledger import Ledger
+from fednmap.asynchronous.ledger import Ledger, draw
 from fednmap.asynchronous.method import Asynchronous, FedAsync, FedBuff, rule_of, times_counted
 from fednmap.asynchronous.steps import safe_step
 
@@ -13,6 +13,7 @@ __all__ = [
     "Ledger",
     "check_delays",
     "delays_of",
+    "draw",
     "factors",
     "rule_of",
     "safe_step",

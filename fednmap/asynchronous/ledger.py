@@ -8,6 +8,18 @@ from fednmap.asynchronous.delays import Whole
 from fednmap.names import InputError
 
 
+def draw(free: Whole, count: int, seed: int, t: int) -> Whole:
+    """Return `count` of the free clients, by seed and version; as `take_part` draws, where everybody is free.
+
+    >>> draw(np.arange(5), 9, seed=0, t=1).tolist(), len(draw(np.arange(5), 2, seed=0, t=1))
+    ([0, 1, 2, 3, 4], 2)
+    """
+    if count >= len(free):
+        return free
+    rng = np.random.default_rng([seed, t])
+    return np.asarray(free[np.sort(rng.choice(len(free), count, replace=False, shuffle=False))])
+
+
 class Ledger:
     """One job per client at a time, each with a ticket; a reply counts once, and only while its job is in flight.
 

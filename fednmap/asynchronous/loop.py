@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednmap.asynchronous.delays import Values, Whole, delays_of, uniform
-from fednmap.asynchronous.ledger import Ledger
+from fednmap.asynchronous.ledger import Ledger, draw
 from fednmap.core import Problem, State, info_of, nbytes
 from fednmap.names import InputError
 from fednmap.simulation import distributed, schedules
@@ -200,12 +200,8 @@ class _Jobs:
 
     def draw(self, t: int) -> Whole:
         """Return the clients that get a job at version t: as many as may work, of those without one."""
-        free = np.flatnonzero(~self.ledger.in_flight)
-        count = min(len(free), self.slots - int(self.ledger.in_flight.sum()))
-        if count == len(free):
-            return free
-        rng = np.random.default_rng([self.seed, t])  # as `take_part` draws, where everybody is free
-        return np.asarray(free[np.sort(rng.choice(len(free), count, replace=False, shuffle=False))])
+        free, busy = np.flatnonzero(~self.ledger.in_flight), int(self.ledger.in_flight.sum())
+        return draw(free, self.slots - busy, self.seed, t)
 
     def send(self, ids: Whole, version: int, at: float | None = None) -> Whole:
         """Open jobs that begin at this time, by default now; return these clients."""

@@ -139,6 +139,18 @@ class Asynchronous(OwnRounds):
         """Return the server's state as the method knows it."""
         return type(server).below(*server[: -len(CLOCK)])
 
+    def ready(self, replies: int, in_flight: int, oldest: int, time_is_up: bool) -> bool:
+        """Return whether the server steps now.
+
+        replies:    how many have arrived since its last step; without one it waits.
+        in_flight:  jobs whose replies have not; the oldest was sent `oldest` versions ago.
+        time_is_up: whether a window has ended.
+        """
+        if not replies or (in_flight and self.staleness is not None and oldest >= self.staleness):
+            return False
+        enough = self.buffer is not None and replies >= self.buffer
+        return not in_flight or enough or (self.window is not None and time_is_up)
+
     def read(self, down: State, up: State, late: Tensor) -> State:
         """Return what the server sums of replies made from `down`, `late` versions ago; of one client or a stack."""
         if self.corrected:

@@ -31,7 +31,10 @@ def report(
     if fits and len(runs) > 1:
         raise InputError(f"expected the folder of one fit, or of runs, got {fits[0]} among {len(runs)}; give it alone")
     if fits:
-        write_atomically(out, (fits[0] / "report.html").read_bytes())  # `fednmap fit` has written the page
+        page = fits[0] / "report.html"  # `fednmap fit` has written it
+        if not page.is_file():
+            raise InputError(f"{page} is missing; put it back from a copy, or fit again")
+        write_atomically(out, page.read_bytes())
     else:
         write(folders, out)
     print(out)

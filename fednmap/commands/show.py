@@ -36,7 +36,7 @@ def show(
     if list:
         _list(run or Path("runs"))
         return
-    folder = RunFolder.open(run or _runs(Path("runs"))[-1])
+    folder = RunFolder.open(run or run_folders(Path("runs"))[-1])
     screen, said, began = console(), folder.about(), folder.environment()
     lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
@@ -82,8 +82,11 @@ def _coefficients(folder: RunFolder) -> list[Table]:
     file = folder.path / "coefficients.csv"
     if not file.exists():
         return coefficients.shown(models(collect([folder]))[0])
-    with file.open(encoding="utf-8", newline="") as lines:
-        head, *rows = csv.reader(lines)
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            head, *rows = csv.reader(lines)
+    except (OSError, ValueError, csv.Error):
+        return []  # `damages` says so
     cells = [[float(cell) if is_number(cell) else cell for cell in row] for row in rows]
     return [coefficients.readable(DataTable(head, cells)).rich(box=box.SIMPLE_HEAD)]
 
@@ -120,7 +123,7 @@ def state(folder: RunFolder) -> str:
 
 def _list(path: Path) -> None:
     rows = []
-    for folder in map(RunFolder, _runs(path)):
+    for folder in map(RunFolder, run_folders(path)):
         try:
             said, results = folder.about(), folder.results()
             psi = _few([quantity("objective").text(r.get("objective")) for r in results])
@@ -136,7 +139,7 @@ def _few(words: Sequence[str]) -> str:
     return ", ".join(words[:3]) + (" ..." if len(words) > 3 else "")
 
 
-def _runs(path: Path) -> list[Path]:
+def run_folders(path: Path) -> list[Path]:
     """The run folders directly in `path`, oldest first."""
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")

@@ -27,8 +27,6 @@ def svm(path: str, test: str | None = None, regression: bool | None = None, dens
     paths = [located(p) for p in (path, test) if p is not None]
     tables, values, from_zero = [], [], any(map(_names_zero, paths))
     for file in paths:
-        if not file.stat().st_size:
-            raise InputError(f"{file} is empty; give a LIBSVM file")
         try:
             table, value = load_svmlight_file(str(file), dtype=np.float64, zero_based=from_zero)
             table.data = table.data.astype(np.float32)
@@ -36,6 +34,8 @@ def svm(path: str, test: str | None = None, regression: bool | None = None, dens
             raise InputError(f"cannot read {file}: {error.strerror}") from None
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
             raise InputError(f"{file} is truncated or not a LIBSVM file ({str(error).splitlines()[0]})") from None
+        if not len(value):
+            raise InputError(f"{file} is empty; give a LIBSVM file")
         tables.append(table)
         values.append(value)
     width = max(table.shape[1] for table in tables)

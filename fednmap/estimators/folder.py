@@ -18,6 +18,7 @@ from fednmap.problems.families import Ordinal
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
 from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.folder import SUMS, RunFolder
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Statistic, table
 
 MODEL = "model.json"
@@ -65,6 +66,20 @@ class FittedModel:
     def statistics(self) -> tuple[Statistic, ...]:
         """What is known of the columns of a table that the model reads."""
         return self.preprocessor.statistics_
+
+    def check(self) -> None:
+        """Raise ValueError if the parts do not fit together."""
+        (outputs, p), kinds, parts = self.coef.shape, len(self.classes), [self.coef, self.intercept, self.constants]
+        fits = list(self.preprocessor.get_feature_names_out()) == list(self.columns)
+        fits &= self.intercept.shape == (outputs,)
+        if self.family in ("logistic", "ordinal"):
+            fits &= kinds == (outputs if outputs > 1 else 2 if self.family == "logistic" else len(self.constants) + 2)
+        if (own := self.effects) is not None:
+            parts += [own.intercept, own.deviation]
+            fits &= own.deviation.shape == (len(own.sites), p) and own.intercept.shape == (len(own.sites),)
+        fits &= all(name is None or isinstance(name, str) for name in (self.offset, self.exposure))
+        if not fits or not all(np.isfinite(part).all() for part in parts):
+            raise ValueError("its parts do not fit together")
 
     def predict(self, rows: Any, site: str | None = None) -> dict[str, list[Any]]:
         """Return columns of predictions: numbers; labels and probabilities; the hazard ratio.
@@ -154,12 +169,14 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
 def load(folder: str | File) -> FittedModel:
     """Return the model in the folder of a `fednmap fit`, which predicts rows of a frame.
 
-    Raises InputError if the folder holds no model.
+    Raises InputError if the folder holds no model, or another one than was written.
     """
     folder = File(folder)
     if not (folder / MODEL).is_file():
         raise InputError(f"{folder} holds no {MODEL}; give the folder of a `fednmap fit`")
-    said = from_json(folder / MODEL, dict)
+    said, changed = from_json(folder / MODEL, dict), RunFolder(folder).changed_files()
+    if lines := [line for line in changed if line.startswith(MODEL) or SUMS in line]:
+        raise InputError(f"{folder}: {lines[0]}; put it back from a copy, or fit again")
     try:
         choose("family", said["family"], FAMILIES)
         effects, own = None, said.get("site_effects")
@@ -167,22 +184,24 @@ def load(folder: str | File) -> FittedModel:
             parts = (np.array([site[name] for site in own.values()], float) for name in ("intercept", "deviation"))
             effects = SiteEffects(tuple(own), tuple(said["columns"]), *parts)
         statistics = [Statistic(**s | {"levels": tuple(s["levels"])}) for s in said["statistics"]]
-        return FittedModel(
+        model = FittedModel(
             said["family"],
-            said["target"],
+            str(said["target"]),
             tuple(said["columns"]),
             np.array(said["coef"], float).reshape(-1, len(said["columns"])),
             np.array(said["intercept"], float),
-            tuple(said["classes"]),
-            FederatedFormula(said["formula"]).know(statistics, said["state"])
+            tuple(map(str, said["classes"])),
+            FederatedFormula(str(said["formula"])).know(statistics, said["state"])
             if "formula" in said
             else FederatedPreprocessor().know(statistics),
-            tuple(said.get("constants", ())),
+            tuple(map(float, said.get("constants", ()))),
             said.get("offset"),
             said.get("exposure"),
             effects,
         )
-    except (KeyError, TypeError, ValueError) as error:
+        model.check()
+        return model
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
 
 

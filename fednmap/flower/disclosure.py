@@ -153,13 +153,14 @@ class Rules(BaseModel):
         mark = hashlib.sha256(x.detach().cpu().numpy().tobytes()).hexdigest()
         place.mkdir(parents=True, exist_ok=True)
         with lock.exclusive(place / "lock"):
-            seen = from_json(place / "points.json", list) if (place / "points.json").exists() else []
+            path, begun = place / "points.json", place.with_name(f".{place.name}")  # as of a budget
+            seen = from_json(path, list) if path.exists() or begun.exists() else []
             if self.max_points is not None and mark not in seen and len(seen) >= self.max_points:
                 raise _refused("points", f"{len(seen)} points were answered, and max-points is {self.max_points}")
             if limit := self.min_effective_rows:
                 now = residuals(local, x)
-                path = place / f"{local.samples}-{now.shape[1]}.npy"
-                before = np.load(path) if path.exists() else np.empty((0, *now.shape))
+                file = place / f"{local.samples}-{now.shape[1]}.npy"
+                before = np.load(file) if file.exists() else np.empty((0, *now.shape))
                 least = min(effective_rows(now - other) for other in (np.zeros_like(now), *before))
                 sizes = {int(other.stem.partition("-")[0]) for other in place.glob("*-*.npy")} - {local.samples}
                 least = min([least, *(abs(size - local.samples) for size in sizes)])  # rows that came or went
@@ -167,9 +168,10 @@ class Rules(BaseModel):
                     raise _refused("few-rows", f"the point rests on {least:.1f} rows, below {limit:g}")
                 if mark not in seen:
                     np.save(data := BytesIO(), np.concatenate([before, now[None]]))
-                    write_atomically(path, data.getvalue())
+                    write_atomically(file, data.getvalue())
             if mark not in seen:
-                write_atomically(place / "points.json", to_json([*seen, mark]))
+                write_atomically(path, to_json([*seen, mark]))
+                begun.touch()
 
     def spend(self, noise: float | None, folder: Path, client: str) -> None:
         """Charge one noisy reply to the budget, before it leaves; refused where the budget does not suffice.
@@ -180,11 +182,11 @@ class Rules(BaseModel):
             return
         if not noise:
             raise _refused("budget", "max-epsilon is set, and the run adds no noise")
-        path = folder / "budget" / f"{client}-{self.study}.json"
+        path, begun = folder / "budget" / f"{client}-{self.study}.json", folder / f".budget-{client}-{self.study}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock.exclusive(path.with_suffix(".lock")):
             try:
-                before = float(from_json(path, dict)["spent"]) if path.exists() else 0.0
+                before = float(from_json(path, dict)["spent"]) if path.exists() or begun.exists() else 0.0
                 if not 0 <= before < math.inf:
                     raise ValueError(before)
             except (InputError, KeyError, TypeError, ValueError):
@@ -194,6 +196,7 @@ class Rules(BaseModel):
             if not epsilon <= self.max_epsilon:
                 raise _refused("budget", f"this reply would make epsilon {epsilon:.3g}, above {self.max_epsilon:g}")
             write_atomically(path, to_json({"spent": after, "epsilon": epsilon, "delta": self.delta}))
+            begun.touch()  # from now on a budget that is not there was lost, and is not a new one
 
 
 def residuals(local: LocalProblem, x: Tensor) -> npt.NDArray[np.float64]:

@@ -30,6 +30,7 @@ METHOD = '# Method; see `fednmap list algorithms`.\nalgorithm = "fednmap"\n'
 MEANING = {"measure_gamma": "gamma of |F_nat|^2; default 1, the server has no data to estimate a better one from."}
 ELSEWHERE = (
     *("algorithms", "clients", "partition", "test", "trials", "drop", "chunk", "checkpoint_every", "device"),
+    *("topology", "delays", "slowdown"),  # for simulations
     *("intercept", "standardize", "weights"),  # for `load` to decide
 )
 
@@ -70,7 +71,7 @@ def write(folder: Path, template: str = "plain") -> None:
     states = "\n".join(f"  {client}:" for client in clients)
     compose = _template("compose.yaml.in").replace("@NODES@\n", nodes + "\n").replace("@STATES@", states)
     texts = {"README.md": readme, "compose.yaml": compose}
-    texts |= {file: _template(f"{file}.in") for file in ("Dockerfile", "kubernetes.yaml")}
+    texts |= {file: _template(f"{file}.in") for file in ("Dockerfile", "kubernetes.yaml", "grafana.json")}
     for file, text in texts.items():
         if template == "tables":
             text = re.sub(r"client='(\S+)' state-dir='/state'", r"\g<0> file='/data/\1.csv'", text)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from fednmap.asynchronous import Asynchronous
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
 from fednmap.privacy import Privacy
@@ -42,6 +43,7 @@ class Plan:
     metrics:       more to measure: name -> function of the model x.
     weights:       what each client counts, in the order of their names; None where all count the same.
     privacy:       how clients are hidden, if they are.
+    asynchronous:  how the server counts replies that are late; None where it waits for all of a round.
     """
 
     algorithm: Algorithm
@@ -52,6 +54,7 @@ class Plan:
     metrics: Mapping[str, Callable[[Tensor], float]] = field(default_factory=dict)
     weights: tuple[float, ...] | None = None
     privacy: Privacy | None = None
+    asynchronous: Asynchronous | None = None
 
     def pipeline(self, config: Config) -> Pipeline:
         """What a client does to its uplinks; refused where the method or the stages cannot work with each other.
@@ -91,9 +94,12 @@ def plan_from(
 
     methods = Methods.of(config, module, coefficients)
     algorithm = methods.algorithm(config.algorithms[0])
+    late: Asynchronous | None = None
+    if isinstance(algorithm, Asynchronous):  # which the clients' half does not notice
+        algorithm, late = algorithm.method, algorithm
     if algorithm.traits.central:
         raise InputError(f"{type(algorithm).__name__} is a central method; between machines use FedNMap")
     privacy = privacy_of(config)
     algorithm = Pipeline(privacy).wrap(algorithm)
     first = methods.start(algorithm, start)
-    return Plan(algorithm, methods.phi, first, saved, config.measure_gamma or 1.0, privacy=privacy)
+    return Plan(algorithm, methods.phi, first, saved, config.measure_gamma or 1.0, privacy=privacy, asynchronous=late)

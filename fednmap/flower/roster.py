@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -43,24 +43,25 @@ class _Poller(threading.Thread):
     A node that is killed while it sends leaves a reply that is announced and never there. Flower waits for its parts
     for minutes, in which nobody else's reply would be heard.
 
+    left:  the messages that are still to be answered; others may be added.
     began: when the last look at all of them began.
     busy:  the message whose reply is being pulled, and since when.
     """
 
     def __init__(self, grid: Grid, ids: Iterable[str], found: queue.SimpleQueue[Message | BaseException]) -> None:
         super().__init__(daemon=True)
-        self.grid, self.left, self.found = grid, list(ids), found
+        self.grid, self.left, self.found = grid, dict.fromkeys(ids), found
         self.ended, self.began, self.busy = False, -math.inf, ("", math.inf)
         self.start()
 
     def run(self) -> None:
         try:
-            while self.left and not self.ended:
+            while not self.ended:
                 began = time.monotonic()
                 for id in list(self.left):
                     self.busy = id, time.monotonic()
                     for reply in () if self.ended else self.grid.pull_messages([id]):
-                        self.left = [other for other in self.left if other != reply.metadata.reply_to_message_id]
+                        self.left.pop(reply.metadata.reply_to_message_id, None)
                         self.found.put(reply)
                 self.busy, self.began = ("", math.inf), began
                 time.sleep(POLL)
@@ -73,7 +74,60 @@ class _Poller(threading.Thread):
         if time.monotonic() - since < STALLED:
             return self
         self.ended = True
-        return _Poller(self.grid, [other for other in self.left if other != id], self.found)
+        return _Poller(self.grid, [other for other in list(self.left) if other != id], self.found)
+
+
+class Mailbox:
+    """Messages in flight; their replies are taken as they come, while it is open.
+
+    waiting: the number of each message that is not answered -> the client that it was sent to.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid, self.waiting = grid, dict[str, str]()
+        self._found: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
+        self._poller: _Poller | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._poller is not None:
+            self._poller.ended = True
+
+    def send(self, nodes: Mapping[str, int], kind: str, content: Content, seconds: float) -> int:
+        """Send content(name) to the node of every client, to be answered within this time; its bytes."""
+        messages = {name: Message(content(name), node, kind, ttl=seconds + GRACE) for name, node in nodes.items()}
+        ids = list(self.grid.push_messages(list(messages.values()))) if messages else []
+        new = {id: name for id, name in zip(ids, messages, strict=False) if id}
+        self.waiting |= new
+        if self._poller is None:
+            self._poller = _Poller(self.grid, new, self._found)
+        self._poller.left |= dict.fromkeys(new)
+        return sum(wire.wire_bytes(m.content) for m in messages.values())
+
+    def forget(self, name: str) -> None:
+        """Do not wait for this client's reply, nor hear it."""
+        for id in [id for id, other in self.waiting.items() if other == name]:
+            del self.waiting[id]
+            if self._poller is not None:
+                self._poller.left.pop(id, None)
+
+    def replies(self, end: float) -> Iterator[tuple[str, Message]]:
+        """Replies as they come, while some are waited for: until `end`, and those that are there by then."""
+        while self.waiting and self._poller is not None:
+            try:
+                reply = self._found.get(timeout=POLL)
+            except queue.Empty:
+                self._poller = self._poller.without_the_stalled()
+                if self._poller.began >= end or time.monotonic() > end + STALLED + LEAST:
+                    return
+                continue
+            if isinstance(reply, BaseException):
+                raise reply
+            name = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            if name is not None:  # otherwise a second answer to the same question, or to one that is forgotten
+                yield name, reply
 
 
 @dataclass
@@ -133,36 +187,13 @@ class Roster:
     def ask(self, nodes: Mapping[str, int], kind: str, content: Content, seconds: float = math.inf) -> Exchange:
         """Send content(name) to every client in `nodes`; the replies that arrive in time, by default the deadline."""
         seconds = min(seconds, self.deadline)
-        messages = {name: Message(content(name), node, kind, ttl=seconds + GRACE) for name, node in nodes.items()}
-        result = Exchange(sum(wire.wire_bytes(m.content) for m in messages.values()))
-        ids = list(self.grid.push_messages(list(messages.values()))) if messages else []
-        open_ids = {id: name for id, name in zip(ids, messages, strict=False) if id}
-        for reply in self._replies(open_ids, time.monotonic() + seconds):
-            name = open_ids.pop(reply.metadata.reply_to_message_id, None)
-            if name is not None:  # otherwise a second answer to the same question
+        with Mailbox(self.grid) as mail:
+            result = Exchange(mail.send(nodes, kind, content, seconds))
+            for name, reply in mail.replies(time.monotonic() + seconds):
                 result.add(name, reply)
-        for name in open_ids.values():
-            log.warning("%s: no reply within %g s", name, seconds)
+            for name in mail.waiting.values():
+                log.warning("%s: no reply within %g s", name, seconds)
         return result
-
-    def _replies(self, open_ids: Mapping[str, str], end: float) -> Iterator[Message]:
-        """Replies as they come, while messages are open: until `end`, and those that are there by then."""
-        found: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
-        poller = _Poller(self.grid, open_ids, found)
-        try:
-            while open_ids:
-                try:
-                    reply = found.get(timeout=POLL)
-                except queue.Empty:
-                    poller = poller.without_the_stalled()
-                    if poller.began >= end or time.monotonic() > end + STALLED + LEAST:
-                        return
-                    continue
-                if isinstance(reply, BaseException):
-                    raise reply
-                yield reply
-        finally:
-            poller.ended = True
 
     def refresh(self) -> dict[str, int]:
         """Ask those who are new for their name; forget those who are gone. The nodes by name, in the fixed order."""

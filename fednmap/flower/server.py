@@ -1,7 +1,8 @@
 """The server's half: a Flower ServerApp that runs any method of the library, round by round.
 
 A round is counted when enough replies have arrived; the server's state and who was counted are then on disk before
-anybody is told. A client's state moves only when a message tells it that its reply was counted.
+anybody is told. A client's state moves only when a message tells it that its reply was counted. Replies that a round
+does not wait for are thrown away, or in an asynchronous run counted by a later round.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +24,10 @@ from flwr.app import ConfigRecord, Context, MessageType, MetricRecord, RecordDic
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
+from fednmap.asynchronous import Asynchronous, draw
 from fednmap.core import Algorithm, State, pack, unpack
 from fednmap.flower import wire
+from fednmap.flower.jobs import InFlight, Jobs, PendingMeasurement
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.roster import Content, Exchange, Roster
 from fednmap.flower.secure import SecureSum, Sum
@@ -51,6 +54,8 @@ UNHEARD = frozenset({"algorithms", "trials", "drop"})
 LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 MISSED = 3  # rounds in succession after which a client that is drawn and not counted is warned of
 
+REPLIES = ("replies_counted", "replies_lost")
+"""Of the clients that were asked: how many replies were counted so far, and how many were not."""
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
 """Bytes of the messages as they travel: of the rounds, and of the measurements."""
 
@@ -94,6 +99,24 @@ def end_with_the_superlink() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+class Step(NamedTuple):
+    """What a round has come to: the tickets of the clients that it counts, and the server's state after it.
+
+    absent: clients that it asked, or whose job ended in it, and that are not counted; each with the reason.
+    asked:  how many had work in this round.
+    news:   the mean uplink and the share of the clients, if those who are counted can follow by it.
+    late:   rounds by which each counted reply was late.
+    """
+
+    tickets: dict[str, str]
+    server: State
+    absent: dict[str, str]
+    asked: int
+    news: tuple[State, float] | None = None
+    exact: bool = False
+    late: tuple[int, ...] = ()
+
+
 class Coordinator:
     """One run between machines.
 
@@ -104,6 +127,8 @@ class Coordinator:
     news:      the last round that was counted, for those who were in it: its ticket, its mean uplink, and how to tell
                from it what is broadcast now.
     lost:      clients that could not follow the news once: they are sent everything.
+    jobs:      of an asynchronous run: what clients work on, and a measurement that they make between two jobs.
+    late:      rounds by which replies were late: their sum over all that were counted, and the most.
     exact:     whether the last round has counted everybody, with exact gradients.
     """
 
@@ -111,13 +136,16 @@ class Coordinator:
         self.config, self.federation, self.make_plan = config, federation, make_plan
         self.names, self.n, self.job = federation.names, len(federation.names), Job(config.algorithms[0], 0)
         self.roster = Roster(grid, federation)
-        self.totals = dict.fromkeys((*TOTALS, *WIRE), 0.0)
+        self.totals = dict.fromkeys((*TOTALS, *WIRE, *REPLIES), 0.0)
         self.counted, self.refused = dict.fromkeys(self.names, ""), dict.fromkeys(self.names, "")
         self.took_part, self.missed = dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0)
         self.news: tuple[str, Any, dict[str, Any]] | None = None
         self.lost: set[str] = set()
         self.exact = False
         self.stops = stops_of(config)
+        self.late = {"sum": 0, "most": 0}
+        self.measuring: PendingMeasurement | None = None
+        self.reason: str | None = None
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder.
@@ -195,17 +223,21 @@ class Coordinator:
         self.up_like = dry_run(algorithm, server, client)
         self.traffic = Traffic(algorithm, server, self.up_like, pipeline)
         done, server = self._restore(server)
+        self.jobs = Jobs(self.roster)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
             reason, measured = self._heard(record), record["round"]
         if reason and measured < done:  # by a tolerance that has been loosened since
             reason = self._heard(self._measure(done, server))
         reason = self._measure_if_due(done, server) or reason
-        while done < self.config.rounds and not reason:
-            before, server = server, self._round(done, server)
-            done += 1
-            reason = self._measure_if_due(done, server, before)
-            self._status(done=done)
+        with self.jobs.mail:
+            while done < self.config.rounds and not reason:
+                before, server = server, self._round(done, server)
+                done += 1
+                reason = self._measure_if_due(done, server, before)
+                self._status(done=done)
+        if self.folder.records(*self.job)[-1]["round"] < done:  # what ended the run is of an earlier round
+            self._measure(done, server)
         return self._finish(done, server, reason)
 
     def _least(self, drawn: int) -> int:
@@ -213,21 +245,53 @@ class Coordinator:
         return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
 
     def _round(self, t: int, server: State) -> State:
-        """Round t, repeated until enough replies are good: the server's new state, on disk."""
-        began, algorithm = time.monotonic(), schedules.at(self.plan.algorithm, self.eta_a, t)
-        self.exact = False
+        """Round t: the server's new state, on disk."""
+        began, late = time.monotonic(), self.plan.asynchronous
+        algorithm = schedules.at(self.plan.algorithm, self.eta_a, t)
+        if late is None:
+            step = self._wait_for_all(t, server, algorithm)
+        else:
+            step = self._as_they_come(t, server, algorithm, schedules.at(late, self.eta_a, t))
+        if step is None:  # a sampler may name nobody
+            self.exact = False
+            self._save(t, server)
+            return server
+        server, order, absent = step.server, step.tickets, step.absent
+        if not all(bool(torch.isfinite(v).all()) for v in server):
+            raise Diverged(t)
+        self.counted |= order
+        self.took_part |= {name: self.took_part[name] + 1 for name in order}
+        self.missed |= dict.fromkeys(order, 0) | {name: self.missed[name] + 1 for name in absent}
+        self.late = {"sum": self.late["sum"] + sum(step.late), "most": max(self.late["most"], *step.late, 0)}
+        if step.news is not None:
+            (up, share), (ticket, *_) = step.news, order.values()
+            facts = {"share": share, "digest": wire.digest(algorithm.broadcast(server))}
+            self.news = ticket, wire.pack(up), facts | self._step("eta_a_before", algorithm)
+        self.exact = step.exact
+        self._spend(train_seconds=time.monotonic() - began, replies_counted=len(order), replies_lost=len(absent))
+        self._save(t, server)
+        seconds = time.monotonic() - began
+        words = f", without {', '.join(absent)}" if absent else ""
+        words += f", up to {max(step.late)} rounds late" if any(step.late) else ""
+        log.info("round %d: %d of %d clients counted%s, %.1f s", t, len(order), step.asked, words, seconds)
+        for name in absent:
+            if self.missed[name] == MISSED:
+                log.warning(self._left_out()[name])
+        return server
+
+    def _wait_for_all(self, t: int, server: State, algorithm: Algorithm) -> Step | None:
+        """Round t, repeated until enough replies are good; None if nobody is drawn."""
         sampler = sampler_of(self.config.sampler, self.config.participation)
         ids = take_part(self.n, t, sampler=sampler, drop=0.0, seed=self.config.seed).participants.tolist()
         drawn = [self.names[i] for i in ids]
-        if not drawn:  # a sampler may name nobody
-            self._save(t, server)
-            return server
+        if not drawn:
+            return None
         privacy = self.plan.privacy
         least = max(self._least(len(drawn)), 0 if privacy is None else privacy.among or 0)
         for attempt in range(self.federation.attempts):
             nodes, ticket = self._participants(drawn, least, t, attempt), _ticket(t)
             following = {name for name in nodes if self._follows(name)}
-            content = self._order(t, ticket, server, algorithm, following)
+            content = self._order(t, dict.fromkeys(nodes, ticket), server, algorithm, following)
             order, up, found = self._collect(
                 MessageType.TRAIN, nodes, content, ticket, self.up_like, partial(self._uplink, ticket), least
             )
@@ -242,34 +306,100 @@ class Coordinator:
                 break
             log.warning("round %d: %d good replies, %d needed", t, len(order), least)
         else:
-            why = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-            times = f"round {t} failed {self.federation.attempts} times ({why})"
-            raise TimeoutError(f"{times}; its state is saved, continue with resume = true")
+            raise self._failed(t, absent)
         weight = sum(self.counts[name] for name in order)
         share = weight / sum(self.counts.values())
         if privacy is not None:  # what such a mean counts, and for how much, does not depend on who came
             clients = torch.tensor([self.names.index(name) for name in order])
             noised = privacy.aggregate(self.everybody, Received(t, clients, [v * weight for v in up], weight))
             up, share = type(up)(*noised.up), noised.share
-        server = algorithm.aggregate(server, up, share)
-        if not all(bool(torch.isfinite(v).all()) for v in server):
-            raise Diverged(t)
-        self.counted |= dict.fromkeys(order, ticket)
-        self.took_part |= {name: self.took_part[name] + 1 for name in order}
-        self.missed |= dict.fromkeys(order, 0) | {name: self.missed[name] + 1 for name in absent}
-        if self.traffic.follows:
-            facts = {"share": share, "digest": wire.digest(algorithm.broadcast(server))}
-            self.news = ticket, wire.pack(up), facts | self._step("eta_a_before", algorithm)
-        self.exact = privacy is None and len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
-        self._spend(train_seconds=time.monotonic() - began)
-        self._save(t, server)
-        seconds = time.monotonic() - began
-        without = f", without {', '.join(absent)}" if absent else ""
-        log.info("round %d: %d of %d clients counted%s, %.1f s", t, len(order), len(drawn), without, seconds)
-        for name in absent:
-            if self.missed[name] == MISSED:
-                log.warning(self._left_out()[name])
-        return server
+        exact = privacy is None and len(order) == self.n and all(_is_exact(found.replies[name]) for name in order)
+        news, after = (up, share) if self.traffic.follows else None, algorithm.aggregate(server, up, share)
+        return Step(dict.fromkeys(order, ticket), after, absent, len(drawn), news, exact)
+
+    def _as_they_come(self, t: int, server: State, algorithm: Algorithm, rule: Asynchronous) -> Step:
+        """Round t of an asynchronous run: it counts the replies that have come by then; other jobs stay in flight.
+
+        A client whose job has failed is asked again in the next round, or when nobody is at work.
+        """
+        jobs, attempts, window = self.jobs, 0, rule.window or math.inf
+        end = time.monotonic() + window
+        good: dict[str, tuple[InFlight, State]] = {}
+        failed: dict[str, str] = {}
+        while not rule.ready(len(good), len(jobs.open), jobs.oldest(t), time.monotonic() >= end):
+            while not good and time.monotonic() >= end:  # windows follow one another until a reply has come
+                end += window
+            nodes = self.roster.refresh()
+            for name, (job, why) in jobs.give_up(nodes).items():
+                self._without_uplink(name, job, why, failed)
+            self._send_jobs(t, server, algorithm, nodes, good.keys() | failed.keys())
+            if not jobs.open and not good:
+                attempts += 1
+                if attempts >= self.federation.attempts:
+                    raise self._failed(t, {n: failed.get(n, "not connected") for n in self.names})
+                time.sleep(LOOK)
+                failed = {}
+            for name, job, reply in jobs.replies(min(end, time.monotonic() + LOOK)):
+                found = Exchange() if job.down is not None or self.measuring is None else self.measuring.found
+                found.add(name, reply)
+                if job.down is None or name not in found.replies:
+                    self._without_uplink(name, job, found.errors.get(name, ""), failed)
+                    if job.down is None:  # it has measured, and gets a job
+                        break
+                    continue
+                self._spend(bytes_up=self.traffic.up, wire_up=found.wire_up)
+                for up in found.read(partial(self._uplink, job.ticket)).values():
+                    good[name] = job, rule.read(job.down, up, torch.tensor(t - job.t))
+                self.refused[name] = found.errors.get(name, "")
+                failed |= found.errors
+                if rule.ready(len(good), len(jobs.open), jobs.oldest(t), time.monotonic() >= end):
+                    break
+        order = {name: good[name] for name in self.names if name in good}
+        weights = [self.counts[name] for name in order]
+        read = mean([value for _, value in order.values()], weights)
+        return Step(
+            {name: job.ticket for name, (job, _) in order.items()},
+            rule.advance(server, read, sum(weights) / sum(self.counts.values())),
+            failed,
+            len(order) + len(failed) + len(jobs.open),
+            late=tuple(t - job.t for job, _ in order.values()),
+        )
+
+    def _without_uplink(self, name: str, job: InFlight, why: str, failed: dict[str, str]) -> None:
+        """A client is free again without an uplink: it has measured, or its job has failed."""
+        if job.down is not None:
+            failed[name] = why
+        elif self.measuring is not None:
+            self.measuring.left.discard(name)
+
+    def _send_jobs(self, t: int, server: State, algorithm: Algorithm, nodes: Mapping[str, int], busy: set[str]) -> None:
+        """Give free clients work: the pending measurement first, then jobs, as many as may work at a time.
+
+        busy: clients that get no job in this round, because it counts them already, or because they failed.
+        """
+        jobs, end = self.jobs, time.monotonic() + self.federation.deadline
+        if (pending := self.measuring) is not None:
+            pending.left &= nodes.keys()
+            asked = {name: InFlight(nodes[name], end, t) for name in pending.left - jobs.open.keys()}
+            message = RecordDict({"model": wire.pack(Point(pending.x))})
+            pending.found.wire_down += jobs.send(asked, MessageType.EVALUATE, lambda _: message)
+            if not pending.left:
+                self.measuring = None
+                told = self._mean_of(pending.found, self._measured(pending.x))
+                self.reason = self._heard(self._record(pending.done, pending.x, told)) or self.reason
+        free = [i for i, name in enumerate(self.names) if name in nodes and name not in busy | jobs.open.keys()]
+        at_work = len(busy) + sum(job.down is not None for job in jobs.open.values())
+        slots = max(0, max(1, round(self.config.participation * self.n)) - at_work)
+        drawn = [self.names[i] for i in draw(np.array(free, dtype=np.int64), slots, self.config.seed, t).tolist()]
+        down, tickets = algorithm.broadcast(server), {name: _ticket(t) for name in drawn}
+        new = {name: InFlight(nodes[name], end, t, ticket, down) for name, ticket in tickets.items()}
+        spent = jobs.send(new, MessageType.TRAIN, self._order(t, tickets, server, algorithm, set()))
+        self._spend(bytes_down=self.traffic.down * len(new), wire_down=spent)
+
+    def _failed(self, t: int, absent: Mapping[str, str]) -> TimeoutError:
+        why = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+        times = f"round {t} failed {self.federation.attempts} times ({why})"
+        return TimeoutError(f"{times}; its state is saved, continue with resume = true")
 
     def _absent(self, drawn: list[str], order: list[str], found: Exchange) -> dict[str, str]:
         """The clients that were drawn and are not counted, each with the reason."""
@@ -303,7 +433,10 @@ class Coordinator:
         """
         if (grid := grid_for(self.config, kind)) is not None:
             return self.secure(nodes, kind, content, ticket, like, grid, least)
-        found = self.roster.ask(nodes, kind, content)
+        return self._mean_of(self.roster.ask(nodes, kind, content), read)
+
+    def _mean_of(self, found: Exchange, read: Callable[[RecordDict], State]) -> Sum:
+        """The clients whose replies can be read, and the mean of what is in them."""
         values = found.read(read)
         order = [name for name in self.names if name in values]
         weights = [self.counts[name] for name in order]
@@ -330,13 +463,16 @@ class Coordinator:
     def _step(self, key: str, algorithm: Algorithm) -> dict[str, float]:
         return {} if self.eta_a is None else {key: schedules.step_of(algorithm)}
 
-    def _order(self, t: int, ticket: str, server: State, algorithm: Algorithm, following: set[str]) -> Content:
+    def _order(
+        self, t: int, tickets: Mapping[str, str], server: State, algorithm: Algorithm, following: set[str]
+    ) -> Content:
         """The messages of a round: the broadcast, or the news for those who can follow."""
         down = wire.pack(algorithm.broadcast(server))
-        common = {"run": self.run_id, "t": t, "ticket": ticket, **self._step("eta_a", algorithm)}
+        common = {"run": self.run_id, "t": t, **self._step("eta_a", algorithm)}
 
         def content(name: str) -> RecordDict:
-            own = {"client": self.names.index(name), "counted": self.counted[name], "refused": self.refused[name]}
+            own = {"client": self.names.index(name), "ticket": tickets[name]}
+            own |= {"counted": self.counted[name], "refused": self.refused[name]}
             if self.news is not None and name in following:
                 _, up, facts = self.news
                 return RecordDict({"news": up, "round": ConfigRecord(common | own | facts)})
@@ -369,10 +505,15 @@ class Coordinator:
         due = done % self.config.eval_every == 0 or done == self.config.rounds
         spent = heard(self.stops, lambda stop: stop.on_spent(self.totals)) if before is not None else None
         if due or spent or (before is not None and self._passes(before, server)):
-            records = self.folder.records(*self.job)
-            if not records or records[-1]["round"] < done:
+            records, late = self.folder.records(*self.job), self.plan.asynchronous
+            ends = before is None or done == self.config.rounds or spent
+            if late is not None and (late.buffer or late.window) and not ends:  # nobody is waited for
+                if self.measuring is None:
+                    x = self.plan.algorithm.model(server)
+                    self.measuring = PendingMeasurement(done, x, set(self.roster.nodes))
+            elif not records or records[-1]["round"] < done:
                 return self._heard(self._measure(done, server)) or spent
-        return spent
+        return spent or self.reason
 
     def _passes(self, before: State, server: State) -> bool:
         """Whether the round has told that the model before it is good enough for a reason to stop."""
@@ -394,23 +535,31 @@ class Coordinator:
         return heard(self.stops, lambda stop: stop.on_record(record))
 
     def _measure(self, done: int, server: State) -> Record:
-        """The model as the clients see it: loss always, the exact gradient where the federation allows it."""
-        plan, began, exactly = self.plan, time.monotonic(), self.federation.measure_stationarity
-        x = plan.algorithm.model(server)
+        """The model as the clients see it: all are asked, and waited for."""
+        began, x = time.monotonic(), self.plan.algorithm.model(server)
+        told = Sum([], None, Exchange()) if self.config.dp_noise else self._ask_about(done, x)
+        self._spend(eval_seconds=time.monotonic() - began)
+        return self._record(done, x, told)
+
+    def _record(self, done: int, x: Tensor, told: Sum) -> Record:
+        """Enter what clients say of x: loss always, the exact gradient where the federation allows it."""
+        plan, exactly, (names, of_all, found) = self.plan, self.federation.measure_stationarity, told
         loss, accuracy, gradient = math.nan, math.nan, torch.full_like(x, math.nan) if exactly else None
-        names, told, found = Sum([], None, Exchange()) if self.config.dp_noise else self._ask_about(done, x)
         if names:
-            loss, right, tested = told.numbers.tolist()
-            accuracy, gradient = right / tested if tested else math.nan, told.gradient if exactly else None
+            loss, right, tested = of_all.numbers.tolist()
+            accuracy, gradient = right / tested if tested else math.nan, of_all.gradient if exactly else None
         self._spend(eval_wire_up=found.wire_up, eval_wire_down=found.wire_down)
         record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
         record |= {} if math.isnan(accuracy) else {"test_accuracy": accuracy}
         record |= {"clients_measured": len(names), **{name: f(x) for name, f in plan.metrics.items()}}
         record |= {} if plan.privacy is None else plan.privacy.spent(self.everybody, done)
-        self._spend(eval_seconds=time.monotonic() - began)
+        if plan.asynchronous is not None:
+            times = self.took_part.values()
+            record |= {"staleness": self.late["sum"] / max(1, sum(times)), "staleness_max": self.late["most"]}
+            record |= {"counted_least": min(times), "counted_most": max(times)}
         if self.config.secagg:  # only the sum over clients is known
-            of_all = {"loss": loss} | ({} if math.isnan(accuracy) else {"accuracy": accuracy})
-            each = {"*": of_all} if names else {}
+            said = {"loss": loss} | ({} if math.isnan(accuracy) else {"accuracy": accuracy})
+            each = {"*": said} if names else {}
         else:
             each = {name: _numbers(found.replies[name]) for name in names}
         with (self.folder.path / CLIENTS).open("a") as file:
@@ -425,14 +574,20 @@ class Coordinator:
         message = RecordDict({"model": wire.pack(Point(x))})
         nodes, settled = self.roster.refresh(), self.secure.settled(MessageType.EVALUATE, done)
         nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
+        like = Measured(x.new_zeros(3, dtype=torch.float64), x if exactly else x[:0])
+        read = self._measured(x)
+        return self._collect(MessageType.EVALUATE, nodes, lambda _: message, _ticket(done), like, read, 2)
+
+    def _measured(self, x: Tensor) -> Callable[[RecordDict], Measured]:
+        """How to read what a client says of the model x."""
+        exactly = self.federation.measure_stationarity
 
         def read(content: RecordDict) -> Measured:
             said = _numbers(content)
             told = torch.tensor([said["loss"], said.get("accuracy", 0.0), "accuracy" in said], dtype=torch.float64)
             return Measured(told, wire.unpack(content.get("gradient"), Point(x)).x if exactly else x[:0])
 
-        like = Measured(x.new_zeros(3, dtype=torch.float64), x if exactly else x[:0])
-        return self._collect(MessageType.EVALUATE, nodes, lambda _: message, _ticket(done), like, read, 2)
+        return read
 
     def _spend(self, **amounts: float) -> None:
         self.totals |= {name: self.totals[name] + amount for name, amount in amounts.items()}
@@ -446,22 +601,23 @@ class Coordinator:
             return 0, server
         plan, folder = self.plan, self.folder.checkpoints(self.job)
         kept, refused = checkpoints.newest_server(
-            folder, plan.algorithm, plan.start, settings(self.config), measured=self._measured
+            folder, plan.algorithm, plan.start, settings(self.config), measured=self._rows_measured
         )
         for line in refused:
             log.warning(line)
         done = 0
         if kept is not None:
             done, server, self.counted = kept.t + 1, kept.server, kept.totals["counted"]
-            self.totals = {name: kept.totals[name] for name in self.totals}
+            self.totals = {name: kept.totals.get(name, 0.0) for name in self.totals}
             self.took_part |= kept.totals.get("took_part", {})
             self.missed |= kept.totals.get("missed", {})
+            self.late |= kept.totals.get("late", {})
             log.info("continuing after round %d", kept.t)
         self.folder.forget_after(self.job, done if kept is not None else -1)
         records = self.folder.records(*self.job)
         measured = records[-1]["round"] if records else -1
         if measured == done:
-            self.totals = {name: records[-1][name] for name in self.totals}
+            self.totals = {name: records[-1].get(name, 0.0) for name in self.totals}
         path = self.folder.path / CLIENTS
         if path.exists():
             lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -469,13 +625,13 @@ class Coordinator:
         return done, server
 
     def _save(self, t: int, server: State) -> None:
-        about = {"counted": self.counted, "took_part": self.took_part, "missed": self.missed}
+        about = {"counted": self.counted, "took_part": self.took_part, "missed": self.missed, "late": self.late}
         self.folder.flush()
         kept = checkpoints.Kept(t, server, self.totals | about)
         measured = self.folder.measured(self.job)
         checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
 
-    def _measured(self, rows: int) -> dict[str, Any]:
+    def _rows_measured(self, rows: int) -> dict[str, Any]:
         return self.folder.measured(self.job, rows)
 
     def _status(self, **facts: Any) -> None:
@@ -485,7 +641,11 @@ class Coordinator:
     def _finish(self, done: int, server: State, reason: str | None) -> dict[str, Any]:
         records = self.folder.records(*self.job)
         first, last = records[0], records[-1]
-        closing = summary(last) | {name: int(last[name]) for name in WIRE} | {"ended": reason or DONE}
+        closing = (
+            summary(last)
+            | {name: int(last[name]) for name in (*WIRE, *REPLIES) if name in last}
+            | {"ended": reason or DONE}
+        )
         closing["took_part"] = dict(self.took_part)
         if left_out := self._left_out():
             closing["warnings"] = list(left_out.values())

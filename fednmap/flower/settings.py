@@ -214,10 +214,14 @@ def _agree(config: Config, federation: FederationSettings) -> None:
         "secagg-threshold is given without it; add secagg = true": not config.secagg and federation.secagg_threshold,
         "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "
         "measure-stationarity = true, or use patience or time-limit": tolerance and not federation.measure_stationarity,
-        "async, topology, drop and several methods are for simulations (fednmap train); leave it out": config.topology
-        or config.asynchronous
+        "topology, drop and several methods are for simulations (fednmap train); leave it out": config.topology
         or config.drop
         or len(config.algorithms) > 1,
+        "delays and slowdown are of the virtual clock of fednmap train, and time is real here; leave them out": (
+            config.delays != "constant" or config.slowdown
+        ),
+        f"asynchronous is {config.asynchronous}, which is what a run without it does; leave it out, and give deadline "
+        "and min-clients = 1": (config.asynchronous or "").startswith("deadline"),
     }
     if config.secagg:
         rules |= {

@@ -77,8 +77,8 @@ def cells(path: Path) -> tuple[dict[str, list[str]], str]:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             first = lines.readline()
             lines.seek(0)
-            found = {mark: len(next(csv.reader([first], delimiter=mark), ())) for mark in SEPARATORS}
-            separator = max(SEPARATORS, key=lambda mark: found[mark])
+            unquoted = re.sub('"[^"]*("|$)', "", first)
+            separator = max(SEPARATORS, key=unquoted.count)
             names, *rows = list(csv.reader(lines, delimiter=separator, strict=True)) or [[]]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None

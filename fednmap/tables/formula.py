@@ -46,7 +46,9 @@ SCALED: dict[str, tuple[str, ...]] = {
     "standardize": ("center", "rescale", "ddof"),
 }
 """Functions with a state, and the names of their arguments after the first."""
-ALLOWED = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load, ast.Call)
+OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.unaryop)
+ALLOWED = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, *OPERATORS, ast.Load, ast.Call)
+MOST = 2000  # terms of a formula
 
 
 class _Call(NamedTuple):
@@ -106,6 +108,8 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 continue
             centred = bool(given.get("center", True))
             ddof = given.get("ddof", 0 if call.function == "standardize" else 1)
+            if ddof >= n:
+                raise InputError(f"expected ddof below the {n} rows of all sites in {key}, got {ddof}")
             spread = given.get("rescale", given.get("scale", call.function != "center"))
             size = float(np.sqrt((s.scale**2 + (0.0 if centred else s.mean**2)) * n / (n - ddof)))
             state[key] = {"ddof": ddof, "center": s.mean if centred else None, "scale": size if spread else None}
@@ -250,6 +254,7 @@ class _Parsed(NamedTuple):
 def _parse(formula: str) -> _Parsed:
     """What a formula needs; functions that are not known are refused, so that nothing else is evaluated."""
     _, formulaic = _packages()
+    _check_size(formula)
     try:
         found = formulaic.Formula(formula)
     except Exception as error:  # formulaic has several kinds, all about the words
@@ -263,6 +268,8 @@ def _parse(formula: str) -> _Parsed:
     left = None if sides[0] is None else str(next(iter(sides[0])).factors[0].expr)
     if "1" not in [str(term) for term in sides[1]]:
         raise InputError("a formula without an intercept is not known; use fit_intercept=False, and leave '- 1' out")
+    if any("Intercept" in map(str, term.factors) for term in sides[1]):
+        raise InputError("expected other columns than 'Intercept', the name of the constant one; rename it")
     variables: dict[str, None] = {}
     plain, categories, calls = set[str](), dict[str, None](), dict[str, _Call]()
     for factor in (f for term in sides[1] for f in term.factors):
@@ -287,6 +294,45 @@ def _parse(formula: str) -> _Parsed:
     return _Parsed(left, sides[1], list(variables), plain, list(categories), calls)
 
 
+def _check_size(formula: str) -> None:
+    """Refuse a formula that expands to too many terms, before it is expanded."""
+    words = re.sub(r"`[^`]*`|(?<![\w.])[^\W\d][\w.]*", "q", formula).replace("^", "**")
+    words = re.sub("%q%|:", "@", words)
+    try:
+        sizes = [_terms(ast.parse(f"({side})", mode="eval").body) for side in words.split("~") if side.strip()]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        sizes = [MOST * ("*" in words) + len(words) // 9]  # formulaic says what is wrong, if that does not take long
+    if sum(sizes) > MOST:
+        raise InputError(f"{formula!r:.80} is not a formula, or has more than {MOST} terms; use fewer * and **")
+
+
+def _terms(tree: ast.expr) -> int:
+    """A bound on the number of terms that an expression of a formula expands to."""
+    rest = 0
+    while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):  # a long sum is a deep tree
+        tree, rest = tree.left, rest + _terms(tree.right)
+    if isinstance(tree, ast.UnaryOp):
+        return rest + _terms(tree.operand)
+    if not isinstance(tree, ast.BinOp):
+        return rest + 1
+    left, right = _terms(tree.left), _terms(tree.right)
+    if isinstance(tree.op, ast.Pow):
+        times = getattr(tree.right, "value", None)
+        return rest + (max(left, 2) ** times if type(times) is int and times < 12 else MOST + 1)
+    return rest + left + right + left * right
+
+
+def _is_right(word: str, value: Any) -> bool:
+    """Whether an argument of a function with a state is of its kind."""
+    if word in ("df", "degree", "ddof"):
+        return type(value) is int and 0 <= value <= 1000
+    if word == "knots":
+        return isinstance(value, list | tuple) and len(value) <= 1000 and all(_is_right("bound", v) for v in value)
+    if "bound" in word:
+        return type(value) in (int, float) and abs(value) <= LARGEST
+    return isinstance(value, str if word == "extrapolation" else bool)
+
+
 def _call(expression: str, categories: dict[str, None]) -> _Call | None:
     """The function with a state that a factor is, None where it has none; levels are added to the categories."""
     tree = _tree(expression)
@@ -308,6 +354,9 @@ def _call(expression: str, categories: dict[str, None]) -> _Call | None:
         given |= {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
     except ValueError:
         raise InputError(f"expected numbers as arguments of {name}, got {expression}") from None
+    for word, value in given.items():
+        if value is not None and not _is_right(word, value):
+            raise InputError(f"{word} of {name} cannot be {value!r:.40}; give whole numbers up to 1000, or numbers")
     return _Call(name, ast.unparse(tree.args[0]), given)
 
 
@@ -321,6 +370,9 @@ def _check_elementwise(tree: ast.AST, expression: str) -> None:
             and not node.keywords
         )
         constant = not isinstance(node, ast.Constant) or isinstance(node.value, int | float)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not _names(ast.unparse(node)):
+            parts = [getattr(part, "value", None) for part in (node.left, node.right)]  # such as 10**6
+            constant = all(isinstance(part, int | float) and part <= 100 for part in parts)  # a tower has no end
         if not isinstance(node, ALLOWED) or not known or not constant:
             functions = ", ".join(("C", "bs", *SCALED, *ELEMENTWISE))
             raise InputError(f"{expression!r:.60} cannot be computed alike at all sites; known functions: {functions}")

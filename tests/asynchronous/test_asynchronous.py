@@ -260,6 +260,35 @@ def test_the_invariant_in_the_simulator(seed):
         assert r.server.h.norm() == 0 or difference(r) < 1e-12
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [{}, {"buffer": 2}, {"window": 0.7}, {"window": 0.4, "staleness": 2}, {"buffer": 3, "window": 0.5}],
+    ids=str,
+)
+def test_the_rule_of_a_real_server_steps_when_the_simulator_does(rule):
+    """`ready`, asked at every event in time, in a plain loop."""
+    asynchronous = Asynchronous(STEP, delays="exponential", slowdown="1,1,1,2,3,9", **rule)
+    delays = delays_of("exponential", "1,1,1,2,3,9", N, seed=0)
+    clock, jobs, number = 0.0, {}, dict.fromkeys(range(N), 0)
+    for r in simulate(asynchronous, PROBLEM, rounds=60):
+        for i in (i for i in range(N) if i not in jobs):
+            number[i] += 1
+            jobs[i] = clock + float(delays(np.array([i]), np.array([number[i]]))[0]), r.t
+        end, got = clock + rule.get("window", np.inf), []
+        while not asynchronous.ready(
+            len(got), len(jobs), max((r.t - s for _, s in jobs.values()), default=0), clock >= end
+        ):
+            if not got and clock >= end:
+                end += rule["window"]
+            first = min(jobs, key=jobs.get)
+            clock = min(jobs[first][0], end) if clock < end else jobs[first][0]
+            if clock == jobs[first][0]:
+                got.append(first)
+                del jobs[first]
+        assert sorted(got) == r.counted.tolist()
+        assert clock == pytest.approx(float(r.server.virtual_time))
+
+
 # --------------------------------------------------------------------------------------------------- rounds are values
 
 

@@ -3,7 +3,8 @@
     python tests/attacks/fuzz.py [COUNT] [SEED]
 
 An input is a folder of files and the words of a command, drawn from its seed; input SEED can be made again by its
-number. The command runs in this process, 20 inputs in a fork, so that time and memory are those of the command.
+number. The command runs in this process, 20 inputs in a fork, so that time and memory are those of the command. The 5
+seconds are processor time, because other programs share the machine; the longest time on the clock is printed too.
 """
 
 import contextlib
@@ -33,7 +34,14 @@ REGS = ["l1", "l2", "elastic-net", "mcp", "scad", "group-l1", "box", "nuclear", 
 OPTIONS = [
     *("rounds", "clients", "local-steps", "batch-size", "eta-a", "gamma", "eta-s", "participation", "drop", "seed"),
     *("dp-clip", "dp-epsilon", "dp-noise", "dp-delta", "tol", "patience", "time-limit", "eval-every", "partition"),
-    *("checkpoint-every", "chunk", "measure-gamma", "schedule", "quantise", "memory", "set", "model", "data", "dtype"),
+    *("checkpoint-every", "chunk", "measure-gamma", "schedule", "secagg-bits", "memory", "set", "model", "data"),
+    *("async", "delays", "slowdown", "staleness", "dp-budget", "dp-forget", "aggregate", "attack", "sampler"),
+    *("topology", "dtype"),
+]
+FORMULAS = [
+    *("y ~ {}", "y ~ age * {}", "sex ~ age + {}", "{} ~ age", "y ~ bs(age, {})", "y ~ C({})", "y ~ I(age ** {})"),
+    *("y ~ scale(age, ddof={})", "y ~ (age + x + sex) ** {}", "Surv(age, y) ~ x + {}", "y ~ `{}`", "y ~ log({}) : sex"),
+    *("y ~ {}.__class__", "y ~ I(__import__('os').system({}))", "y ~ I(age @ {})", "y ~ x | {}", "y ~ bs(x, knots={})"),
 ]
 SHORT = ["--clients", "3", "--rounds", "2", "--quiet"]
 SMALL = ["--data", "sparse-regression", "--model", "least-squares", "--rounds", "2", "--quiet"]
@@ -127,6 +135,12 @@ def some_sites(place, rng):
     lam = rng.choice(["0.1", rng.choice(NASTY)])
     penalty = rng.choice(["none", "l1", "mcp", "ridge", "elasticnet", "group"])
     words += ["--penalty", penalty] if rng.random() < 0.5 else []
+    if rng.random() < 0.3:
+        words[3:5] = ["--formula", rng.choice(FORMULAS).format(rng.choice([*NASTY[:-9], "x", "sex", "5", "bs(x, 4)"]))]
+    if rng.random() < 0.3:
+        words += ["--site-effects", rng.choice(["intercepts", "sparse", "all", "random", rng.choice(NASTY)])]
+        words += ["--mu", rng.choice(["0.1", rng.choice(NASTY)])] if rng.random() < 0.3 else []
+    words += rng.choice([[], [], ["--heterogeneity"], ["--path"], ["--cv", rng.choice(["2", "sites", *NASTY])]])
     return [*words, "--lam", lam, "--max-rounds", "30", "--quiet", "--out", "run"]
 
 
@@ -157,7 +171,9 @@ def a_config(place, rng):
 
 
 def a_run_folder(place, rng):
-    shutil.copytree(original(), place / "run")
+    kind = rng.choice(["run", "run", "fitted"])
+    shutil.copytree(original() / kind, place / "run")
+    (place / "new.csv").write_text("age,sex,x\n50,f,0.5\n")
     files = sorted(p for p in (place / "run").rglob("*") if p.is_file() and p.name[0] != ".")
     for path in rng.sample(files, rng.randrange(1, 3)):
         data = path.read_bytes()
@@ -168,20 +184,26 @@ def a_run_folder(place, rng):
         else:
             path.write_bytes(damaged(data, rng, 1.0))
     words = rng.choice([["show"], ["report"], ["export"], ["train", "--quiet", "--resume"], ["predict"]])
-    return [*words, "run", *(["run/metrics.csv"] if words == ["predict"] else [])]
+    words = ["predict"] if kind == "fitted" and rng.random() < 0.5 else words
+    return [*words, "run", *(["new.csv"] if words == ["predict"] else [])]
 
 
 KINDS = [a_table, some_sites, some_sites, a_sparse_file, options, options, a_config, a_run_folder]
 _original = []
+SLOWEST = [0.0, 0.0]  # of the inputs so far: seconds on the clock, of the processor
 
 
 def original():
-    """A finished run, made once."""
+    """The folder of a finished run and of a fit, made once."""
     if not _original:
         place = Path(tempfile.mkdtemp(prefix="fuzz-"))
         with contextlib.chdir(place):
             assert command(["train", *SMALL, "--checkpoint-every", "1", "--out", "run"])[0] == 0
-        _original.append(place / "run")
+            lines = [f"{20 + 7 * k % 50},{'fm'[k % 2]},{k % 5 / 5},{k % 3 % 2}" for k in range(30)]
+            Path("t.csv").write_text("\n".join(["age,sex,x,y", *lines]) + "\n")
+            words = ["--formula", "y ~ age + bs(x, 4) + sex", "--quiet", "--out", "fitted"]
+            assert command(["fit", "--data", "csv:t.csv", *words])[0] == 0
+        _original.append(place)
     return _original[0]
 
 
@@ -218,12 +240,14 @@ def attempt(number):
         words = rng.choice(KINDS)(Path(folder), rng)
         signal.signal(signal.SIGPROF, hang)  # seconds of this process, however busy the machine is
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        began = time.perf_counter(), time.process_time()
         try:
             code, err = command([word.replace("\0", "0") for word in words])
         except Hang:
             return f"{number}: more than {SECONDS:g} s: {' '.join(words)[:300]}"
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+            SLOWEST[:] = map(max, SLOWEST, (time.perf_counter() - began[0], time.process_time() - began[1]))
     lines = [line for line in err.splitlines() if line.startswith("fednmap: ") and "warning:" not in line]
     if code == 70 or "Traceback" in err:
         return f"{number}: traceback: {' '.join(words)[:300]}\n{err[-1500:]}"
@@ -238,18 +262,18 @@ def batch(numbers, pipe):
     warnings.simplefilter("ignore", ResourceWarning)
     os.environ["MPLBACKEND"] = "agg"
     found = [bad for bad in map(attempt, numbers) if bad]
-    pipe.send((found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
+    pipe.send((found, [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, *SLOWEST]))
 
 
 def fuzz(count, seed=0):
-    """Run inputs seed, ..., seed + count - 1; return what went wrong and the largest memory in MB."""
+    """Run inputs seed, ..., seed + count - 1; what went wrong, the largest memory in MB, the longest times."""
     import torch  # noqa: F401  # forks have it already
 
     import fednmap.commands.fit
     import fednmap.commands.train  # noqa: F401
 
     original()
-    context, wrong, memory = multiprocessing.get_context("fork"), [], 0
+    context, wrong, most = multiprocessing.get_context("fork"), [], [0, 0.0, 0.0]
     for first in range(seed, seed + count, BATCH):
         mine, theirs = context.Pipe()
         numbers = range(first, min(first + BATCH, seed + count))
@@ -257,19 +281,20 @@ def fuzz(count, seed=0):
         process.start()
         theirs.close()
         try:
-            found, used = mine.recv() if mine.poll(60 + 10 * SECONDS * BATCH) else ([f"{numbers}: hangs"], 0)
+            found, used = mine.recv() if mine.poll(60 + 10 * SECONDS * BATCH) else ([f"{numbers}: hangs"], most)
         except EOFError:
-            found, used = [f"{numbers}: the process ended"], 0
+            found, used = [f"{numbers}: the process ended"], most
         process.kill()
         process.join()
-        wrong, memory = wrong + found, max(memory, used)
-    return wrong, memory
+        wrong, most = wrong + found, [max(pair) for pair in zip(most, used, strict=True)]
+    return wrong, most
 
 
 if __name__ == "__main__":
     began = time.perf_counter()
     given = [int(word) for word in sys.argv[1:]]
     count, seed = given[0] if given else 60, given[1] if len(given) > 1 else 0
-    wrong, memory = fuzz(count, seed)
+    wrong, (memory, clock, processor) = fuzz(count, seed)
     print("\n\n".join(wrong))
-    print(json.dumps({"inputs": count, "wrong": len(wrong), "MB": memory, "seconds": time.perf_counter() - began}))
+    found = {"inputs": count, "wrong": len(wrong), "MB": memory, "longest": clock, "longest of processor": processor}
+    print(json.dumps(found | {"seconds": time.perf_counter() - began}))

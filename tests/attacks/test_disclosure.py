@@ -1,6 +1,7 @@
 """What a site's own rules refuse: attacks by whoever submits the run, ended at the site with a code and no cell."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -194,6 +195,9 @@ def test_the_number_of_points_is_one_of_all_runs(tmp_path):
         rules.guarded(local, tmp_path, "zug").loss(torch.full((4,), float(k), dtype=torch.float64))
     with pytest.raises(SiteError, match="points"):
         rules.guarded(local, tmp_path, "zug").oracle(0, 0)(torch.full((4,), 9.0, dtype=torch.float64), 0)
+    shutil.rmtree(tmp_path / "points" / "zug-all")  # points that were lost are not new ones
+    with pytest.raises(InputError, match=r"points\.json"):
+        rules.guarded(local, tmp_path, "zug").loss(torch.full((4,), 9.0, dtype=torch.float64))
 
 
 def test_no_setting_of_a_run_reaches_the_rules(tmp_path):
@@ -227,6 +231,10 @@ def test_a_lifetime_budget_is_kept_at_the_client_and_fails_closed(tmp_path):
         (tmp_path / "budget" / "zug-all.json").write_text(text)
         with pytest.raises(SiteError, match="budget"):
             rules.spend(100.0, tmp_path, "zug")
+    shutil.rmtree(tmp_path / "budget")  # a budget that was lost is not a new one
+    with pytest.raises(SiteError, match="budget"):
+        rules.spend(100.0, tmp_path, "zug")
+    Rules(max_epsilon=2.0, study="third").spend(5.0, tmp_path, "zug")
 
 
 def test_effective_rows():

@@ -107,6 +107,26 @@ def test_export_without_settings(command):
     assert "run.toml names no method; put it back from a copy" in err
 
 
+def test_what_a_fit_has_written_is_missing_or_empty(command):
+    Path("t.csv").write_text("a,y\n" + "1,0\n2,1\n2,0\n" * 9)
+    assert command("fit", "--data", "csv:t.csv", "--target", "y", "--quiet", "--out", "run")[0] == 0
+    Path("run/coefficients.csv").write_text("")
+    Path("run/report.html").unlink()
+    code, out, err = command("show", "run")
+    assert (code, err) == (0, "")
+    assert "coefficients.csv is not the file that was written" in out
+    code, _, err = command("report", "run")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_header_of_many_names_is_a_header(command):
+    names = [f"gene_{k:08d}" for k in range(20_000)]
+    Path("t.csv").write_text("\n".join([",".join([*names, "y"]), *(["0," * 20_000 + v for v in "010101"])]) + "\n")
+    code, _, err = command("fit", "--data", "csv:t.csv", "--target", "z", "--quiet")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no column 'z'" in err
+
+
 def test_a_packed_file_that_is_too_large_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "LARGEST", 2**20)
     path = tmp_path / "train-images-idx3-ubyte.gz"

@@ -71,8 +71,8 @@ def left(session):
     return found
 
 
-def survivors(session, seconds=20.0):
-    """What stays of a session whose leader was killed."""
+def survivors(session, seconds=60.0):
+    """What stays of a session whose leader was killed; a process that was starting ends after its imports."""
     end = time.monotonic() + seconds
     while (found := left(session)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -994,7 +994,8 @@ def test_the_files_for_containers_fit_together(tmp_path, template):
     assert "@" not in (tmp_path / "my-app" / "Dockerfile").read_text()
     compose = yaml.safe_load((tmp_path / "my-app" / "compose.yaml").read_text())
     names = {"client-0", "client-1", "client-2"}
-    assert compose["services"].keys() == names | {"superlink"}
+    assert compose["services"].keys() == names | {"superlink", "watch"}
+    assert compose["services"]["watch"]["command"][2] == "runs/my-app"
     assert compose["volumes"].keys() == names | {"runs"}
     assert compose["services"]["superlink"]["ports"] == ["127.0.0.1:18000:18000"]
     for name in names:

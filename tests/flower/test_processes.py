@@ -547,8 +547,9 @@ def test_a_run_under_fire_ends_at_the_optimum(tmp_path, secagg):
     """A few faults of each kind; tests/fault_run.py alone makes more of them."""
     from fault_run import main
 
-    few = ["--superlink", "1", "--server", "1", "--nodes", "2", "--delays", "2"]
+    few = ["--superlink", "1", "--server", "1", "--nodes", "2", "--up", "1", "--delays", "2"]
     found = main([str(tmp_path / "run"), *few, *secagg])
+    assert found["orphans"] == 0
     assert found["from the optimum"] < 1e-8
     assert found["from the simulation"] < 1e-8
     assert found["h from the mean of h_i"] < 1e-12

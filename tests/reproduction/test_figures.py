@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,16 +100,15 @@ def test_too_few_trials_to_compare_is_said(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_every_verdict_there_is(tmp_path: Path) -> None:
-    claims = [{"claim": f"claim {h}", "paper": "", "measured": "|x|", "holds": h} for h in (True, False, None)]
-    facts = {"name": "nn", "scale": "quick", "trials": 2, "claims": claims}
+    claims = [Claim(f"claim {h}", "", "|x|", h, power="3 %") for h in (True, False, None)]
     (tmp_path / "nn").mkdir()
-    (tmp_path / "nn" / "verdict.json").write_text(json.dumps(facts))
+    (tmp_path / "nn" / "verdict.json").write_text(as_json("nn", "quick", 2, 2, Verdict(claims)))
     text = overview(tmp_path, FIGURES.values())
     assert (
         "| Figure 2 | [nn](#figure-2-nn) | quick | 2 | 1 | 1 | 1 | `fednmap reproduce nn --scale quick --trials 2` |"
         in text
     )
-    assert '| claim False |  | \\|x\\| | <b class="fails">does not hold</b> |' in text
+    assert '| claim False |  | \\|x\\| | 3 % | <b class="fails">not reproduced</b> |' in text
     assert "| Figure 3 | speedup-n | not run | - | - | - | - | `fednmap reproduce speedup-n` |" in text
     assert "older code" not in text
 
@@ -123,8 +121,9 @@ def test_the_page_begins_with_what_holds_and_how_much(tmp_path: Path) -> None:
     (tmp_path / "nn" / "verdict.json").write_text(as_json("nn", "paper", 10, 10, verdict, {"bbb": 1, CODE: 2}))
     text = overview(tmp_path, FIGURES.values())
     sentences, first = text.split("\n\n")[1:3]
-    assert "Of the 1 main claims below, 0 hold, 1 do not hold and 0 are not judged." in " ".join(sentences.split())
-    row = '| a | <b class="fails">does not hold</b> | 0.90 of b | 10 | [Figure 2](#figure-2-nn) |'
+    counts = "Of the 1 main claims below, 0 are reproduced, 1 are not and 0 are not judged."
+    assert counts in " ".join(sentences.split())
+    row = '| a | <b class="fails">not reproduced</b> | 0.90 of b | - | 10 | [Figure 2](#figure-2-nn) |'
     assert first.splitlines()[2:] == [row]
     text = " ".join(text.split())
     assert f"2 by aaa; 1 by {CODE}; 1 by bbb." in text or f"2 by aaa; 1 by bbb; 1 by {CODE}." in text

@@ -7,36 +7,6 @@ from reproduction import nn_settings as N
 from reproduction.trials import Curve
 
 
-def test_the_interval_is_students_of_the_paired_logarithms():
-    from scipy import stats
-
-    rng = np.random.default_rng(0)
-    theirs = {k: float(v) for k, v in enumerate(np.exp(rng.normal(size=10)))}
-    ours = {k: v * float(np.exp(rng.normal(-0.2, 0.1))) for k, v in theirs.items()}
-    found, logs = N.paired(ours, theirs), np.log([ours[k] / theirs[k] for k in ours])
-    low, high = stats.t.interval(0.95, 9, logs.mean(), stats.sem(logs))
-    assert np.allclose([found.mean, found.low, found.high], np.exp([logs.mean(), low, high]))
-    assert found.p == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
-
-
-def test_intervals_cover_as_often_as_they_say():
-    rng = np.random.default_rng(1)
-    covered = 0
-    for _ in range(400):
-        found = N.paired(dict(enumerate(np.exp(rng.normal(0.1, 0.3, 3)))), dict.fromkeys(range(3), 1.0))
-        covered += found.low <= np.exp(0.1) <= found.high
-    assert 0.92 <= covered / 400 <= 0.98
-
-
-def test_one_trial_has_no_interval():
-    assert N.paired({0: 1.0}, {0: 2.0}) == (0.5, 0.0, np.inf, 1.0)
-
-
-def test_holm_rejects_in_order_and_stops():
-    assert N.holm([0.001, 0.02, 0.02, 0.2]) == [True, False, False, False]
-    assert N.holm([0.001, 0.01, 0.02, 0.04]) == [True] * 4
-
-
 @pytest.mark.parametrize(
     ("slope", "kept"),
     [({"n": -1.5, "Q": -1.2}, True), ({"n": -1.5, "Q": -0.9}, False), ({"n": -1.0, "Q": -1.2}, False)],

@@ -110,7 +110,9 @@ def curves(exact: float, accuracy: float) -> list[Curve]:
                 columns["bytes_up"] = [0, 9 * vectors, 10 * vectors]
                 setting = {"figure": "sampling", "part": part, "method": method, "share": share, "drop": drop}
                 values = {k: np.array(v, dtype=float) for k, v in columns.items()}
-                made.append(Curve({**setting, "rounds": 10, "trial": 0}, values))
+                for k in range(2):
+                    copies = {name: v.copy() for name, v in values.items()}
+                    made.append(Curve({**setting, "rounds": 10, "trial": k}, copies))
     return made
 
 
@@ -163,7 +165,7 @@ def test_chance_is_an_upper_limit(right: float, holds: bool) -> None:
     (found,) = [c for c in sampling.judge(made).claims if "is at chance on a9a" in c.claim]
     assert found.holds is holds
     assert found.effect.endswith("chance 76.4 %")
-    assert found.trials == 1
+    assert found.trials == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,7 @@ from reproduction.execution import finished, run_trials
 from reproduction.reproduce import reproduce
 from reproduction.store import CODE, Store
 from reproduction.trials import Trial
+from reproduction.verdict import Claim
 
 
 def silent(line: str) -> None:
@@ -345,12 +347,14 @@ def test_ctrl_c_in_a_trial(tiny: None, command: Any, monkeypatch: pytest.MonkeyP
 
 SLOW_TRIALS = """
 import sys, time
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from reproduction.execution import run_trials
 from reproduction.store import Store
 from reproduction.trials import Trial
+from reproduction.verdict import Claim
 
 
 def measure(k, fails, path):
@@ -424,7 +428,7 @@ def test_a_figure_leaves_tables_pictures_and_a_verdict(tiny: None, tmp_path: Pat
     assert left == {"trials.csv", "histories.csv.gz", "summary.csv", "verdict.json", "verdict.md", "nn.png", "nn.pdf"}
     facts = json.loads((tmp_path / "nn" / "verdict.json").read_text())
     assert (facts["name"], facts["scale"], facts["trials"]) == ("nn", "quick", 1)
-    assert {"claim", "paper", "measured", "holds", "effect", "trials"} == set(facts["claims"][0])
+    assert {field.name for field in fields(Claim)} | {"verdict"} == set(facts["claims"][0])
     before = (tmp_path / "nn" / "histories.csv.gz").read_bytes()
     reproduce(nn.FIGURE, "quick", trials=1, **options)
     assert lines[-1] == "nn: 2 trials, 2 already there"
