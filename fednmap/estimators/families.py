@@ -116,9 +116,8 @@ def with_outputs(family: Response, outputs: int) -> Response:
 
 def first_level(family: Response, y: Floats, weight: Floats, offset: Floats | None) -> Floats:
     """The intercepts of the model without features; with offsets by Newton steps, on sums over rows."""
-    if offset is None:
-        return family.first(y, weight)
-    assert isinstance(family, Family)  # `problem` refuses others
+    if offset is None or not isinstance(family, Family) or family.outputs - family.constants > 1:
+        return family.first(y, weight)  # `problem` refuses an offset there
     level, constants = family.first(y, weight) - weight @ offset, family.first_constants(y, weight)
     for _ in range(50):
         eta, target = outputs_at(family, level + offset, constants), torch.from_numpy(y)

@@ -324,6 +324,7 @@ cat(sprintf("%.17g", logLik(m)), "\\n")"""
 """R code that prints the table, the estimates, their errors, theta, and the log likelihood."""
 
 
+@pytest.mark.filterwarnings("ignore:lam_ = ")
 def test_folds_of_ones_own_know_rows_without_trials(rows):
     X, y, site = rows
     trials, many = np.column_stack([y["successes"], y["trials"]]), np.flatnonzero(y["trials"] > 0)

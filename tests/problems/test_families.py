@@ -162,8 +162,9 @@ def test_rows_of_weight_two_count_as_two_rows(kind):
     repeated = [(a.repeat_interleave(k, 0), y.repeat_interleave(k, 0)) for (a, y), k in zip(pairs, times, strict=True)]
     x = point(problem)
     for weights in (None, "samples"):
-        weighted = GLM(pairs, problem.family, intercept=True, weights=weights, sample_weights=times)
-        plain = GLM(repeated, problem.family, intercept=True, weights=weights)
+        options = {"intercept": True, "offset": problem.offset, "weights": weights}
+        weighted = GLM(pairs, problem.family, sample_weights=times, **options)
+        plain = GLM(repeated, problem.family, **options)
         assert torch.allclose(weighted.loss(x), plain.loss(x), rtol=1e-13)
         assert torch.allclose(weighted.gradient(x), plain.gradient(x), rtol=1e-12, atol=1e-14)
         assert torch.allclose(
