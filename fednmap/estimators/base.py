@@ -90,8 +90,7 @@ class Federated(_Attributes):
         is l1, ridge or elastic-net, else each begun where the one before ended."""
         from fednmap.estimators.path import path
 
-        estimator = copy(self)  # which may be fitted, to other rows
-        return path(estimator, estimator._read(X, y, sites, sample_weight), lambdas)
+        return path(*self._reading(X, y, sites, sample_weight), lambdas)
 
     def inference(
         self,
@@ -111,8 +110,7 @@ class Federated(_Attributes):
 
         check_is_fitted(self)
         _check_level(level)
-        estimator = copy(self)
-        return inference(self, estimator, estimator._read(X, y, sites, sample_weight), level, cov_type)
+        return inference(self, *self._reading(X, y, sites, sample_weight), level, cov_type)
 
     def debiased(
         self,
@@ -132,8 +130,7 @@ class Federated(_Attributes):
 
         check_is_fitted(self)
         _check_level(level)
-        estimator = copy(self)
-        return debiased(self, estimator, estimator._read(X, y, sites, sample_weight), level, nodewise)
+        return debiased(self, *self._reading(X, y, sites, sample_weight), level, nodewise)
 
     def heterogeneity(
         self, X: Any, y: Any, sites: Any, sample_weight: Any = None, *, level: float = 0.95
@@ -142,8 +139,7 @@ class Federated(_Attributes):
         from fednmap.estimators.heterogeneity import heterogeneity
 
         _check_level(level)
-        estimator = copy(self)
-        return heterogeneity(estimator, estimator._read(X, y, sites, sample_weight), level)
+        return heterogeneity(*self._reading(X, y, sites, sample_weight), level)
 
     def bootstrap(
         self,
@@ -162,8 +158,12 @@ class Federated(_Attributes):
         _check_level(level)
         if not _is_whole(times, 2):
             raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
+        return bootstrap(*self._reading(X, y, sites, sample_weight), times, level, random_state)
+
+    def _reading(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> tuple[Self, Rows]:
+        """A copy that has read these rows; the estimator itself may be fitted, to others."""
         estimator = copy(self)
-        return bootstrap(estimator, estimator._read(X, y, sites, sample_weight), times, level, random_state)
+        return estimator, estimator._read(X, y, sites, sample_weight)
 
     def _read(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Rows:
         """What was given, checked; the classes and names of columns are kept."""
@@ -186,7 +186,7 @@ class Federated(_Attributes):
         if not bool((weight > 0).all()):
             rows = rows.some(weight > 0)
         inputs.no_site_of_one(rows.sites)
-        self._family().check(rows.y, rows.sites.at)
+        self._family().check(rows.y, rows.sites.row)
         return rows
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
@@ -202,7 +202,7 @@ class Federated(_Attributes):
     def _check(self, y: Floats, sites: Sites) -> None:
         """Refuse some of the rows, such as all but a fold, that cannot be fitted: a model of them knows no class that
         they lack."""
-        self._family().check(y, sites.at)
+        self._family().check(y, sites.row)
         for k, name in enumerate(self._classes()):
             if not bool((y == k).any()):
                 raise InputError(

@@ -2,7 +2,7 @@
 
 With b the lasso's estimate, g and H gradient and Hessian of the mean loss there, and T an approximate inverse of H,
 
-    b - T g    is about normal with mean b_true and covariance T H T' / n (times the noise's variance if y is Gaussian).
+    b - T g    is about normal with mean b_true and covariance T H T' / n (times the dispersion, if any).
 
 Row j of T comes from a lasso of column j on the others (nodewise regression), which needs H alone: sites send their
 gradient and Hessian once, sums over rows as for standard errors, and the server does the rest.
@@ -18,7 +18,7 @@ import torch
 from scipy import stats
 
 from fednmap.estimators.base import Federated
-from fednmap.estimators.inference import Inference, coefficient_names
+from fednmap.estimators.inference import Inference, coefficient_names, fitted_point
 from fednmap.estimators.penalties import penalty_name
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
@@ -36,13 +36,12 @@ def debiased(fitted: Federated, estimator: Federated, rows: Rows, level: float, 
         raise InputError(f"expected a fit with penalty l1 or elastic-net, got {fitted.penalty!r:.40}; use inference()")
     prepared = estimator._prepare(rows)
     if prepared.outputs > 1 or prepared.constants or estimator.site_effects != "none":
-        raise InputError("expected a linear, logistic (two classes), Poisson or Cox model without site effects")
+        raise InputError("expected a model with one score per row, no scale and no site effects")
     if not rows.counted or (estimator.weights == "sites" and len(rows.sites) > 1):
         raise InputError("expected weights that count equal rows (whole numbers, weights='samples') for intervals")
     p, n = prepared.columns, float(rows.weight.sum())
-    coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
-    coef, intercept = prepared.scaling.standard(coef, intercept)
-    x = torch.from_numpy(np.concatenate([coef[0], intercept if prepared.intercept else []]))
+    x = torch.from_numpy(fitted_point(fitted, prepared))
+    coef = x[:p].numpy()
     g, H = prepared.gradient(x).numpy(), prepared.hessian(x).numpy()
     if prepared.intercept:  # what the intercept leaves
         g, H = g[:p] - H[:p, p] * g[p] / H[p, p], H[:p, :p] - np.outer(H[:p, p], H[:p, p]) / H[p, p]
@@ -53,14 +52,14 @@ def debiased(fitted: Federated, estimator: Federated, rows: Rows, level: float, 
     T = np.zeros((p, p))
     T[np.ix_(varies, varies)] = approximate_inverse(unit, weight)
     T /= np.outer(scale, scale)
-    noise = 1.0
-    if prepared.family.name == "gaussian":
-        left = n - np.count_nonzero(coef) - prepared.intercept
-        if left < 1:
-            raise InputError("expected fewer nonzero coefficients than rows, got a fit without noise left; raise lam")
-        noise = 2 * n * prepared.loss(x) / left
+    left = n - np.count_nonzero(coef) - prepared.intercept if prepared.family.dispersed else n
+    if left < 1:
+        raise InputError("expected fewer nonzero coefficients than rows, got a fit without noise left; raise lam")
     factor = prepared.scaling.factor
-    estimate, covariance = factor * (coef[0] - T @ g), np.outer(factor, factor) * (noise * T @ H @ T.T / n)
+    estimate, covariance = (
+        factor * (coef - T @ g),
+        np.outer(factor, factor) * (prepared.noise(x) * T @ H @ T.T / left),
+    )
     estimate[~varies] = np.nan
     error = np.where(varies, np.sqrt(np.clip(covariance.diagonal(), 0, None)), np.nan)
     reach = stats.norm.ppf((1 + level) / 2) * error

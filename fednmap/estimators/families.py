@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose
 from fednmap.problems import GLM
 from fednmap.problems import Cox as CoxProblem
@@ -21,7 +22,6 @@ from fednmap.problems.families import (
     Gaussian,
     Multinomial,
     NegativeBinomial,
-    Offset,
     Ordinal,
     Poisson,
     Response,
@@ -44,17 +44,16 @@ class CoxResponse(Response):
         choose("rule for ties", ties, dict.fromkeys(("breslow", "efron")))
         self.ties = ties
 
-    def check(self, y: Floats, at: Any) -> None:
-        time, event = y[:, 0], y[:, 1]
-        wrong = np.flatnonzero(time < 0)
-        if len(wrong):
-            raise InputError(f"the time is {time[wrong[0]]:g} in row {wrong[0]}{at(wrong[0])}; give times >= 0")
-        wrong = np.flatnonzero((event != 0) & (event != 1))
-        if len(wrong):
-            raise InputError(
-                f"the event is {event[wrong[0]]:g} in row {wrong[0]}{at(wrong[0])}; 1 is an event, 0 censored"
-            )
-        if not bool(event.any()):
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        rules = (
+            ("time", y[:, 0] >= 0, "give times >= 0"),
+            ("event", np.isin(y[:, 1], (0, 1)), "1 is an event, 0 censored"),
+        )
+        for k, (name, right, words) in enumerate(rules):
+            wrong = np.flatnonzero(~right)
+            if len(wrong):
+                raise InputError(f"the {name} is {y[wrong[0], k]:g}{at(int(wrong[0]))}; {words}")
+        if not bool(y[:, 1].any()):
             raise InputError("there is no event at any site; a Cox model needs some")
 
     def first(self, y: Floats, weight: Floats) -> Floats:
@@ -115,24 +114,31 @@ def with_outputs(family: Response, outputs: int) -> Response:
     return Multinomial(outputs) if outputs > 1 else family
 
 
-def with_offset(family: Response, rows: Rows) -> tuple[Response, Floats]:
-    """The family and the targets of the loss, with the offsets of the rows where they have some."""
-    if rows.offset is None:
-        return family, rows.y
-    if isinstance(family, Gaussian):
-        return family, rows.y - rows.offset
-    if not isinstance(family, Family):
-        raise InputError(f"expected no offset with family {family.name}, got one; leave it out")
-    return family if isinstance(family, Offset) else Offset(family), np.column_stack([rows.y, rows.offset])
+def first_level(family: Response, y: Floats, weight: Floats, offset: Floats | None) -> Floats:
+    """The intercepts of the model without features; with offsets by Newton steps, on sums over rows."""
+    if offset is None or not isinstance(family, Family) or family.outputs - family.constants > 1:
+        return family.first(y, weight)  # `problem` refuses an offset there
+    level, constants = family.first(y, weight) - weight @ offset, family.first_constants(y, weight)
+    for _ in range(50):
+        eta, target = outputs_at(family, level + offset, constants), torch.from_numpy(y)
+        slope, curve = (
+            part(eta, target).reshape(len(y), -1)[:, 0].numpy() for part in (family.slope, family.curvature)
+        )
+        step = weight @ slope / max(float(weight @ curve), 1e-300)
+        level = level - np.clip(step, -2, 2)
+        if abs(step) < 1e-12:
+            break
+    return level
 
 
-def problem(family: Response, data: Any, **options: Any) -> Linear:
-    """The sites' losses; `options` are intercept, weights and sample_weights."""
+def problem(family: Response, data: Any, *, intercept: bool, offset: bool = False, **options: Any) -> Linear:
+    """The sites' losses; `options` are weights and sample_weights. With an offset y has it as a second column."""
     if isinstance(family, CoxResponse):
-        del options["intercept"]
+        if offset:
+            raise InputError("expected no offset with family cox, got one; leave it out")
         return CoxProblem(data, ties=family.ties, events_elsewhere=True, **options)  # `check` knows of all sites
     assert isinstance(family, Family)
-    return GLM(data, family, **options)
+    return GLM(data, family, intercept=intercept, offset=offset, **options)
 
 
 def outputs_at(family: Response, scores: Floats, constants: Any = ()) -> Tensor:

@@ -34,7 +34,8 @@ class Heterogeneity:
     Q, I2:  Cochran's statistic, chi-squared with df degrees of freedom if sites do not differ, and the share of the
             variation between sites that is not chance, max(0, (Q - df) / Q).
     ratio:  likelihood ratio statistic of the joint model against one model per site, for all columns (and intercepts,
-            unless these differ in the joint model), with its degrees of freedom and p; NaN where a site has no model.
+            unless these differ in the joint model), with its degrees of freedom and p; NaN where a site has no model,
+            weights are relative, or the family is Gamma, whose dispersion differs too.
     """
 
     names: tuple[str, ...]
@@ -73,7 +74,7 @@ class Heterogeneity:
     def verdict(self) -> str:
         """Return the likelihood ratio test in one line."""
         if math.isnan(self.ratio):
-            return "no likelihood ratio test: a site has no model of its own (too few rows, or one class)"
+            return "no likelihood ratio test: a site has no model of its own, weights are relative, or a scale differs"
         return (
             f"one model per site against the joint one: likelihood ratio {self.ratio:.4g}, {self.ratio_df:g} degrees "
             f"of freedom, p = {self.ratio_p:.3g}"
@@ -181,7 +182,8 @@ def heterogeneity(estimator: Federated, rows: Rows, level: float) -> Heterogenei
         errors = [np.where(t > 0, 1 / np.sqrt(t), np.nan) for t in (total, more)]
     ratio, extra = math.nan, math.nan
     found = [one for one in each if one is not None]
-    if len(found) == len(each) and all(math.isfinite(one.log_likelihood) for one in (*found, joint)):
+    known = joint.family != "gamma" and len(found) == len(each)
+    if known and all(math.isfinite(one.log_likelihood) for one in (*found, joint)):
         extra = sum(one.parameters for one in found) - joint.parameters
         ratio = 2 * (sum(one.log_likelihood for one in found) - joint.log_likelihood)
         if joint.family == "gaussian":  # one variance for all sites in both models

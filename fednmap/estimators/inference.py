@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import linalg, special, stats
+from scipy import linalg, stats
 from sklearn.exceptions import ConvergenceWarning
 
 from fednmap.estimators.base import Federated, infinite_words, warn_unconverged
@@ -28,14 +28,6 @@ CLOSE = 1e-16  # decrement times rows at which Newton steps end: within 1e-8 sta
 VANISHED = 1e-10  # curvature along a step over that without columns, below which estimates are infinite
 ROUNDING = 1e-14  # relative change of f that is rounding
 SHORTEST = 1e-9  # least part of a Newton step
-LIKELIHOODS = (
-    "logistic",
-    "binomial",
-    "ordinal",
-    "poisson",
-    "negative-binomial",
-    "cox",
-)  # families whose estimates may be infinite
 CERTAIN = 1e-6  # loss over that without columns, below which classes are completely separated
 FEWEST_SITES = 3  # of which samples can be drawn
 
@@ -72,10 +64,11 @@ class Inference:
     """At the estimates, partial in a Cox model; NaN where the loss is no likelihood or weights are relative."""
 
     def table(self) -> DataTable:
-        """Return coefficient, standard error, z (t in a linear regression), p, interval, and the ratio's interval."""
+        """Return coefficient, standard error, z (t with an estimated variance), p, and the intervals."""
         z = np.divide(self.estimate, self.error, out=np.full_like(self.error, np.nan), where=self.error > 0)
         found: dict[str, Any] = {"name": self.names, "coefficient": self.estimate, "standard error": self.error}
-        found |= {"t" if self.family == "gaussian" else "z": z, "p": self.p_value, "low": self.low, "high": self.high}
+        letter = "t" if self.family in ("gaussian", "gamma") and self.cov_type == "nonrobust" else "z"
+        found |= {letter: z, "p": self.p_value, "low": self.low, "high": self.high}
         if ratio := RATIOS.get(self.family):
             with np.errstate(over="ignore"):
                 ends = {"": self.estimate, " low": self.low, " high": self.high}
@@ -180,11 +173,15 @@ def inference(
             "penalised, and heterogeneity() tests them"
         )
     prepared = estimator._prepare(rows)
+    return wald(estimator, prepared, rows, fitted_point(fitted, prepared), level, cov_type)
+
+
+def fitted_point(fitted: Federated, prepared: Prepared) -> Floats:
+    """The vector of `prepared` that a fitted estimator is."""
     coef, intercept = np.atleast_2d(fitted.coef_), np.atleast_1d(np.asarray(fitted.intercept_, float))
     coef, intercept = prepared.scaling.standard(coef, intercept)
     constants = fitted.constants_ if prepared.constants else []
-    point = np.concatenate([coef.flatten(), intercept if prepared.intercept else [], constants])
-    return wald(estimator, prepared, rows, point, level, cov_type)
+    return np.concatenate([coef.flatten(), intercept if prepared.intercept else [], constants])
 
 
 def wald(
@@ -245,18 +242,16 @@ def wald(
     distribution: Any = stats.norm
     loss = prepared.loss(torch.from_numpy(found.estimate))
     if cov_type == "HC0":
-        small = inverse @ (basis.T @ prepared.outer(found.x).numpy() @ basis) @ inverse
+        copies = n if counted and prepared.family.name != "binomial" else None
+        small = inverse @ (basis.T @ prepared.outer(found.x, copies).numpy() @ basis) @ inverse
     elif cov_type == "cluster":
         each = prepared.site_gradients(found.x) @ basis @ inverse
         small = each.T @ each
     else:
-        noise = 1.0
+        left = max(n - len(inverse) - prepared.own_intercepts, 1)
         if prepared.family.dispersed:
-            left = max(n - len(inverse) - prepared.own_intercepts, 1)
-            gaussian = prepared.family.name == "gaussian"
-            noise = n * (2 * loss if gaussian else prepared.pearson(torch.from_numpy(found.estimate))) / left
             distribution = stats.t(left)
-        small = noise * inverse / n
+        small = prepared.noise(torch.from_numpy(found.estimate)) * inverse / (left if prepared.family.dispersed else n)
     # on the scale of the given columns, a linear map of the estimates; constants are left out
     p, outputs, factor = prepared.columns, prepared.outputs, prepared.scaling.factor
     back = np.zeros((outputs * (p + prepared.intercept), len(found.estimate)))
@@ -278,21 +273,12 @@ def wald(
     ratio = np.divide(np.abs(estimate), error, out=np.zeros_like(error), where=error > 0)
     p_value = np.where(error > 0, 2 * distribution.sf(ratio), np.nan)
     ends, name = (estimate - reach, estimate + reach), prepared.family.name
-    likelihood, count = _log_likelihood(name, rows, n, loss, counted), len(rows.sites)
+    likelihood, count = math.nan, len(rows.sites)
+    if counted and prepared.family.likelihood:
+        constant = prepared.family.left_out(rows.y, rows.weight)
+        likelihood = -(float(prepared.family.minus_two_log(np.array(loss), n)) + constant) / 2
     found_ends = (names, estimate, error, *ends, p_value, covariance)
     return Inference(*found_ends, name, level, cov_type, n, count, parameters, likelihood)
-
-
-def _log_likelihood(family: str, rows: Rows, n: float, loss: float, counted: bool) -> float:
-    """From the mean loss; NaN where that is no likelihood."""
-    if not counted or family not in ("gaussian", "logistic", "poisson", "cox"):
-        return math.nan
-    if family == "gaussian":
-        return -n / 2 * (math.log(2 * math.pi * 2 * loss) + 1) if loss > 0 else math.inf
-    saturated = 0.0
-    if family == "poisson":
-        saturated = float(rows.weight @ (special.xlogy(rows.y, rows.y) - rows.y - special.gammaln(rows.y + 1)))
-    return saturated - n * loss
 
 
 def _basis(prepared: Prepared, kept: Any) -> Floats:
@@ -350,7 +336,7 @@ def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n
 
     Where estimates are infinite, every step adds about 1 to some linear predictors, and the curvature vanishes.
     """
-    likelihood = prepared.family.name in LIKELIHOODS
+    likelihood = prepared.family.likelihood and not prepared.family.dispersed  # whose estimates may be infinite
     unit = 1.0 if likelihood else abs(prepared.loss(prepared.start))
     loss, last = prepared.loss(x), _Maximum(x, x.numpy())
     for k in range(STEPS):
@@ -439,7 +425,8 @@ def bootstrap(estimator: Federated, rows: Rows, times: int, level: float, random
     warn_unconverged(converged, "draws")
     draws = np.stack(found)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    names = coefficient_names(estimator, estimator.fit_intercept and estimator._family().level)
+    own = estimator.site_effects != "none"  # the intercepts, then, are the sites'
+    names = coefficient_names(estimator, estimator.fit_intercept and estimator._family().level and not own)
     return Bootstrap(names, estimate, draws.std(0, ddof=1), low, high, draws, failed)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import ClassifierTags, RegressorTags
@@ -19,11 +19,12 @@ from sklearn.utils.validation import _num_samples
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import AnyPenalty, Federated
-from fednmap.estimators.families import CoxResponse, expected, family, outputs_at, with_offset
+from fednmap.estimators.families import CoxResponse, expected, family, first_level, outputs_at
 from fednmap.estimators.penalties import Groups
-from fednmap.estimators.prepare import Parameters
+from fednmap.estimators.prepare import Parameters, problem_of
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError
+from fednmap.problems import Cox
 from fednmap.problems.families import (
     LITTLE,
     Bernoulli,
@@ -39,50 +40,16 @@ from fednmap.problems.families import (
 )
 from fednmap.tables.table import Sites, divide
 
-
-class _Regressor(RegressorMixin, Federated):  # type: ignore[misc]
-    def predict(self, X: Any, sites: Any = None) -> Floats:
-        """The mean of y at each row."""
-        return expected(self._family(), self._scores(X, sites))
-
-
-def _explained(estimator: Federated, X: Any, y: Any, sample_weight: Any) -> float:
-    """D^2: the share of the deviance of the model without columns that the model explains."""
-    scores, kind = estimator._scores(X), estimator._family()
-    assert isinstance(kind, Family)
-    matrix, where = inputs.table(estimator, X, reset=False)
-    _, offset = inputs.without_offset(matrix, estimator._given_names(), estimator.offset, estimator.exposure, where)
-    y, weight = kind.as_rows(estimator._targets(y, where), inputs.sample_weights(sample_weight, len(scores), where))
-    rows = Rows(matrix, y, where, weight, offset)
-    share, target = torch.from_numpy(rows.shares("samples")), torch.from_numpy(rows.y)
-    empty, known = with_offset(kind, rows)
-    null = empty.first(known, rows.shares("samples")) + (0.0 if offset is None else offset)
-    constants = vars(estimator).get("constants_", ())
-    outputs = [outputs_at(kind, np.broadcast_to(part, len(target)), constants) for part in (scores, null)]
-    least = float(share @ kind.saturated(target, outputs[0]))
-    own, other = (float(share @ kind.loss(part, target)) - least for part in outputs)
-    return 1 - own / other if other > 0 else float(own <= 0)
-
-
-class _Deviance(_Regressor, AnyPenalty):
-    """A regression whose score is D^2."""
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """D^2, the share of the deviance that the model explains."""
-        return _explained(self, X, y, sample_weight)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = True
-        return tags
+DEVIANCES = ("binomial", "poisson", "negative-binomial", "gamma")
+"""Families whose score is D^2."""
 
 
 def _classifies(estimator: Federated) -> bool:
     return estimator._family().name == "logistic"
 
 
-class _Classifier(Federated):
-    """An estimator whose y are classes if its family is logistic."""
+class _RowModel(Federated):
+    """A model of rows by themselves; y are classes if the family is logistic."""
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any, sites: Any = None) -> Floats:
@@ -108,6 +75,29 @@ class _Classifier(Federated):
             return expected(self._family(), scores)
         return self.classes_[(scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(1)]
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, R^2, or D^2, the share of deviance explained."""
+        name = self._family().name
+        if name in DEVIANCES:
+            return self._explained(X, y, sample_weight)
+        rule = accuracy_score if name == "logistic" else r2_score
+        return float(rule(y, self.predict(X), sample_weight=sample_weight))
+
+    def _explained(self, X: Any, y: Any, sample_weight: Any) -> float:
+        """D^2: the share of the deviance of the model without columns that the model explains."""
+        scores, kind = self._scores(X), self._family()
+        assert isinstance(kind, Family)
+        matrix, where = inputs.table(self, X, reset=False)
+        _, offset = inputs.without_offset(matrix, self._given_names(), self.offset, self.exposure, where)
+        y, weight = kind.as_rows(self._targets(y, where), inputs.sample_weights(sample_weight, len(scores), where))
+        share, target = weight / weight.sum(), torch.from_numpy(y)
+        null = first_level(kind, y, share, offset) + (0.0 if offset is None else offset)
+        constants = vars(self).get("constants_", ())
+        outputs = [outputs_at(kind, np.broadcast_to(part, len(y)), constants) for part in (scores, null)]
+        least = float(share @ kind.saturated(target, outputs[0]).numpy())
+        own, other = (float(share @ kind.loss(part, target).numpy()) - least for part in outputs)
+        return 1 - own / other if other > 0 else float(own <= 0)
+
     def _targets(self, y: Any, sites: Sites) -> Floats:
         if not _classifies(self):
             return super()._targets(y, sites)
@@ -120,14 +110,26 @@ class _Classifier(Federated):
         return tuple(map(str, self.classes_)) if _classifies(self) and len(self.classes_) > 2 else ()
 
     def _set(self, model: Parameters) -> None:
+        super()._set(model)
         if _classifies(self):
             self.coef_, self.intercept_ = model.coef, model.intercept
+
+    def _finish(self, rows: Rows) -> None:
+        if self._family().name == "negative-binomial":
+            warn_without_overdispersion(self, rows)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        if _classifies(self):
+            tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
         else:
-            super()._set(model)
+            tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+            tags.target_tags.positive_only = self._family().name in DEVIANCES
+        return tags
 
 
 @dataclass(eq=False, repr=False)
-class FederatedGLM(_Classifier):
+class FederatedGLM(_RowModel):
     """A generalised linear model of rows that lie at several sites: mean loss + lam penalty(b), fitted exactly.
 
     family:        "gaussian", "logistic", "binomial", "poisson", "negative-binomial", "gamma" or "huber";
@@ -170,14 +172,6 @@ class FederatedGLM(_Classifier):
     l1_ratio: float = 0.5
     groups: Groups = None
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy, R^2, or the share of deviance explained."""
-        name = self._family().name
-        if name in DEVIANCES:
-            return _explained(self, X, y, sample_weight)
-        rule = accuracy_score if name == "logistic" else r2_score
-        return float(rule(y, self.predict(X), sample_weight=sample_weight))
-
     def _family(self) -> Response:
         found = family(self.family)
         if not found.level:
@@ -186,22 +180,9 @@ class FederatedGLM(_Classifier):
             raise InputError("family 'ordinal' has labels and thresholds; use FederatedOrdinalRegression")
         return found
 
-    def _finish(self, rows: Rows) -> None:
-        if self._family().name == "negative-binomial":
-            warn_without_overdispersion(self, rows)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        if _classifies(self):
-            tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
-        else:
-            tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
-            tags.target_tags.positive_only = self._family().name in DEVIANCES
-        return tags
-
 
 @dataclass(eq=False, repr=False)
-class FederatedLogisticRegression(ClassifierMixin, _Classifier, AnyPenalty):  # type: ignore[misc]
+class FederatedLogisticRegression(_RowModel, AnyPenalty):
     """Logistic regression, binary and multinomial: mean log-loss + lam penalty.
 
     With standardize=False it is scikit-learn's LogisticRegression with C = 1 / (N lam): penalty="l1", "ridge" (its l2)
@@ -213,7 +194,7 @@ class FederatedLogisticRegression(ClassifierMixin, _Classifier, AnyPenalty):  # 
 
 
 @dataclass(eq=False, repr=False)
-class FederatedLasso(_Regressor):
+class FederatedLasso(_RowModel):
     """Linear regression with an l1 penalty, |y - X b - c|^2 / (2 N) + lam |b|_1, as scikit-learn's Lasso(alpha=lam).
 
     With standardize=True the penalty is on the coefficients of the standardised columns, as in glmnet; coef_ and
@@ -238,7 +219,7 @@ class FederatedLasso(_Regressor):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedElasticNet(_Regressor):
+class FederatedElasticNet(_RowModel):
     """Linear regression with lam (l1_ratio |b|_1 + (1 - l1_ratio) |b|^2 / 2), as scikit-learn's ElasticNet(alpha=lam).
 
     The other parameters are those of `FederatedLasso`.
@@ -252,7 +233,7 @@ class FederatedElasticNet(_Regressor):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedLinearRegression(_Regressor, AnyPenalty):
+class FederatedLinearRegression(_RowModel, AnyPenalty):
     """Least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
 
     penalty: str | Regularizer = "none"
@@ -260,7 +241,7 @@ class FederatedLinearRegression(_Regressor, AnyPenalty):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedPoissonRegressor(_Deviance):
+class FederatedPoissonRegressor(_RowModel, AnyPenalty):
     """Poisson regression of counts with a log link: mean half deviance + lam penalty.
 
     Half the deviance of a row with score s is exp(s) - y s + y log y - y.
@@ -273,7 +254,7 @@ class FederatedPoissonRegressor(_Deviance):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedNegativeBinomialRegressor(_Deviance):
+class FederatedNegativeBinomialRegressor(_RowModel, AnyPenalty):
     """Regression of counts that vary more than Poisson's: mean m = exp(score), variance m + dispersion m^2.
 
     The dispersion is estimated with the coefficients, by maximum likelihood, as in MASS::glm.nb, whose theta is
@@ -288,12 +269,9 @@ class FederatedNegativeBinomialRegressor(_Deviance):
 
     _kind = NegativeBinomial
 
-    def _finish(self, rows: Rows) -> None:
-        warn_without_overdispersion(self, rows)
-
 
 @dataclass(eq=False, repr=False)
-class FederatedGammaRegressor(_Deviance):
+class FederatedGammaRegressor(_RowModel, AnyPenalty):
     """Gamma regression of positive numbers, such as costs, with a log link: mean half deviance + lam penalty.
 
     Half the deviance of a row with score s is y exp(-s) + s - log y - 1. With penalty="ridge" and standardize=False it
@@ -304,7 +282,7 @@ class FederatedGammaRegressor(_Deviance):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedBinomialRegressor(_Deviance):
+class FederatedBinomialRegressor(_RowModel, AnyPenalty):
     """Logistic regression of counts: y has two columns, successes and trials.
 
     The fit is that of one row per trial: mean log-loss of trials + lam penalty. One column is a share of successes,
@@ -357,7 +335,7 @@ class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[m
 
 
 @dataclass(eq=False, repr=False)
-class FederatedHuberRegressor(_Regressor):
+class FederatedHuberRegressor(_RowModel):
     """Linear regression that outliers do not move: Huber's loss, with the scale sigma fitted too (`scale_`).
 
     mean(sigma + H(r / sigma) sigma), H(u) = u^2 up to epsilon, 2 epsilon |u| - epsilon^2 beyond; as scikit-learn's
@@ -374,10 +352,6 @@ class FederatedHuberRegressor(_Regressor):
 
     def _family(self) -> Response:
         return ScaledHuber(self.epsilon)
-
-
-DEVIANCES = ("binomial", "poisson", "negative-binomial", "gamma")
-"""Families of `FederatedGLM` whose score is D^2."""
 
 
 def warn_without_overdispersion(estimator: Any, rows: Rows) -> None:
@@ -463,32 +437,18 @@ class FederatedCoxRegression(AnyPenalty):
         if self.site_effects != "none":
             scores += self.site_effects_.added(rows.X, np.array(rows.sites.names)[rows.sites.of_row], 0.0)
         self.centre_ = float(rows.shares(self.weights) @ scores)
-        scores = scores - self.centre_
-        self.baseline_ = {
-            name: cumulative_hazard(scores[mine], rows.y[mine], rows.weight[mine])
-            for name, mine in ((name, rows.sites.of_row == k) for k, name in enumerate(rows.sites.names))
-        }
+        alone = rows._replace(X=(scores - self.centre_)[:, None]).by_site()  # one column, with the coefficient 1
+        f = problem_of(CoxResponse("breslow"), alone, alone.shares(self.weights), False)
+        assert isinstance(f, Cox)
+        each = (f.baseline(f.start + 1, k) for k in range(f.n))
+        pairs = zip(rows.sites.names, each, strict=True)
+        self.baseline_ = {name: (times.numpy(), hazard.numpy()) for name, (times, hazard) in pairs}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = True
         tags.target_tags.two_d_labels = True
         return tags
-
-
-def cumulative_hazard(scores: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Breslow's estimate: the event times, and the sum of events / sum over those at risk of exp(score) up to each.
-
-    By logarithms, so that no score is too large.
-    """
-    times, event = y[:, 0], y[:, 1] == 1
-    moments, which = np.unique(times[event], return_inverse=True)
-    deaths = np.bincount(which, weight[event], len(moments))
-    order = np.argsort(times)
-    risk = np.logaddexp.accumulate((scores + np.log(weight))[order][::-1])[::-1]
-    at_risk = risk[np.searchsorted(times[order], moments, "left")]
-    with np.errstate(over="ignore"):  # an infinite hazard, where scores are far apart
-        return moments, np.cumsum(np.exp(np.log(deaths) - at_risk))
 
 
 def concordant(scores: Floats, y: Floats) -> tuple[float, float]:

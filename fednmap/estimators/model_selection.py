@@ -31,7 +31,7 @@ from fednmap.estimators.linear_models import (
 )
 from fednmap.estimators.path import RegularizationPath, grid, is_ridge, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, problem_of
-from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.rows import Floats, Rows, sample_weights
 from fednmap.estimators.site_effects import PartialMinimum
 from fednmap.names import InputError
 from fednmap.tables.table import divide
@@ -160,10 +160,11 @@ class CrossValidated(Federated):
             fold, names = np.empty(n, np.intp), tuple(f"fold {k + 1}" for k in range(cv))
             fold[shuffled[np.lexsort((kinds[shuffled], rows.sites.of_row[shuffled]))]] = np.arange(n) % cv
         else:
-            given = _num_samples(X)
-            y = self._targets(y, divide(None, given))[:, 1] if name == "cox" else y
-            kept = np.broadcast_to(True if sample_weight is None else np.asarray(sample_weight, float) > 0, given)
-            return _split(cv, X, y, sites, kept)
+            where = divide(None, _num_samples(X))
+            y = self.formula_.response(X) if y is None and self.formula is not None else y
+            weight = sample_weights(sample_weight, len(where.of_row), where)
+            found, weight = self._family().as_rows(self._targets(y, where), weight)
+            return _split(cv, X, found[:, 1] if name == "cox" else y, sites, weight > 0)
         return [Fold(name, np.flatnonzero(fold == k), np.flatnonzero(fold != k)) for k, name in enumerate(names)]
 
     def _by_folds(self, rows: Rows, folds: list[Fold]) -> tuple[int, int, int]:
@@ -307,7 +308,8 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     select:       "min", the least held-out loss; "1se", the largest lam within one standard error of it; or, without
                   folds, the least "bic" or "ebic" (extended, for many columns).
     random_state: how the folds are dealt out.
-    mu:           with site_effects="sparse" also a list, of which mu_ is chosen in the same way.
+    mu:           with site_effects="sparse"; default 0.007, whatever lam is. Also a list, of which mu_ is chosen in the
+                  same way.
     """
 
 

@@ -15,7 +15,7 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
-from fednmap.estimators.families import Linear, problem, with_offset
+from fednmap.estimators.families import Linear, first_level, problem
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
 from fednmap.measure import hessian_norms
@@ -117,12 +117,20 @@ class Layout:
     """What the vector x of f means: coefficients of scaled columns, one output after another, then the intercepts, then
     what the family estimates once for all rows. It begins at the model without columns, of y with these weights."""
 
-    def __init__(self, family: Response, scaling: Scaling, y: Floats, weight: Floats, intercept: bool) -> None:
+    def __init__(
+        self,
+        family: Response,
+        scaling: Scaling,
+        y: Floats,
+        weight: Floats,
+        intercept: bool,
+        offset: Floats | None = None,
+    ) -> None:
         self.family, self.scaling, self.intercept = family, scaling, intercept
         self.outputs, self.constants = family.outputs - family.constants, family.constants
         self.columns = len(scaling.shift)
         self.end = self.outputs * self.columns
-        first = family.first(y, weight) if intercept else np.zeros(0)
+        first = first_level(family, y, weight, offset) if intercept else np.zeros(0)
         parts = [np.zeros(self.end), first, family.first_constants(y, weight)]
         self.start = torch.from_numpy(np.concatenate(parts))
         self._least = family.least(y, weight) if family.constants else 0.0
@@ -176,13 +184,12 @@ class Prepared(Layout):
         mu: float = 0.0,
     ) -> None:
         rows = rows.by_site()
-        family, y = with_offset(family, rows)
-        X, each = rows.X, rows.shares(weights)
+        X, y, each = rows.X, rows.y, rows.shares(weights)
         self.level = fit_intercept and family.level
         intercept = self.level and site_effects == "none"
         free = self.level or not family.level
         scaling = Scaling.of(*moments(X, each), standardize=standardize, free_level=free)
-        super().__init__(family, scaling, y, each, intercept)
+        super().__init__(family, scaling, y, each, intercept, rows.offset)
         self.sites = rows.sites
         self.site_weights: Floats = np.bincount(rows.sites.of_row, each, len(rows.sites)).astype(float)
         self._mapped = intercept and sparse.issparse(X)
@@ -259,15 +266,17 @@ class Prepared(Layout):
             return self.hessian(x)
         return self._back(self._back(self.problem.information(self._inner(x))).mT)
 
-    def pearson(self, x: Tensor) -> float:
-        """The mean of the rows' squared Pearson residuals."""
+    def noise(self, x: Tensor) -> float:
+        """The mean of the rows' squared Pearson residuals, of families that are `dispersed`; of others 1."""
+        if not self.family.dispersed or isinstance(self.family, Gaussian):
+            return 2 * self.loss(x) if self.family.dispersed else 1.0
         assert isinstance(self.problem, GLM)
         return self.problem.pearson(self._inner(x))
 
-    def outer(self, x: Tensor) -> Tensor:
-        """The sum over rows of squares of their gradients, (d, d)."""
+    def outer(self, x: Tensor, copies: float | None) -> Tensor:
+        """The sum over rows of squares of their gradients, (d, d); see `GLM.outer`."""
         assert isinstance(self.problem, GLM | PartialMinimum)  # a row of a Cox model has no gradient of its own
-        return self._back(self._back(self.problem.outer(self._inner(x))).mT)
+        return self._back(self._back(self.problem.outer(self._inner(x), copies)).mT)
 
     def smoothness(self, x: Tensor) -> float:
         """A bound of the Hessian's largest eigenvalue, else that at x by power iteration and a little more."""
@@ -314,11 +323,12 @@ class Prepared(Layout):
 def problem_of(family: Response, rows: Rows, each: Floats, intercept: bool) -> Linear:
     """The sites' losses on rows that lie site by site; `each` is what every row counts."""
     x = from_scipy("X", rows.X) if sparse.issparse(rows.X) else dense(rows.X)
-    family, y = with_offset(family, rows)
+    y = rows.y if rows.offset is None else np.column_stack([rows.y, rows.offset])
     return problem(
         family,
         ClientData(x, dense(y), dense(rows.sites.sizes)),
         intercept=intercept,
+        offset=rows.offset is not None,
         weights=dense(np.bincount(rows.sites.of_row, each, len(rows.sites))),
         sample_weights=None if bool((rows.weight == rows.weight[0]).all()) else dense(rows.weight),
     )

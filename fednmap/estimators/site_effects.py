@@ -142,9 +142,9 @@ class PartialMinimum:
         """Of F if intercepts alone differ: what the sites' intercepts leave of each Hessian (Schur complements)."""
         return self._projected(x, lambda site, inner: site.hessian(inner), 1)
 
-    def outer(self, x: Tensor) -> Tensor:
-        """The sum over rows of squares of their gradients, less what intercepts explain."""
-        return self._projected(x, lambda site, inner: site.outer(inner), 2)
+    def outer(self, x: Tensor, copies: float | None) -> Tensor:
+        """The sum over rows of squares of their gradients, less what intercepts explain; see `GLM.outer`."""
+        return self._projected(x, lambda site, inner: site.outer(inner, copies), 2 if copies is None else 1)
 
     def _projected(self, x: Tensor, matrix: Any, power: int) -> Tensor:
         p = self.columns

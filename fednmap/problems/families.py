@@ -39,27 +39,44 @@ class Response:
     """Whether the variance has a factor that is estimated from Pearson's residuals."""
     y_columns: ClassVar[int] = 1
     """How many columns the y of a user may have, at most."""
-
-    @property
-    def outputs(self) -> int:
-        """K: the numbers per row that the loss depends on."""
-        return 1
+    allowed: ClassVar[str] = ""
+    """What y must be, for a message."""
 
     @property
     def constants(self) -> int:
         """How many of the outputs, at the end, are one number for all rows, such as a scale, and not scores."""
         return 0
 
+    @property
+    def outputs(self) -> int:
+        """K: the numbers per row that the loss depends on."""
+        return 1 + self.constants
+
+    def allows(self, y: Floats) -> Any:
+        """Which rows have a y of this kind."""
+        return np.full(len(y), True)
+
+    def check_rows(self, y: Floats, at: Callable[[int], str]) -> None:
+        """Refuse a row whose y is not of this kind; `at` says where a row is."""
+        wrong = np.flatnonzero(~self.allows(y))
+        if len(wrong):
+            raise InputError(f"y is {y[wrong[0]]:g}{at(int(wrong[0]))}; {self.allowed}")
+
     def check(self, y: Floats, at: Callable[[int], str]) -> None:
-        """Refuse a y that is not of this kind; `at` says where a row is."""
+        """Refuse all rows together too if no model can be fitted to them."""
+        self.check_rows(y, at)
 
     def as_rows(self, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
         """The targets of the loss and what rows count, from y as a user gives it."""
         return y, weight
 
     def minus_two_log(self, losses: Floats, n: float) -> Floats:
-        """-2 log likelihood of models with these mean losses of n rows, up to what is the same for all models."""
+        """-2 log likelihood of models with these mean losses of n rows, up to `left_out`."""
         return 2 * n * losses
+
+    def left_out(self, y: Floats, weight: Floats) -> float:
+        """The part of -2 log likelihood that is the same for all models of y, whose rows count `weight`."""
+        return 0.0
 
     def first(self, y: Floats, weight: Floats) -> Floats:
         """The intercepts of the model without features; weights sum to 1."""
@@ -96,10 +113,8 @@ class Family(Response, ABC):
     With one output, eta has the shape of y; with K outputs it has one more axis, the last, of length K.
     """
 
-    @property
-    def bound(self) -> float | None:
-        """The largest curvature anywhere; None where there is no bound, and f is smooth on bounded sets only."""
-        return None
+    bound: ClassVar[float | None] = None
+    """The largest curvature anywhere; None where there is no bound, and f is smooth on bounded sets only."""
 
     @abstractmethod
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -112,11 +127,6 @@ class Family(Response, ABC):
     @abstractmethod
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         """Its second derivative with respect to eta: with K outputs a matrix (K, K) per row."""
-
-    @property
-    def columns(self) -> int:
-        """The numbers of a row that `loss` takes as y; if more than 1, y has one more axis, the last."""
-        return 1
 
     def information(self, eta: Tensor, y: Tensor) -> Tensor:
         """The expected curvature, as in Fisher scoring; it differs where the link is not canonical."""
@@ -140,6 +150,8 @@ class Family(Response, ABC):
 
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Targets in the form that the loss takes, real numbers of this dtype or labels; others are refused."""
+        if self.allowed:
+            self.check_rows(y.double().cpu().numpy(), lambda row: f" (first in row {row})")
         return y.to(dtype)
 
     def start(self, like: Tensor) -> Tensor:
@@ -153,10 +165,7 @@ class Gaussian(Family):
 
     name = "gaussian"
     dispersed = True
-
-    @property
-    def bound(self) -> float:
-        return 1.0
+    bound = 1.0
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         return 0.5 * (eta - y).square()
@@ -177,16 +186,16 @@ class Gaussian(Family):
         found: Floats = n * np.log(np.clip(2 * losses, 1e-300, None))
         return found
 
+    def left_out(self, y: Floats, weight: Floats) -> float:
+        return float(weight.sum()) * (math.log(2 * math.pi) + 1)
+
 
 @dataclass(frozen=True)
 class Bernoulli(Family):
     """log(1 + exp(-s eta)), s = 2 y - 1: logistic regression with labels 0 and 1."""
 
     name = "logistic"
-
-    @property
-    def bound(self) -> float:
-        return 0.25
+    bound = 0.25
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         return softplus((1 - 2 * y) * eta)
@@ -212,12 +221,12 @@ class Bernoulli(Family):
             raise InputError("all rows of positive weight are of one class; two classes are needed")
 
     def first(self, y: Floats, weight: Floats) -> Floats:
-        logs = np.log(np.clip(_shares(y, weight, 2), 1e-12, None))
-        return np.array([logs[1] - logs[0]])
+        share = np.clip(weight @ y, 1e-12, 1 - 1e-12)
+        return np.array([np.log(share / (1 - share))])
 
     def steepness(self, y: Floats, weight: Floats) -> Floats:
-        share = _shares(y, weight, 2)
-        return np.array([(share * (1 - share)).mean()])
+        share = float(weight @ y)
+        return np.array([share * (1 - share)])
 
 
 @dataclass(frozen=True)
@@ -235,9 +244,7 @@ class Multinomial(Family):
     def outputs(self) -> int:
         return self.classes
 
-    @property
-    def bound(self) -> float:
-        return 0.5
+    bound = 0.5
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         return -log_softmax(eta, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -273,8 +280,35 @@ class Multinomial(Family):
         return np.full(self.classes, (share * (1 - share)).mean())  # equal: what is common to all classes stays 0
 
 
+class _LogLink(Family):
+    """A family whose score is the logarithm of the mean."""
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.exp(eta[..., 0] if self.constants else eta)
+
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        return np.array([np.log(weight @ y)])
+
+
+class _Counts(_LogLink):
+    """Numbers of at least 0."""
+
+    allowed = "counts must be at least 0"
+
+    def allows(self, y: Floats) -> Any:
+        return y >= 0
+
+    def check(self, y: Floats, at: Callable[[int], str]) -> None:
+        super().check(y, at)
+        if not bool((y > 0).any()):
+            raise InputError("all counts are 0, so that the logarithm of their mean is not finite; give some above 0")
+
+    def unit(self, y: Floats, weight: Floats) -> float:
+        return float(self.steepness(y, weight)[0])
+
+
 @dataclass(frozen=True)
-class Poisson(Family):
+class Poisson(_Counts):
     """Half the deviance, exp(eta) - y eta + y log y - y: counts y with mean exp(eta).
 
     The curvature exp(eta) is not bounded: f is smooth on bounded sets only, and a step size that suits the start may be
@@ -292,31 +326,13 @@ class Poisson(Family):
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
         return torch.exp(eta)
 
-    def mean(self, eta: Tensor) -> Tensor:
-        return torch.exp(eta)
-
-    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        negative = (y < 0).nonzero()
-        if len(negative):
-            row = int(negative[0])
-            raise InputError(f"y holds {float(y[row]):g} (first in row {row}); counts must be at least 0")
-        return y.to(dtype)
-
-    def check(self, y: Floats, at: Callable[[int], str]) -> None:
-        wrong = np.flatnonzero(y < 0)
-        if len(wrong):
-            raise InputError(f"y is {y[wrong[0]]:g} in row {wrong[0]}{at(wrong[0])}; counts must be at least 0")
-        if not bool((y > 0).any()):
-            raise InputError("all counts are 0, so that the logarithm of their mean is not finite; give some above 0")
-
-    def first(self, y: Floats, weight: Floats) -> Floats:
-        return np.array([np.log(weight @ y)])
-
     def steepness(self, y: Floats, weight: Floats) -> Floats:
         return np.array([weight @ y])
 
-    def unit(self, y: Floats, weight: Floats) -> float:
-        return float(weight @ y)
+    def left_out(self, y: Floats, weight: Floats) -> float:
+        from scipy.special import gammaln, xlogy  # which the help of a command does not wait for
+
+        return 2 * float(weight @ (y - xlogy(y, y) + gammaln(y + 1)))
 
 
 @dataclass(frozen=True)
@@ -326,15 +342,14 @@ class Huber(Family):
     delta is in the units of y. With a scale that is estimated, as scikit-learn's HuberRegressor has it: `ScaledHuber`.
     """
 
+    likelihood = False
     delta: float = 1.35
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < math.inf:
             raise InputError(f"delta is {self.delta}; it must be a finite positive number")
 
-    @property
-    def bound(self) -> float:
-        return 1.0
+    bound = 1.0
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         r = eta - y
@@ -361,19 +376,12 @@ class ScaledHuber(Family):
 
     name = "huber"
     likelihood = False
+    constants = 1
     epsilon: float = 1.35
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.epsilon < math.inf:
             raise InputError(f"epsilon is {self.epsilon}; it must be finite and at least 1")
-
-    @property
-    def outputs(self) -> int:
-        return 2
-
-    @property
-    def constants(self) -> int:
-        return 1
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         r, sigma = eta[..., 0] - y, eta[..., 1]
@@ -423,6 +431,7 @@ class Binomial(Bernoulli):
 
     name = "binomial"
     y_columns = 2
+    allowed = "expected shares from 0 to 1, or the columns successes and trials: give both columns"
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         return softplus(eta) - y * eta + (torch.xlogy(y, y) + torch.xlogy(1 - y, 1 - y))
@@ -431,9 +440,10 @@ class Binomial(Bernoulli):
         return self.mean(eta)
 
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        if not bool(((y >= 0) & (y <= 1)).all()):
-            raise InputError("expected shares of successes from 0 to 1, got others; give successes / trials")
-        return y.to(dtype)
+        return Family.targets(self, y, dtype)
+
+    def allows(self, y: Floats) -> Any:
+        return (y >= 0) & (y <= 1)
 
     def as_rows(self, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
         if y.ndim == 1:
@@ -450,26 +460,19 @@ class Binomial(Bernoulli):
         return np.divide(y[:, 0], y[:, 1], out=np.zeros(len(y)), where=y[:, 1] > 0), weight * y[:, 1]
 
     def check(self, y: Floats, at: Callable[[int], str]) -> None:
-        wrong = np.flatnonzero(~((y >= 0) & (y <= 1)))
-        if len(wrong):
-            raise InputError(
-                f"expected shares from 0 to 1, or the columns successes and trials, got {y[wrong[0]]:g} in row "
-                f"{wrong[0]}{at(wrong[0])}; give both columns"
-            )
+        self.check_rows(y, at)
         if not 0 < y.mean() < 1:
             raise InputError("all trials have the same outcome; a binomial model needs successes and failures")
 
-    def first(self, y: Floats, weight: Floats) -> Floats:
-        share = np.clip(weight @ y, 1e-12, 1 - 1e-12)
-        return np.array([np.log(share / (1 - share))])
+    def left_out(self, y: Floats, weight: Floats) -> float:
+        from scipy.special import betaln, xlogy
 
-    def steepness(self, y: Floats, weight: Floats) -> Floats:
-        share = float(weight @ y)
-        return np.array([share * (1 - share)])
+        each = weight * (xlogy(y, y) + xlogy(1 - y, 1 - y)) - np.log(weight + 1)
+        return 2 * float((betaln(weight * y + 1, weight * (1 - y) + 1) - each).sum())
 
 
 @dataclass(frozen=True)
-class Gamma(Family):
+class Gamma(_LogLink):
     """Half the deviance, y exp(-eta) + eta - log y - 1: positive y with mean exp(eta), and a variance that grows as its
     square.
 
@@ -478,6 +481,7 @@ class Gamma(Family):
 
     name = "gamma"
     dispersed = True
+    allowed = "a Gamma model needs numbers above 0"
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         return y * torch.exp(-eta) + eta - (torch.log(y) + 1)
@@ -494,34 +498,22 @@ class Gamma(Family):
     def pearson(self, eta: Tensor, y: Tensor) -> Tensor:
         return (y * torch.exp(-eta) - 1).square()
 
-    def mean(self, eta: Tensor) -> Tensor:
-        return torch.exp(eta)
-
-    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        if not bool((y > 0).all()):
-            raise InputError(f"y holds {float(y.min()):g}; a Gamma model needs numbers above 0")
-        return y.to(dtype)
-
-    def check(self, y: Floats, at: Callable[[int], str]) -> None:
-        wrong = np.flatnonzero(~(y > 0))
-        if len(wrong):
-            raise InputError(
-                f"y is {y[wrong[0]]:g} in row {wrong[0]}{at(wrong[0])}; a Gamma model needs numbers above 0"
-            )
-
-    def first(self, y: Floats, weight: Floats) -> Floats:
-        return np.array([np.log(weight @ y)])
+    def allows(self, y: Floats) -> Any:
+        return y > 0
 
     def minus_two_log(self, losses: Floats, n: float) -> Floats:
-        from scipy.special import gammaln  # which the help of a command does not wait for
+        from scipy.special import gammaln
 
         half = np.clip(losses, 1e-300, None)  # as in R: the dispersion is the mean deviance
         found: Floats = 2 * n * ((half + 1 + np.log(2 * half)) / (2 * half) + gammaln(1 / (2 * half)))
         return found
 
+    def left_out(self, y: Floats, weight: Floats) -> float:
+        return 2 * float(weight @ np.log(y))
+
 
 @dataclass(frozen=True)
-class NegativeBinomial(Family):
+class NegativeBinomial(_Counts):
     """-log likelihood of counts y with mean m = exp(eta) and variance m + a m^2.
 
     lgamma(1 / a) + lgamma(y + 1) - lgamma(y + 1 / a) + (y + 1 / a) log(1 + a m) - y log(a m)
@@ -534,14 +526,7 @@ class NegativeBinomial(Family):
     """
 
     name = "negative-binomial"
-
-    @property
-    def outputs(self) -> int:
-        return 2
-
-    @property
-    def constants(self) -> int:
-        return 1
+    constants = 1
 
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
         s, log_a = eta[..., 0], eta[..., 1]
@@ -564,21 +549,9 @@ class NegativeBinomial(Family):
         _, m, over, _ = self._parts(eta, y)
         return _symmetric(m * over, torch.zeros_like(m), self.curvature(eta, y)[..., 1, 1])
 
-    def mean(self, eta: Tensor) -> Tensor:
-        return torch.exp(eta[..., 0])
-
     def saturated(self, y: Tensor, like: Tensor) -> Tensor:
         best = torch.log(y.clamp_min(1e-300))
         return self.loss(torch.stack([best, like[..., 1].expand(best.shape)], -1), y)
-
-    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        return Poisson().targets(y, dtype)
-
-    def check(self, y: Floats, at: Callable[[int], str]) -> None:
-        Poisson().check(y, at)
-
-    def first(self, y: Floats, weight: Floats) -> Floats:
-        return np.array([np.log(weight @ y)])
 
     def first_constants(self, y: Floats, weight: Floats) -> Floats:
         mean = float(weight @ y)
@@ -593,9 +566,6 @@ class NegativeBinomial(Family):
     def steepness(self, y: Floats, weight: Floats) -> Floats:
         mean = float(weight @ y)
         return mean / (1 + np.exp(self.first_constants(y, weight)) * mean)
-
-    def unit(self, y: Floats, weight: Floats) -> float:
-        return float(self.steepness(y, weight)[0])
 
     def _parts(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """1 / a, m, 1 / (1 + a m), and the derivative of the loss by 1 / a at m = y."""
@@ -621,10 +591,6 @@ class Ordinal(Family):
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise InputError(f"classes is {self.classes}; ordered labels need at least 2")
-
-    @property
-    def outputs(self) -> int:
-        return self.classes - 1
 
     @property
     def constants(self) -> int:
@@ -714,108 +680,6 @@ class Ordinal(Family):
     def _is_past(self, y: Tensor, k: int) -> Tensor:
         """Which gaps are part of t_(y-k)."""
         return y.long().unsqueeze(-1) - k >= torch.arange(1, self.classes - 1, device=y.device)
-
-
-class Offset(Family):
-    """A family whose score has a known part: loss(eta + offset, y). The targets of a row are y and the offset."""
-
-    def __init__(self, inner: Family) -> None:
-        if inner.outputs - inner.constants != 1:
-            raise InputError(f"expected a family with one score for an offset, got {inner.name}; leave the offset out")
-        self.inner = inner
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.inner.name
-
-    @property
-    def likelihood(self) -> bool:  # type: ignore[override]
-        return self.inner.likelihood
-
-    @property
-    def dispersed(self) -> bool:  # type: ignore[override]
-        return self.inner.dispersed
-
-    @property
-    def outputs(self) -> int:
-        return self.inner.outputs
-
-    @property
-    def constants(self) -> int:
-        return self.inner.constants
-
-    @property
-    def columns(self) -> int:
-        return 2
-
-    @property
-    def bound(self) -> float | None:
-        return self.inner.bound
-
-    def _at(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        y, offset = y[..., 0], y[..., 1]
-        return (
-            eta + offset if self.outputs == 1 else torch.cat([eta[..., :1] + offset.unsqueeze(-1), eta[..., 1:]], -1)
-        ), y
-
-    def loss(self, eta: Tensor, y: Tensor) -> Tensor:
-        return self.inner.loss(*self._at(eta, y))
-
-    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        return self.inner.slope(*self._at(eta, y))
-
-    def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
-        return self.inner.curvature(*self._at(eta, y))
-
-    def information(self, eta: Tensor, y: Tensor) -> Tensor:
-        return self.inner.information(*self._at(eta, y))
-
-    def pearson(self, eta: Tensor, y: Tensor) -> Tensor:
-        return self.inner.pearson(*self._at(eta, y))
-
-    def saturated(self, y: Tensor, like: Tensor) -> Tensor:
-        return self.inner.saturated(y[..., 0], like)
-
-    def mean(self, eta: Tensor) -> Tensor:
-        return self.inner.mean(eta)
-
-    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.stack([self.inner.targets(y[:, 0], dtype).to(dtype), y[:, 1].to(dtype)], 1)
-
-    def start(self, like: Tensor) -> Tensor:
-        return self.inner.start(like)
-
-    def first(self, y: Floats, weight: Floats) -> Floats:
-        """By Newton steps from the model without offsets, on sums over rows."""
-        level, rows = self.inner.first(y[:, 0], weight) - weight @ y[:, 1], torch.from_numpy(y)
-        constants = torch.from_numpy(self.first_constants(y, weight)).expand(len(y), -1)
-        for _ in range(50):
-            eta = torch.cat([torch.full((len(y), 1), float(level[0]), dtype=torch.float64, device="cpu"), constants], 1)
-            eta = eta[:, 0] if self.outputs == 1 else eta
-            slope, curve = (
-                self.slope(eta, rows).reshape(len(y), -1)[:, 0],
-                self.curvature(eta, rows).reshape(len(y), -1),
-            )
-            step = weight @ slope.numpy() / max(float(weight @ curve[:, 0].numpy()), 1e-300)
-            level = level - np.clip(step, -2, 2)
-            if abs(step) < 1e-12:
-                break
-        return level
-
-    def first_constants(self, y: Floats, weight: Floats) -> Floats:
-        return self.inner.first_constants(y[:, 0], weight)
-
-    def least(self, y: Floats, weight: Floats) -> float:
-        return self.inner.least(y[:, 0], weight)
-
-    def unit(self, y: Floats, weight: Floats) -> float:
-        return self.inner.unit(y[:, 0], weight)
-
-    def steepness(self, y: Floats, weight: Floats) -> Floats:
-        return self.inner.steepness(y[:, 0], weight)
-
-    def minus_two_log(self, losses: Floats, n: float) -> Floats:
-        return self.inner.minus_two_log(losses, n)
 
 
 FAMILIES: dict[str, Callable[..., Family]] = {

@@ -40,6 +40,7 @@ class GLM(FiniteSum):
     intercept: whether there is c; it comes after the coefficients: a regularizer on `coefficients` leaves it alone.
     weights:   of the clients in f; "samples" makes f the mean over all rows of all clients.
     sample_weights: what each row counts in its client's mean (by "samples": in f).
+    offset:    whether y has a second column, a known part of eta.
     batch_size: None for exact gradients; seed, minibatches, local_steps: how samples are drawn, see `FiniteSum`.
 
     Numbers that a family estimates once for all rows, such as a scale, come last in x.
@@ -52,16 +53,26 @@ class GLM(FiniteSum):
     """
 
     def __init__(
-        self, data: Pairs, family: Family | str, *, intercept: bool = False, **options: Unpack[Options]
+        self,
+        data: Pairs,
+        family: Family | str,
+        *,
+        intercept: bool = False,
+        offset: bool = False,
+        **options: Unpack[Options],
     ) -> None:
-        rows = samples(data, 1 if isinstance(family, str) else family.columns)
-        self.family = _family(family, rows.y) if isinstance(family, str) else family
-        self._more = int(self.family.columns > 1)  # axes of y after that of the rows
-        y = self.family.targets(rows.y, rows.x.dtype)
+        rows = samples(data, 1 + offset)
+        given = rows.y[:, 0] if offset else rows.y
+        self.family, self.offset = _family(family, given) if isinstance(family, str) else family, offset
+        y = self.family.targets(given, rows.x.dtype)
+        if offset:
+            y = torch.stack([y.to(rows.x.dtype), rows.y[:, 1].to(rows.x.dtype)], 1)
         super().__init__(rows if y is rows.y else ClientData(rows.x, y, rows.sizes), **options)
         self.features = self.data.x.shape[1:].numel()
         self.intercept = intercept
         self._scores = self.family.outputs - self.family.constants
+        if offset and self._scores > 1:
+            raise InputError(f"expected a family with one score for an offset, got {self.family.name}; leave it out")
         end = self._scores * self.features
         after = end + self._scores * intercept
         self.dim = after + self.family.constants
@@ -77,7 +88,8 @@ class GLM(FiniteSum):
         return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:
-        return super().made_of() | {"family": self.family, "intercept": self.intercept}
+        made = {"family": self.family, "intercept": self.intercept} | ({"offset": True} if self.offset else {})
+        return super().made_of() | made
 
     def _changed(self, **fields: Any) -> Self:
         return super()._changed(_small={}, _cut={}, **fields)
@@ -94,17 +106,17 @@ class GLM(FiniteSum):
         return self.family.predict(self.scores(x, inputs))
 
     def batch_loss(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        return (weight * self.family.loss(self._outputs(x, self._rows(a, b, x.dtype)), b)).sum(-1)
+        return (weight * self.family.loss(*self._at(x, self._rows(a, b, x.dtype), b))).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
         design = self._rows(a, b, x.dtype)
-        return self._back(self._weighted(weight, self.family.slope(self._outputs(x, design), b)), design)
+        return self._back(self._weighted(weight, self.family.slope(*self._at(x, design, b))), design)
 
     def batch_value_and_gradient(
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
     ) -> tuple[Tensor, Tensor]:
         design = self._rows(a, b, x.dtype)
-        loss, slope = self.family.loss_and_slope(self._outputs(x, design), b)
+        loss, slope = self.family.loss_and_slope(*self._at(x, design, b))
         return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
 
     def smoothness(self, x: Tensor | None = None) -> float:
@@ -118,7 +130,7 @@ class GLM(FiniteSum):
         batches = []
         for a, b, weight in self._everything(x):
             design = self._rows(a, b, x.dtype)
-            curve = None if bound is not None else self.family.curvature(self._outputs(x, design), b)
+            curve = None if bound is not None else self.family.curvature(*self._at(x, design, b))
             batches.append((design, weight, curve))
 
         def product(v: Tensor) -> Tensor:
@@ -140,7 +152,7 @@ class GLM(FiniteSum):
         w, c = total[:, self.coefficients], total[:, self.intercepts]
         for design, b, weight in self._pieces(len(points), points.dtype):
             eta = self._outputs_each(points, design)
-            slope = self.family.slope(eta, self._at_each(b, eta))
+            slope = self.family.slope(*self._known(eta, self._at_each(b, eta)))
             slope = slope.mul_(weight.reshape(-1, *[1] * (eta.ndim - 1))).flatten(1)
             w += design.transposed_each(slope).reshape(w.shape)
             if self.intercept:
@@ -152,17 +164,17 @@ class GLM(FiniteSum):
         total = points.new_zeros(len(points))
         for design, b, weight in self._pieces(len(points), points.dtype):
             eta = self._outputs_each(points, design)
-            total += weight @ self.family.loss(eta, self._at_each(b, eta))
+            total += weight @ self.family.loss(*self._known(eta, self._at_each(b, eta)))
         return total
 
     def client_losses(self, x: Tensor) -> Tensor:
         """f_i of every client, (n,)."""
-        each = [self.family.loss(self._outputs(x, design), b).double() for design, b, _ in self._pieces(1, x.dtype)]
+        each = [self.family.loss(*self._at(x, design, b)).double() for design, b, _ in self._pieces(1, x.dtype)]
         return per_client(self._shares * torch.cat(each).cpu(), self._sizes)
 
     def _rows(self, a: Tensor | Design, b: Tensor, dtype: torch.dtype) -> Design:
         """The rows a with the targets b, to compute with."""
-        return design_of(a, b.shape[: b.ndim - self._more], dtype)
+        return design_of(a, b.shape[: b.ndim - self.offset], dtype)
 
     def _at_each(self, b: Tensor, eta: Tensor) -> Tensor:
         """The targets b of rows at each of k points, (B, k) or with several columns (B, k, columns)."""
@@ -198,15 +210,19 @@ class GLM(FiniteSum):
 
     def pearson(self, x: Tensor) -> float:
         """The mean of the rows' squared Pearson residuals, weighted as in f."""
-        parts = ((weight, self._outputs(x, self._rows(a, b, x.dtype)), b) for a, b, weight in self._everything(x))
-        return sum(float(weight @ self.family.pearson(eta, b)) for weight, eta, b in parts)
+        parts = ((weight, self._at(x, self._rows(a, b, x.dtype), b)) for a, b, weight in self._everything(x))
+        return sum(float(weight @ self.family.pearson(*at)) for weight, at in parts)
 
-    def outer(self, x: Tensor) -> Tensor:
-        """The sum over rows of g_j g_j', (p, p), where the g_j sum to the gradient of f: how much rows disagree."""
+    def outer(self, x: Tensor, copies: float | None = None) -> Tensor:
+        """The sum over rows of g_j g_j', (p, p), where the g_j sum to the gradient of f: how much rows disagree.
+
+        copies: the number of rows if a row that weighs twice as much as another one stands for two of them.
+        """
 
         def squares(eta: Tensor, b: Tensor, weight: Tensor) -> Tensor:
             slope = self.family.slope(eta, b).reshape(len(b), self.family.outputs)
-            return _per_row(weight.square(), slope.unsqueeze(-1) * slope.unsqueeze(-2))
+            square = weight.square() if copies is None else weight / copies
+            return _per_row(square, slope.unsqueeze(-1) * slope.unsqueeze(-2))
 
         return self._sum_of_squares(x, squares)
 
@@ -216,7 +232,7 @@ class GLM(FiniteSum):
         total = x.new_zeros(outputs, d + 1, outputs, d + 1)  # as if every output had coefficients and an intercept
         for a, b, weight in self._everything(x):
             design = self._rows(a, b, x.dtype)
-            curve = inside(self._outputs(x, design), b, weight).reshape(len(b), outputs, outputs)
+            curve = inside(*self._at(x, design, b), weight).reshape(len(b), outputs, outputs)
             for i in range(outputs):
                 for j in range(outputs):
                     c, block = curve[:, i, j], total[i, :, j]
@@ -235,6 +251,18 @@ class GLM(FiniteSum):
         every = torch.arange(self.family.outputs * (self.features + 1), device=self.data.x.device)
         table = every.reshape(self.family.outputs, -1)
         return torch.cat([table[: self._scores, :-1].flatten(), table[self.family.outputs - self._offsets_of :, -1]])
+
+    def _at(self, x: Tensor, a: Design, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs for rows a, and their targets."""
+        eta = self._outputs(x, a)
+        return self._known(eta, b) if self.offset else (eta, b)
+
+    def _known(self, eta: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs with the known part of their scores, which b holds, and the targets alone."""
+        if not self.offset:
+            return eta, b
+        b, known = b.unbind(-1)
+        return eta + (known if self.family.outputs == 1 else pad(known.unsqueeze(-1), (0, self.family.constants))), b
 
     def _outputs(self, x: Tensor, a: Design) -> Tensor:
         """The outputs for rows a (..., B, d), linear in x: (..., B), with K of them (..., B, K)."""

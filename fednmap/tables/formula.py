@@ -19,10 +19,9 @@ from fednmap.tables.statistics import (
     Question,
     Statistic,
     answer,
-    as_code,
     by_site,
     carry,
-    levels_of,
+    matched,
     order_statistics,
 )
 from fednmap.tables.table import Column, SiteError, Table, is_words, missing, table
@@ -198,12 +197,11 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     raise SiteError(f"{rows.where}column {name!r} holds words; numbers are needed", "words", name)
                 columns[name] = values
                 continue
-            words = [as_code(str(word)) for word in levels_of(values)]
-            code = {as_code(level): level for level in s.levels}
-            if unknown := [word for word in words if word not in code]:
+            words = matched(values, s.levels)
+            if unknown := [word for word in words if word not in s.levels]:
                 message = f"{rows.where}column {name!r} has the level {unknown[0]!r}, which no site had"
                 raise SiteError(message, "unknown-level", name)
-            columns[name] = pandas.Categorical([code[word] for word in words], list(s.levels))
+            columns[name] = pandas.Categorical(words, list(s.levels))
         state = {key: dict(value) for key, value in known_state.items()}
         spec = formulaic.ModelSpec(formula=parsed.right, transform_state=state, na_action="ignore")
         frame = pandas.DataFrame(columns, index=range(rows.rows))

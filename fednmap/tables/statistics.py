@@ -127,6 +127,12 @@ def as_code(word: str) -> str:
     return as_word(float(word)) if NUMBER.fullmatch(word) else word
 
 
+def matched(values: Column, levels: Sequence[str]) -> list[str | None]:
+    """The words of a categorical column as these levels have them, by name or by code; others as they are."""
+    known = {as_code(level): level for level in levels} | {level: level for level in levels}
+    return [word and known.get(word, known.get(as_code(word), word)) for word in levels_of(values)]
+
+
 def order_statistics(rank: Mapping[str, float]) -> Generator[Question, Answers, dict[str, float]]:
     """The least value of each column with at least `rank` values up to it, by counts of values below some cuts."""
     ranges = yield {"ask": "ranges", "columns": list(rank)}
@@ -226,8 +232,6 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
     def fit(self, X: Any, y: Any = None, sites: Any = None) -> Self:
         """From a mapping of site names to frames, or one frame and the site of each of its rows."""
         tables = {t.name: t for t in by_site(X, sites)}
-        if empty := [name for name, t in tables.items() if not t.rows]:
-            raise InputError(f"site {empty[0]!r} has no rows; leave it out")
         return self.know(carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
@@ -311,10 +315,14 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
 def by_site(X: Any, sites: Any = None) -> list[Table]:
     """One table per site, from a mapping of names to frames or from one frame with the site of every row."""
     if sites is None and isinstance(X, Mapping) and X and not all(np.ndim(v) == 1 for v in X.values()):
-        return [Table(table(frame, str(name)).columns, str(name)) for name, frame in X.items()]
-    whole = table(X)
-    where = divide(sites, whole.rows)
-    return [Table(whole.some(where.of_row == k).columns, name) for k, name in enumerate(where.names)]
+        found = [Table(table(frame, str(name)).columns, str(name)) for name, frame in X.items()]
+    else:
+        whole = table(X)
+        where = divide(sites, whole.rows)
+        found = [Table(whole.some(where.of_row == k).columns, name) for k, name in enumerate(where.names)]
+    if empty := [t.name for t in found if not t.rows]:
+        raise InputError(f"site {empty[0]!r} has no rows; leave it out")
+    return found
 
 
 def _by_name(said: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -356,10 +364,9 @@ def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
         filled = np.where(gaps, s.fill, np.nan if is_words(values) else values)
         filled = (filled - s.mean) / s.scale if standardize else filled
         return [filled, gaps.astype(float)] if s.flagged else [filled]
-    known = {as_code(level): level for level in s.levels} | {level: level for level in s.levels}
-    found = [word if word is None or word in known else as_code(word) for word in levels_of(values)]
+    found = matched(values, s.levels)
     for row, word in enumerate(found):
-        if word is not None and word not in known:
+        if word is not None and word not in s.levels:
             raise SiteError(
                 f"{column} has the level {word!r} in row {row}, which no site had; known are "
                 f"{', '.join(s.levels[:12])}",
@@ -369,6 +376,6 @@ def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
         if word is None and not s.flagged:
             message = f"{column} has no value in row {row}, and no site had gaps there; fill it"
             raise SiteError(message, "gaps", s.column)
-    words = np.array([None if word is None else known[word] for word in found], object)
+    words = np.array(found, object)
     columns = [(words == level).astype(float) for level in s.levels[1:]]
     return [*columns, np.array([word is None for word in words], float)] if s.flagged else columns

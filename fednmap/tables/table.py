@@ -115,6 +115,10 @@ class Sites:
         """Where a row is, for a message; empty if there is one site only."""
         return f" at site {self.names[self.of_row[row]]!r}" if len(self) > 1 else ""
 
+    def row(self, row: int) -> str:
+        """The same with the number of the row."""
+        return f" in row {row}{self.at(row)}"
+
     def some(self, keep: Any) -> Sites:
         """The sites of these rows only; a site that keeps none is left out."""
         found, numbers = np.unique(self.of_row[keep], return_inverse=True)

@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from scipy.optimize import minimize
 from scipy.special import expit, gammaln
 from sklearn.exceptions import ConvergenceWarning
@@ -318,8 +319,59 @@ TELL = """
 cells <- function(n) paste0("\\"", n, "\\": [", paste(sprintf("%.17g", d[[n]]), collapse = ","), "]")
 cat("{", paste(sapply(names(d), cells), collapse = ","), "}\\n")
 for (k in 1:2) cat(sprintf("%.17g", coef(summary(m))[, k]), "\\n")
-cat(if (is.null(m$theta)) 0 else sprintf("%.17g", m$theta), "\\n")"""
-"""R code that prints the table, the estimates, their errors, and theta."""
+cat(if (is.null(m$theta)) 0 else sprintf("%.17g", m$theta), "\\n")
+cat(sprintf("%.17g", logLik(m)), "\\n")"""
+"""R code that prints the table, the estimates, their errors, theta, and the log likelihood."""
+
+
+@pytest.mark.filterwarnings("ignore:lam_ = ")
+def test_folds_of_ones_own_know_rows_without_trials(rows):
+    X, y, site = rows
+    trials, many = np.column_stack([y["successes"], y["trials"]]), np.flatnonzero(y["trials"] > 0)
+    assert len(many) < len(X)
+    fold = np.arange(len(X)) % 3
+    pairs = [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(3)]
+    alone = [(np.flatnonzero(fold[many] != k), np.flatnonzero(fold[many] == k)) for k in range(3)]
+    one = FederatedBinomialRegressorCV(lambdas=[0.1, 0.01], cv=pairs).fit(X, trials, site)
+    other = FederatedBinomialRegressorCV(lambdas=[0.1, 0.01], cv=alone).fit(X[many], trials[many], site[many])
+    np.testing.assert_allclose(one.cv_losses_, other.cv_losses_, rtol=1e-6)
+
+
+def test_log_likelihoods_are_those_of_scipy(rows):
+    X, y, site = rows
+    many = y["trials"] > 0
+    trials = np.column_stack([y["successes"], y["trials"]])
+    for make, target, some in (
+        (FederatedBinomialRegressor, trials, many),
+        (FederatedNegativeBinomialRegressor, y["negative-binomial"], slice(None)),
+        (FederatedPoissonRegressor, y["negative-binomial"], slice(None)),
+    ):
+        fitted = make("none", **TIGHT).fit(X[some], target[some], site[some])
+        found, mean = fitted.inference(X[some], target[some], site[some]), fitted.predict(X[some])
+        counts = target[some]
+        if counts.ndim == 2:
+            expected = stats.binom.logpmf(counts[:, 0], counts[:, 1], mean)
+        elif "theta_" in vars(fitted):
+            expected = stats.nbinom.logpmf(counts, fitted.theta_, 1 / (1 + mean / fitted.theta_))
+        else:
+            expected = stats.poisson.logpmf(counts, mean)
+        assert found.log_likelihood == pytest.approx(expected.sum(), rel=1e-9)
+        assert "Log-likelihood:" in found.summary()
+    binomial = FederatedBinomialRegressor("none", **TIGHT).heterogeneity(X, trials, site)
+    each = [FederatedBinomialRegressor("none", **TIGHT).fit(X[site == k], trials[site == k]) for k in range(4)]
+    apart = sum(m.inference(X[site == k], trials[site == k]).log_likelihood for k, m in enumerate(each))
+    assert binomial.ratio == pytest.approx(2 * (apart - binomial.joint.log_likelihood), rel=1e-6)
+    gamma = FederatedGammaRegressor("none", **TIGHT)
+    assert "likelihood ratio test: " in gamma.heterogeneity(X, y["gamma"], site).verdict()
+    assert gamma.fit(X, y["gamma"], site).inference(X, y["gamma"], site).table().head[3] == "t"
+
+
+def test_debiased_errors_of_a_gamma_model_have_its_dispersion(rows):
+    X, y, site = rows
+    lasso = FederatedGammaRegressor("l1", 1e-6, **TIGHT).fit(X, y["gamma"], site)
+    found, plain = lasso.debiased(X, y["gamma"], site, nodewise=1e-9), lasso.inference(X, y["gamma"], site)
+    np.testing.assert_allclose(found.estimate, plain.estimate[:3], atol=1e-4)
+    np.testing.assert_allclose(found.error, plain.error[:3], rtol=0.1)  # by the observed Hessian, not the expected
 
 
 @pytest.mark.slow
@@ -333,7 +385,7 @@ def test_parity_with_r(kind):
     if done.returncode == 9:
         pytest.skip("MASS is not installed")
     assert done.returncode == 0, done.stderr
-    table, estimate, error, theta = done.stdout.splitlines()
+    table, estimate, error, theta, likelihood = done.stdout.splitlines()
     d = {name: np.array(values) for name, values in json.loads(table).items()}
     estimate, error = np.array(estimate.split(), float), np.array(error.split(), float)
     X = pd.DataFrame({name: d[name] for name in d if name[0] in "xt"})
@@ -345,6 +397,7 @@ def test_parity_with_r(kind):
     loose = 1e-5 if kind == "ordinal" else 1e-6  # R differentiates polr's Hessian numerically
     np.testing.assert_allclose(found.estimate[order], estimate, rtol=loose, atol=loose)
     np.testing.assert_allclose(found.error[order], error, rtol=loose)
+    assert found.log_likelihood == pytest.approx(float(likelihood), rel=1e-8)
     np.testing.assert_allclose(np.r_[np.ravel(fitted.coef_)], found.estimate[: len(fitted.coef_)], atol=1e-6)
     if float(theta):
         assert fitted.theta_ == pytest.approx(float(theta), rel=1e-5)

@@ -22,6 +22,7 @@ from fednmap.estimators import (
     FederatedLogisticRegressionCV,
     FederatedPoissonRegressor,
 )
+from fednmap.problems.families import Huber
 
 TIGHT = {"tol": 1e-10, "max_rounds": 3000}
 
@@ -95,6 +96,30 @@ def test_whole_weights_are_copies_and_others_have_no_unit(family):
     assert other.estimate == pytest.approx(one.estimate, rel=1e-6)
 
 
+@pytest.mark.parametrize("site_effects", ["none", "intercepts"])
+def test_whole_weights_are_copies_in_a_sandwich_too(site_effects):
+    X, y, sites = rows()
+    weight = np.random.default_rng(1).integers(1, 4, len(y))
+    twice = np.repeat(np.arange(len(y)), weight)
+    kinds = [FederatedGLM("poisson", "none", site_effects=site_effects, **TIGHT)]
+    kinds += [FederatedHuberRegressor(penalty="none", **TIGHT)] if site_effects == "none" else []
+    y = np.rint(np.abs(y))
+    for make in kinds:
+        one = make.fit(X, y, sites, weight).inference(X, y, sites, weight, cov_type="HC0")
+        other = make.fit(X[twice], y[twice], sites[twice]).inference(X[twice], y[twice], sites[twice], cov_type="HC0")
+        assert one.error == pytest.approx(other.error, rel=1e-4)
+
+
+def test_a_loss_that_is_no_likelihood_has_the_sandwich():
+    X, y, sites = rows()
+    fitted = FederatedGLM(Huber(1e6), "none", **TIGHT).fit(X, y, sites)  # least squares
+    white = FederatedLinearRegression(**TIGHT).fit(X, y, sites).inference(X, y, sites, cov_type="HC0")
+    found = fitted.inference(X, y, sites)
+    assert found.cov_type == "HC0"
+    assert found.error == pytest.approx(white.error, rel=1e-6)
+    assert np.isnan(found.log_likelihood)
+
+
 def test_relative_weights_give_whites_errors():
     X, y, sites = rows()
     weight = np.random.default_rng(1).random(len(y)) + 0.1
@@ -155,6 +180,8 @@ def test_bootstrap_over_sites():
     assert found.draws.shape == (100, 4)
     again = FederatedLinearRegression().bootstrap(X, y, np.arange(400) % 40, times=100)
     assert np.array_equal(again.draws, found.draws)
+    own = FederatedLinearRegression(site_effects="intercepts").bootstrap(X, y, sites, times=3)
+    assert len(own.names) == len(own.estimate) == X.shape[1]
     with pytest.raises(InputError, match="needs at least 3"):
         FederatedLasso().bootstrap(X, y, sites < 2)
     with pytest.raises(InputError, match="times is 1"):

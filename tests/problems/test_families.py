@@ -18,7 +18,6 @@ from fednmap.problems.families import (
     Huber,
     Multinomial,
     NegativeBinomial,
-    Offset,
     Ordinal,
     Poisson,
     ScaledHuber,
@@ -67,9 +66,9 @@ FAMILY = {
     "gamma": (Gamma(), 1, positive),
     "negative-binomial": (NegativeBinomial(), 1, counts),
     "ordinal": (Ordinal(4), 1, ordered),
-    "poisson, offset": (Offset(Poisson()), 1, with_offset(counts)),
-    "negative-binomial, offset": (Offset(NegativeBinomial()), 1, with_offset(counts)),
-    "ordinal, offset": (Offset(Ordinal(4)), 1, with_offset(ordered)),
+    "poisson, offset": (Poisson(), 1, with_offset(counts)),
+    "negative-binomial, offset": (NegativeBinomial(), 1, with_offset(counts)),
+    "ordinal, offset": (Ordinal(4), 1, with_offset(ordered)),
     "gaussian": (Gaussian(), 1, real),
     "logistic": (Bernoulli(), 2, label),
     "multinomial": (Multinomial(3), 3, label),
@@ -87,7 +86,7 @@ def made(kind, **options):
     for i, m in enumerate(SIZES):
         a = torch.randn(m, 5, generator=rng, dtype=torch.float64) + 0.3 * i
         data.append((a, target(a @ truth + 0.5, rng)))
-    return GLM(data, family, **options)
+    return GLM(data, family, offset="offset" in kind, **options)
 
 
 def point(problem, seed=0):
@@ -108,6 +107,9 @@ def by_autograd(problem):
         weights = [1 / problem.n] * problem.n if problem.weights is None else problem.weights.tolist()
         for (a, y), weight in zip(problem.data, weights, strict=True):
             eta = torch.cat([a @ w.T + c, constants.expand(len(a), -1)], 1)
+            if problem.offset:
+                eta = eta + torch.eye(1, eta.shape[1]) * y[:, 1:]
+                y = y[:, 0]
             eta = eta[:, 0] if family.outputs == 1 else eta
             total = total + weight * family.loss(eta, y).mean()
         return total
@@ -160,8 +162,9 @@ def test_rows_of_weight_two_count_as_two_rows(kind):
     repeated = [(a.repeat_interleave(k, 0), y.repeat_interleave(k, 0)) for (a, y), k in zip(pairs, times, strict=True)]
     x = point(problem)
     for weights in (None, "samples"):
-        weighted = GLM(pairs, problem.family, intercept=True, weights=weights, sample_weights=times)
-        plain = GLM(repeated, problem.family, intercept=True, weights=weights)
+        options = {"intercept": True, "offset": problem.offset, "weights": weights}
+        weighted = GLM(pairs, problem.family, sample_weights=times, **options)
+        plain = GLM(repeated, problem.family, **options)
         assert torch.allclose(weighted.loss(x), plain.loss(x), rtol=1e-13)
         assert torch.allclose(weighted.gradient(x), plain.gradient(x), rtol=1e-12, atol=1e-14)
         assert torch.allclose(
@@ -263,8 +266,8 @@ def test_the_named_problems_are_families():
         ("poisson", [1.0, -2.0], {}, "-2 .first in row 1.; counts must be at least 0"),
         ("logistic", [0.0, 2.0], {}, "with 2 classes use 0 to 1"),
         ("gamma", [1.0, 0.0], {}, "needs numbers above 0"),
-        ("binomial", [1.0, 2.0], {}, "expected shares of successes"),
-        (Offset(Poisson()), [1.0, 2.0], {}, "give 2 columns"),
+        ("binomial", [1.0, 2.0], {}, "expected shares from 0 to 1"),
+        ("poisson", [1.0, 2.0], {"offset": True}, "give 2 columns"),
         ("normal", [0.0, 2.0], {}, "unknown family 'normal'"),
         ("gaussian", [0.0, 2.0], {"weights": "rows"}, "'rows'; give \"samples\""),
         ("gaussian", [0.0, 2.0], {"sample_weights": torch.tensor([1.0])}, "must be 2 finite numbers"),

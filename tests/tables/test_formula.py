@@ -164,3 +164,16 @@ def test_splines_are_rs(call, rows):
     expected = np.array(json.loads(done.stdout)).reshape(len(d), -1)
     formula = call.replace("c(50, 60)", "[50, 60]")
     np.testing.assert_allclose(FederatedFormula(formula).fit(d, sites=site).transform(d), expected, atol=1e-12)
+
+
+def test_words_that_are_one_code_stay_two_levels():
+    """01 and 1 are one code where a column holds codes alone; among words they are two."""
+    grades = {"grade": ["01", "1", "A", "1"]}
+    fitted = FederatedFormula("~ grade").fit({"a": grades, "b": grades})
+    assert fitted.names_ == ["grade[T.1]", "grade[T.A]"]
+    assert fitted.transform(grades).tolist() == [[0, 0], [1, 0], [0, 1], [1, 0]]
+
+
+def test_a_site_without_rows_is_refused():
+    with pytest.raises(InputError, match="site 'b' has no rows"):
+        FederatedFormula("~ bs(age, 4)").fit({"a": {"age": [1.0, 2.0, 3.0]}, "b": {"age": []}})
