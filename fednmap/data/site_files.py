@@ -67,7 +67,8 @@ def _usual(sites: Mapping[str, Table]) -> str:
     ends = {list(t.columns)[-1]: name for name, t in sites.items()}
     if not usual and len(ends) > 1:
         (a, site), (b, other) = list(ends.items())[:2]
-        raise InputError(f"{site} ends with the column {a!r} and {other} with {b!r}; add target=NAME")
+        ends_with = f"{site} ends with the column {a!r} and {other} with {b!r}"
+        raise InputError(f"{ends_with}; say what to predict by target=NAME")
     return usual[0] if usual else next(iter(ends))
 
 
