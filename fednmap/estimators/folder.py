@@ -69,7 +69,8 @@ class FittedModel:
 
     def check(self) -> None:
         """Raise ValueError if the parts do not fit together."""
-        (outputs, p), kinds, parts = self.coef.shape, len(self.classes), [self.coef, self.intercept, self.constants]
+        (outputs, p), kinds = self.coef.shape, len(self.classes)
+        parts: list[Any] = [self.coef, self.intercept, self.constants]
         fits = list(self.preprocessor.get_feature_names_out()) == list(self.columns)
         fits &= self.intercept.shape == (outputs,)
         if self.family in ("logistic", "ordinal"):

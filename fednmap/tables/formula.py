@@ -310,7 +310,8 @@ def _terms(tree: ast.expr) -> int:
     """A bound on the number of terms that an expression of a formula expands to."""
     rest = 0
     while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):  # a long sum is a deep tree
-        tree, rest = tree.left, rest + _terms(tree.right)
+        rest += _terms(tree.right)
+        tree = tree.left
     if isinstance(tree, ast.UnaryOp):
         return rest + _terms(tree.operand)
     if not isinstance(tree, ast.BinOp):
