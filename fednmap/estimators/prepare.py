@@ -273,7 +273,7 @@ class Prepared(Layout):
         assert isinstance(self.problem, GLM)
         return self.problem.pearson(self._inner(x))
 
-    def outer(self, x: Tensor, copies: float | None) -> Tensor:
+    def outer(self, x: Tensor, copies: float | None = None) -> Tensor:
         """The sum over rows of squares of their gradients, (d, d); see `GLM.outer`."""
         assert isinstance(self.problem, GLM | PartialMinimum)  # a row of a Cox model has no gradient of its own
         return self._back(self._back(self.problem.outer(self._inner(x), copies)).mT)
