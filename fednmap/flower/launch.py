@@ -43,7 +43,8 @@ class Launcher:
 
     def __init__(self, folder: Path, warm: bool = True, authority: Path | None = None) -> None:
         self.folder, self.warm, self.authority = folder.resolve(), warm, authority
-        self.port = free_port()
+        self._given: set[int] = set()
+        self.port = self._unused_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -64,6 +65,13 @@ class Launcher:
         for name in list(self.processes):
             self.kill(name)
 
+    def _unused_port(self) -> int:
+        """A free port that was not given before: a process may not have opened its own yet."""
+        while (port := free_port()) in self._given:
+            pass
+        self._given.add(port)
+        return port
+
     def superlink(self, *security: str) -> None:
         """Start the SuperLink and wait until it answers: this one, and not somebody else's at the same port.
 
@@ -76,7 +84,7 @@ class Launcher:
         process = self.start("superlink", [*GUARDED, "flower-superlink", *(security or ["--insecure"]), *options])
         while not (LISTENS in self.log("superlink")[said:] and self._healthy()):
             if process.poll() is not None and IN_USE in self.log("superlink")[said:] and len(self.processes) == 1:
-                self.port = free_port()
+                self.port = self._unused_port()
                 self.superlink(*security)
                 return
             if process.poll() is not None or time.monotonic() > end:
@@ -96,7 +104,7 @@ class Launcher:
         if key:
             told["key"] = str(key.resolve())
             security += ["--auth-supernode-private-key", str(key)] if self.authority else []
-        where = ["--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
+        where = ["--superlink", f"{HOST}:{self.port}", "--port", str(self._unused_port())]
         about = " ".join(f"{name}='{value}'" for name, value in told.items())
         node = [sys.executable, "-m", "fednmap.flower.node"] if self.warm else [*GUARDED, "flower-supernode"]
         self.start(client, [*node, *security, *where, "--node-config", about])

@@ -251,3 +251,13 @@ def test_results_say_who_took_part_also_after_a_resume(tmp_path, command):
     assert "counted in rounds, of 6: anna 6, bert 4, cleo 6, dora 5" in shown
     sites = json.loads((tmp_path / "run" / "sites.json").read_text())
     assert {name: site["samples"] for name, site in sites.items()} == dict.fromkeys(NAMES, 12)
+
+
+def test_no_port_is_given_twice(tmp_path, monkeypatch):
+    """A node may not have opened its port yet when the next one asks for a free one."""
+    from fednmap.flower import launch
+
+    found = iter([4000, 4000, 4001, 4000, 4001, 4002])
+    monkeypatch.setattr(launch, "free_port", lambda: next(found))
+    launcher = launch.Launcher(tmp_path)
+    assert [launcher.port, launcher._unused_port(), launcher._unused_port()] == [4000, 4001, 4002]
