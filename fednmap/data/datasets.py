@@ -116,13 +116,13 @@ def path_of(argument: str) -> tuple[str, dict[str, Any]]:
     return argument, options
 
 
-def _after_colon(name: str, first: dict[str, str], argument: str) -> list[Any]:
+def _after_colon(name: str, first: dict[str, Any], argument: str) -> list[Any]:
     """What follows the name of a data set, as the arguments `first`, name -> type, of its function."""
     if not first:
         raise InputError(f"data set {name!r} takes nothing after a colon, given {argument!r}")
     try:
         words = zip(first.values(), argument.split(","), strict=True)
-        return [{"int": int, "float": float}.get(kind, str)(word) for kind, word in words]
+        return [{"int": int, "float": float}.get(getattr(kind, "__name__", kind), str)(word) for kind, word in words]
     except ValueError:
         usual = "a number" if len(first) == 1 else "two numbers"
         raise InputError(f"{name} takes {usual}, {name}:{','.join(first).upper()}, given {argument!r}") from None

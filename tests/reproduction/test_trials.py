@@ -241,7 +241,11 @@ def test_a_trial_is_the_method_on_the_network_from_scratch(tiny: None, tmp_path:
 def test_a_mobilenet_trial_from_scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(30, 3, 32, 32, generator=generator), torch.arange(30) % 3
-    monkeypatch.setitem(DATASETS, "cifar10", lambda first: Dataset(x[:first], y[:first], x[:2], y[:2]))
+
+    def pictures(first: int, /) -> Dataset:
+        return Dataset(x[:first], y[:first], x[:2], y[:2])
+
+    monkeypatch.setitem(DATASETS, "cifar10", pictures)
     size = mobilenet.Size(((2, 2),), images=24, batch=4, rounds=2, every=1)
     parts = partition("dirichlet:0.5", y[:24], 2)
     mixed = torch.Generator().manual_seed(0)
