@@ -324,7 +324,13 @@ class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[m
 
     def predict(self, X: Any) -> Any:
         """The likeliest label."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        likeliest = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = True  # where labels have no order
+        return tags
 
     def _family(self) -> Response:
         return Ordinal(len(vars(self).get("classes_", (0, 1))))

@@ -221,12 +221,12 @@ class Bernoulli(Family):
             raise InputError("all rows of positive weight are of one class; two classes are needed")
 
     def first(self, y: Floats, weight: Floats) -> Floats:
-        share = np.clip(weight @ y, 1e-12, 1 - 1e-12)
-        return np.array([np.log(share / (1 - share))])
+        logs = np.log(np.clip(_shares(y, weight, 2), 1e-12, None))
+        return np.array([logs[1] - logs[0]])
 
     def steepness(self, y: Floats, weight: Floats) -> Floats:
-        share = float(weight @ y)
-        return np.array([share * (1 - share)])
+        share = _shares(y, weight, 2)
+        return np.array([(share * (1 - share)).mean()])
 
 
 @dataclass(frozen=True)
@@ -464,6 +464,14 @@ class Binomial(Bernoulli):
         if not 0 < y.mean() < 1:
             raise InputError("all trials have the same outcome; a binomial model needs successes and failures")
 
+    def first(self, y: Floats, weight: Floats) -> Floats:
+        share = np.clip(weight @ y, 1e-12, 1 - 1e-12)
+        return np.array([np.log(share / (1 - share))])
+
+    def steepness(self, y: Floats, weight: Floats) -> Floats:
+        share = float(weight @ y)
+        return np.array([share * (1 - share)])
+
     def left_out(self, y: Floats, weight: Floats) -> float:
         from scipy.special import betaln, xlogy
 
@@ -640,7 +648,7 @@ class Ordinal(Family):
     def check(self, y: Floats, at: Callable[[int], str]) -> None:
         lacking = np.setdiff1d(np.arange(self.classes), y)
         if len(lacking):
-            raise InputError(f"no row has label number {lacking[0] + 1} of {self.classes}; an ordinal model needs all")
+            raise InputError(f"no row has label number {lacking[0] + 1} of {self.classes}; give rows of every class")
 
     def first(self, y: Floats, weight: Floats) -> Floats:
         return -self._levels(y, weight)[:1]
