@@ -11,6 +11,7 @@ from reproduction import (
     speedup_n,
     speedup_q,
     table1,
+    tuned_steps,
 )
 from reproduction.figure import Figure
 
@@ -26,4 +27,5 @@ FIGURES: dict[str, Figure] = {
     "flamby-heart": flamby.HEART,
     "flamby-tcga": flamby.TCGA,
     "sampling": sampling.FIGURE,
+    "tuned-steps": tuned_steps.FIGURE,
 }
