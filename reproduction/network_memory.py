@@ -52,7 +52,7 @@ class Method(NamedTuple):
 
 LABELS = {"memory": "FedNMap with memory", "FedNMap": "FedNMap", "Zhang": "Zhang"}
 QUASI_NEWTON = Method("memory", 0.5)
-BEST: dict[str, tuple[Method, Method]] = {}
+BEST = {penalty: (Method("FedNMap", 1.0), Method("Zhang", 1.0)) for penalty in PENALTIES}
 """What the tuning has chosen for each penalty: FedNMap, Zhang."""
 
 

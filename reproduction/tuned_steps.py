@@ -107,7 +107,14 @@ BEST: dict[str, tuple[Choice, ...]] = {
         Choice("Zhang", 4.0),
         Choice("FedCanon", 2.8),
         Choice("FedDA", 8.0),
-    )
+    ),
+    "nn": (
+        Choice("FedNMap", 8.0, 128.0),
+        Choice("FedNMap", 2.0, 8.0),
+        Choice("Zhang", 1.0),
+        Choice("FedCanon", 1.0),
+        Choice("FedDA", 0.5),
+    ),
 }
 """What the tuning has chosen: FedNMap, FedNMap with gamma = 4 eta_hat, and the other methods."""
 
@@ -304,7 +311,7 @@ def draw(curves: list[Curve]) -> Picture:
     """Final psi and exact zeros over the step; bands from the least to the most of the tuning seeds."""
     shown = [name for name in TASKS if any(c.setting["task"] == name for c in curves)]
     picture, axes = panels(len(shown), 2)
-    picture.set_size_inches(10, 4 * len(shown))
+    picture.set_size_inches(11, 3.8 * len(shown))
     for k, name in enumerate(shown):
         psi, share = axes[2 * k : 2 * k + 2]
         task = TASKS[name]
@@ -315,12 +322,12 @@ def draw(curves: list[Curve]) -> Picture:
             pairs = [(c.step, _at(curves, "tune", name, c)) for c in choices]
             pairs = [(step, at) for step, at in pairs if at and isfinite(level(at))]
             steps = [step for step, _ in pairs]
-            ends = np.array([list(finals(at, "objective").values()) for _, at in pairs])
-            part = np.array([list(_zeros(at).values()) for _, at in pairs])
             if pairs:
-                lowest = min(lowest, float(np.exp(np.log(ends).mean(1)).min()))
-                _line(psi, steps, ends, np.exp(np.log(ends).mean(1)), label, *style)
-                _line(share, steps, part, part.mean(1), label, *style)
+                ends = [list(finals(at, "objective").values()) for _, at in pairs]
+                lowest = min(lowest, *(level(at) for _, at in pairs))
+                _line(psi, steps, ends, [level(at) for _, at in pairs], label, *style)
+                part = [list(_zeros(at).values()) for _, at in pairs]
+                _line(share, steps, part, [float(np.mean(v)) for v in part], label, *style)
         psi.set_ylim(0.97 * lowest, 2.2 * lowest)
         psi.set_yscale("log")
         psi.minorticks_off()
@@ -334,15 +341,15 @@ def draw(curves: list[Curve]) -> Picture:
             axis.grid(alpha=0.3)
             axis.set_xlabel(r"$\hat\eta = \eta_a \eta_s Q$")
             axis.set_title(task.title.split(":")[0], fontsize="medium")
-        psi.legend(fontsize="x-small")
+        share.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return picture
 
 
 def _line(
-    axis: Axes, x: list[float], each: np.ndarray, middle: np.ndarray, label: str, style: str, colour: str
+    axis: Axes, x: list[float], each: list[list[float]], middle: list[float], label: str, style: str, colour: str
 ) -> None:
     axis.plot(x, middle, style, marker="o", markersize=3, color=colour, label=label, linewidth=1.4)
-    axis.fill_between(x, each.min(1), each.max(1), color=colour, alpha=0.15, linewidth=0)
+    axis.fill_between(x, [min(v) for v in each], [max(v) for v in each], color=colour, alpha=0.12, linewidth=0)
 
 
 def _grids(name: str) -> str:
