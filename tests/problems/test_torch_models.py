@@ -328,10 +328,12 @@ def test_a_client_whose_labels_are_all_ignored_counts_nothing():
 
 
 def test_ignored_labels_of_a_data_set_with_one_label_each_are_found_when_they_are_read():
-    data = [Items(x, labels(y, False)) for x, y in table()]
-    problem = Network(layers(), cross_entropy, data, batch_size=4)
+    one = torch.tensor([0, -100, 0, 0, 0, 0, 0, 0, 0])  # none of those that are tried
+    problem = Network(layers(), cross_entropy, [Items(x, one[: len(y)]) for x, y in table()], batch_size=4)
     with pytest.raises(InputError, match=r"label -100 .* class weights"):
         problem.loss(problem.start)
+    with pytest.raises(InputError, match=r"label -100 .* class weights"):
+        Network(layers(), cross_entropy, [Items(x, labels(y, False)) for x, y in table()], batch_size=4)
 
 
 def test_weights_by_samples_count_labels():
