@@ -3,8 +3,9 @@
     python benchmarks/versions.py --old FOLDER --new FOLDER [--repeats 30] [--only WORDS] [--json FILE]
 
 The folders are checkouts of the repository. Each version has a process of its own, and only one of them computes at a
-time; after a few rounds it is the other's turn. --only: jobs whose name contains these words. The fastest repeat of each is compared: processor time, and wall time
-where two threads share a round. The jobs are those of `overhead.py`, `small.py`, `clients.py` and `threads.py`.
+time; after a few rounds it is the other's turn. --only: jobs whose name contains these words. The fastest repeat of
+each is compared: processor time, and wall time where two threads share a round. The jobs are those of `overhead.py`,
+`small.py`, `clients.py` and `threads.py`.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in versions}
         for _ in range(given.repeats):
             for name, process in versions.items():
-                assert process.stdin is not None and process.stdout is not None
+                assert process.stdin is not None
+                assert process.stdout is not None
                 print(job, file=process.stdin, flush=True)
                 seconds[name].append(float(process.stdout.readline()))
         old, new = min(seconds["old"]), min(seconds["new"])
