@@ -301,7 +301,8 @@ def _reached(
             break
     if exact:
         assert distance < tolerance, (
-            f"{name}: promises the exact optimum, ends {distance:.1e} away with {options or 'all'}"
+            f"{name}: its traits say FixedPoint.EXACT, and with {options or 'all clients in every round'} it ends "
+            f"{distance:.1e} from the optimum; correct the method, or say FixedPoint.BIASED"
         )
     if (field := algorithm.traits.control_variate) is not None:
         mean = getattr(last.clients[torch.arange(problem.n)], field).mean(0)
