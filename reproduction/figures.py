@@ -4,6 +4,7 @@ from reproduction import (
     flamby,
     local_stepsize,
     mobilenet,
+    network_memory,
     nn,
     nn_settings,
     sampling,
@@ -28,4 +29,5 @@ FIGURES: dict[str, Figure] = {
     "flamby-tcga": flamby.TCGA,
     "sampling": sampling.FIGURE,
     "tuned-steps": tuned_steps.FIGURE,
+    "network-memory": network_memory.FIGURE,
 }

@@ -65,10 +65,8 @@ def jobs(scale: str, trials: int) -> list[Trial]:
     return tuning + [_job("claim", p, m, k) for k in range(trials) for p, methods in chosen.items() for m in methods]
 
 
-def _job(part: str, penalty: str, method: Method, seed: int) -> Trial:
-    setting: Setting = {"figure": "network", "part": part, "penalty": penalty, "method": method.name}
-    setting |= {"step": method.step, "trial": seed}
-    config = Config.make(
+def config_of(penalty: str, method: Method, seed: int) -> Config:
+    return Config.make(
         algorithms=("zhang" if method.name == "Zhang" else "fednmap",),
         data="digits",
         model="mlp:64:relu",
@@ -81,6 +79,12 @@ def _job(part: str, penalty: str, method: Method, seed: int) -> Trial:
         rounds=ROUNDS,
         seed=seed,
     )
+
+
+def _job(part: str, penalty: str, method: Method, seed: int) -> Trial:
+    setting: Setting = {"figure": "network", "part": part, "penalty": penalty, "method": method.name}
+    setting |= {"step": method.step, "trial": seed}
+    config = config_of(penalty, method, seed)
     configuration = config.model_dump(mode="json", exclude={"checkpoint_every"})
     return Trial(setting, partial(measure, config), configuration, partial(_digest, config))
 
@@ -253,6 +257,7 @@ Digits, 20 clients sorted by label, a network with 64 hidden units (relu), exact
 {ROUNDS} rounds. Penalties: L1 = {PENALTIES["L1"]}; MCP = {PENALTIES["MCP"]} (weight, theta); SCAD = {PENALTIES["SCAD"]}
 (weight, a). The weights were chosen by a pilot (seed 99, FedNMap with and without memory): with them about nine of ten
 weights are zero, as with the l1 norm. eta_hat in {", ".join(f"{s:g}" for s in STEPS)}; gamma = 4 eta_hat for FedNMap.
-Accuracy is that of the test samples, every 5 rounds up to 100 and every 10 after.""",
+Accuracy is that of the test samples, every 5 rounds up to 100 and every 10 after. Memory
+sends three vectors per client and round, up and down, the others two.""",
     trials={"quick": 1, "paper": 10},
 )
