@@ -117,7 +117,7 @@ def fit(
         _say(quiet, _modelled(config.goals[0], classes))
     effects = {"site_effects": site_effects, "mu": mu}
     terms = preprocessor.groups()
-    by_column = {"groups": terms if penalty_name(penalty) in GROUPED else None}
+    by_column: dict[str, Any] = {"groups": terms if penalty_name(penalty) in GROUPED else None}
     by_column |= {"penalty_factor": config.factors(columns, terms), "bounds": config.limits(columns, terms)}
     factors_of(by_column["penalty_factor"], penalty, columns, {})  # refused before there is a folder
     bounds_of(by_column["bounds"], columns, {})

@@ -92,7 +92,7 @@ class FitConfig(Settings):
 
     def factors(self, columns: list[str], terms: Mapping[str, Sequence[str]]) -> dict[str, float] | None:
         """The penalty factors by column; a name is that of a column of the model, or of a table or term behind it."""
-        found = {}
+        found: dict[str, float] = {}
         for said in self.penalty_factor:
             name, equals, word = said.rpartition("=")
             if not equals or not is_number(word):
@@ -102,7 +102,7 @@ class FitConfig(Settings):
 
     def limits(self, columns: list[str], terms: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]] | None:
         """The bounds by column, as `factors`."""
-        found = {}
+        found: dict[str, tuple[float, float]] = {}
         for said in self.bounds:
             name, equals, words = said.rpartition("=")
             low, colon, high = words.partition(":")
