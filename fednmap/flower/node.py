@@ -121,6 +121,7 @@ def _answer(run: loopback.Command, arguments: list[str], files: list[int]) -> No
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number, file in enumerate(files):
             os.dup2(file, number)
+        loopback.wait_less()
         sys.argv = [COMMAND, *arguments]
         run()
         code = 0

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fednmap.asynchronous import Asynchronous, draw
 from fednmap.core import Algorithm, State, pack, unpack
-from fednmap.flower import wire
+from fednmap.flower import loopback, wire
 from fednmap.flower.jobs import InFlight, Jobs, PendingMeasurement
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.roster import Content, Exchange, Mailbox, Roster
@@ -83,6 +83,7 @@ def app_of(run: Callable[[Grid, Context], object]) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
+        loopback.wait_less()
         end_with_the_superlink()
         run(grid, context)
 

@@ -1063,6 +1063,16 @@ def test_nodes_that_have_a_number_and_no_name_are_the_clients_in_their_order(tmp
     assert "node 4 of a federation of 4; it takes no part" in caplog.text
 
 
+def test_only_flowers_short_waits_are_shorter(monkeypatch):
+    waited = []
+    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waited.append(timeout))
+    loopback.wait_less()
+    code = compile("for seconds in (1.0, 25.0, 0.1, None): event.wait(seconds)", "", "exec")
+    for name in ("flwr.supercore.pull", "mine"):
+        exec(code, {"__name__": name, "event": threading.Event()})
+    assert waited == [0.1, 25.0, 0.1, None, 1.0, 25.0, 0.1, None]
+
+
 def test_the_server_logs_json_lines_if_asked(tmp_path):
     logging.getLogger("flwr").setLevel(logging.INFO)
     Federation(tmp_path, log_json=True).start()
