@@ -115,7 +115,7 @@ def main(command: click.Command = app, name: str | None = None) -> NoReturn:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            code = None if _follows_torchrun() else command(prog_name=name, standalone_mode=False)
+            code = None if _ran_as_torchrun_worker() else command(prog_name=name, standalone_mode=False)
         except click.ClickException as error:
             # click and typer both suggest; without a subcommand the help was shown, and there is no message
             message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
@@ -136,7 +136,7 @@ def main(command: click.Command = app, name: str | None = None) -> NoReturn:
 
 
 def outcome(error: Exception) -> str | None:
-    """What to say of an end that is nobody's mistake; None where it must be ours."""
+    """Return what to say of an end that is nobody's mistake; None where it must be ours."""
     if _is_out_of_memory(error):
         return "out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk"
     if isinstance(error, OSError):  # with a number it is the system's, about a file that we should have taken care of
@@ -175,13 +175,13 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"fednmap: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _follows_torchrun() -> bool:
+def _ran_as_torchrun_worker() -> bool:
     """Whether torchrun has made this process one that works for process 0; if so its work is done."""
     if "WORLD_SIZE" not in os.environ:
         return False
-    from fednmap.runs.workers import follow_torchrun
+    from fednmap.runs.workers import run_as_torchrun_worker
 
-    return follow_torchrun()
+    return run_as_torchrun_worker()
 
 
 def fail(message: str, code: int) -> NoReturn:

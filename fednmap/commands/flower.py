@@ -114,7 +114,7 @@ def rotate(file: ClientsFile, name: Client, key: PublicKey) -> None:
 
 @clients_app.command()
 def revoke(file: ClientsFile, name: Client) -> None:
-    """A client's key counts no more, from the next round on."""
+    """Revoke a client's key, from the next round on."""
     print(f"revoked  {_identities(file, must_exist=True).revoke(name)}  of {name}")
 
 

@@ -74,7 +74,8 @@ def _topology(name: str) -> str:
 def _table(known: Mapping[str, Any], show: Callable[[str], str] = str, more: Mapping[str, str] | None = None) -> Table:
     """Return a table of names, as `show` prints them, and the first lines of docstrings; and `more` rows."""
     texts = {show(name): kind if isinstance(kind, str) else kind.__doc__.strip() for name, kind in known.items()}
-    rows = [(name, text.splitlines()[0]) for name, text in (texts | dict(more or {})).items()]
+    firsts = {name: text.splitlines()[0].removeprefix("Return ") for name, text in (texts | dict(more or {})).items()}
+    rows = [(name, text[:1].upper() + text[1:]) for name, text in firsts.items()]
     return DataTable(["name", "what it is"], rows).rich()
 
 

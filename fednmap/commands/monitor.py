@@ -105,13 +105,13 @@ def _news(folder: RunFolder, every: float) -> Iterator[tuple[Job, Record]]:
 
 
 def to_json_line(job: Job, record: Record) -> str:
-    """A measurement as one line of JSON; what is not finite is null."""
+    """Return a measurement as one line of JSON; what is not finite is null."""
     values = {name: v if math.isfinite(v) else None for name, v in record.items()}
     return json.dumps({"method": job.method, "trial": job.trial} | values)
 
 
 def to_prometheus(folder: RunFolder) -> str:
-    """The newest measurement of each method in Prometheus' text format.
+    """Return the newest measurement of each method in Prometheus' text format.
 
     Quantities are gauges `fednmap_NAME`, with the labels run, method and trial.
     """
@@ -154,7 +154,7 @@ def _number(value: float) -> str:
 
 
 def server(folder: RunFolder, host: str, port: int) -> ThreadingHTTPServer:
-    """An HTTP server of /metrics and /healthz; the latter is 503 if the run has stopped before its end."""
+    """Return an HTTP server of /metrics and /healthz; the latter is 503 if the run has stopped before its end."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -124,7 +124,7 @@ def take_threads(given: int | None, processes: int = 1) -> None:
 
 
 def trusting(config: Config) -> str:
-    """What the command that goes on with such a run needs besides its folder."""
+    """Return what the command that goes on with such a run needs besides its folder."""
     return " --trust-code" if code_in(config.model_dump()) else ""
 
 

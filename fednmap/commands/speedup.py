@@ -72,7 +72,7 @@ def speedup(
         print(f"run folder: {sweep.folder.path}")
     with clear_errors(sweep.folder.path):
         plot(found, sweep.folder.path / PICTURE)
-    sweep.folder.seal()
+    sweep.folder.write_checksums()
 
 
 def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Sweep:
@@ -119,7 +119,7 @@ def _outcome(found: Speedup, sweep: Sweep, config: Config) -> dict[str, Any]:
 
 
 def forecast(experiment: Experiment, eps2: float) -> Rounds:
-    """`rounds_to` the residual eps2, with constants measured at the start."""
+    """Return `rounds_to` the residual eps2, with constants measured at the start."""
     problem, phi, config = experiment.problem, experiment.phi, experiment.config
     x = phi.prox(problem.start, experiment.gamma)
     return rounds_to(

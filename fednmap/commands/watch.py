@@ -29,7 +29,7 @@ def waiting(line: str, quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def watched(again: str, quiet: bool = False) -> Iterator[Reporter]:
-    """A bar in a terminal, lines elsewhere, only what must be told if `quiet`.
+    """Yield a bar in a terminal, lines elsewhere, only what must be told if `quiet`.
 
     again: the command that goes on, told after Ctrl-C; exit code 130.
     """

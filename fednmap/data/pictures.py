@@ -63,7 +63,7 @@ def fashion_mnist() -> Dataset:
 
 
 def parse_idx(path: Path | str, contents: bytes) -> Tensor:
-    """The bytes in an idx file: 0, 0, type 8, number of axes, each length as 4 bytes, then the values."""
+    """Return the bytes in an idx file: 0, 0, type 8, number of axes, each length as 4 bytes, then the values."""
     axes = contents[3] if contents[:3] == b"\0\0\x08" and len(contents) > 3 else 0
     shape = np.frombuffer(contents, ">u4", axes, offset=4).tolist() if len(contents) >= 4 + 4 * axes else []
     start = 4 + 4 * axes

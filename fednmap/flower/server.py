@@ -40,7 +40,7 @@ from fednmap.runs.execution import DONE, extendable, scheduled_step, settings, s
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
 from fednmap.simulation import Diverged, Record, schedules
-from fednmap.simulation.callbacks import heard
+from fednmap.simulation.callbacks import first_reason
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, sampler_of, take_part
 from fednmap.simulation.trajectory import TOTALS
@@ -188,7 +188,7 @@ class Coordinator:
             began = (self.folder.environment().get("settings") or now)["algorithms"][0]
             if began != self.job.method:
                 raise InputError(f"{path} is a run of {began}, not {self.job.method}; begin a new run")
-        self.folder.unseal()
+        self.folder.remove_checksums()
         self.folder.repair()
         if resume:  # what may be changed, and was, stands in run.toml from now on
             before = self.folder.config(trust=True)
@@ -225,9 +225,9 @@ class Coordinator:
         done, server = self._restore(server)
         reason, measured = None, 0.0
         for record in self.folder.records(*self.job):
-            reason, measured = self._heard(record), record["round"]
+            reason, measured = self._reason_at(record), record["round"]
         if reason and measured < done:  # by a tolerance that has been loosened since
-            reason = self._heard(self._measure(done, server))
+            reason = self._reason_at(self._measure(done, server))
         reason = self._measure_if_due(done, server) or reason
         with Mailbox(self.roster.grid) as mail:
             self.jobs = Jobs(mail, self.federation.deadline)
@@ -386,7 +386,7 @@ class Coordinator:
             if not pending.left:
                 self.measuring = None
                 told = self._mean_of(pending.found, self._measured(pending.x))
-                self.reason = self._heard(self._record(pending.done, pending.x, told)) or self.reason
+                self.reason = self._reason_at(self._record(pending.done, pending.x, told)) or self.reason
         free = [i for i, name in enumerate(self.names) if name in nodes and name not in busy | jobs.open.keys()]
         at_work = len(busy) + sum(job.down is not None for job in jobs.open.values())
         slots = max(0, max(1, round(self.config.participation * self.n)) - at_work)
@@ -503,7 +503,7 @@ class Coordinator:
     def _measure_if_due(self, done: int, server: State, before: State | None = None) -> str | None:
         """Unless it was measured before the run was continued; a reason to end here."""
         due = done % self.config.eval_every == 0 or done == self.config.rounds
-        spent = heard(self.stops, lambda stop: stop.on_spent(self.totals)) if before is not None else None
+        spent = first_reason(self.stops, lambda stop: stop.on_spent(self.totals)) if before is not None else None
         if due or spent or (before is not None and self._passes(before, server)):
             records, late = self.folder.records(*self.job), self.plan.asynchronous
             ends = before is None or done == self.config.rounds or spent
@@ -512,7 +512,7 @@ class Coordinator:
                     x = self.plan.algorithm.model(server)
                     self.measuring = PendingMeasurement(done, x, set(self.roster.nodes))
             elif not records or records[-1]["round"] < done:
-                return self._heard(self._measure(done, server)) or spent
+                return self._reason_at(self._measure(done, server)) or spent
         return spent or self.reason
 
     def _passes(self, before: State, server: State) -> bool:
@@ -524,7 +524,7 @@ class Coordinator:
         size = float(residual(*known, self.plan.phi, self.plan.measure_gamma).norm())
         return any([stop.on_residual(size) for stop in judges])
 
-    def _heard(self, record: Record) -> str | None:
+    def _reason_at(self, record: Record) -> str | None:
         """A reason to end here. What only some clients have measured is of another f: nothing is judged by it."""
         if self.config.dp_noise:
             return None
@@ -532,7 +532,7 @@ class Coordinator:
             words = "round %d: %d of %d clients measured, so that it is not judged whether to end"
             log.warning(words, record["round"], measured, self.n)
             return None
-        return heard(self.stops, lambda stop: stop.on_record(record))
+        return first_reason(self.stops, lambda stop: stop.on_record(record))
 
     def _measure(self, done: int, server: State) -> Record:
         """The model as the clients see it: all are asked, and waited for."""
@@ -613,7 +613,7 @@ class Coordinator:
             self.missed |= kept.totals.get("missed", {})
             self.late |= kept.totals.get("late", {})
             log.info("continuing after round %d", kept.t)
-        self.folder.forget_after(self.job, done if kept is not None else -1)
+        self.folder.delete_after(self.job, done if kept is not None else -1)
         records = self.folder.records(*self.job)
         measured = records[-1]["round"] if records else -1
         if measured == done:
@@ -627,9 +627,9 @@ class Coordinator:
     def _save(self, t: int, server: State) -> None:
         about = {"counted": self.counted, "took_part": self.took_part, "missed": self.missed, "late": self.late}
         self.folder.flush()
-        kept = checkpoints.Kept(t, server, self.totals | about)
+        kept = checkpoints.Checkpoint(t, server, self.totals | about)
         measured = self.folder.measured(self.job)
-        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
+        checkpoints.write_checkpoint(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
 
     def _rows_measured(self, rows: int) -> dict[str, Any]:
         return self.folder.measured(self.job, rows)
@@ -657,7 +657,7 @@ class Coordinator:
             log.warning(warning)
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=done, finished=True)
-        self.folder.seal()
+        self.folder.write_checksums()
         return closing
 
 

@@ -151,7 +151,7 @@ class Counted(Stage):
 
 
 def gradients_per_round(algorithm: Algorithm) -> int:
-    """How often a client asks for a gradient in a round; refused where that changes from round to round."""
+    """Return how often a client asks for a gradient in a round; refused where that changes from round to round."""
     calls: list[int] = []
 
     def g(x: Tensor, q: int) -> Tensor:

@@ -103,7 +103,7 @@ class Monitor(Stage, Aggregator):
         return sorted(found, key=lambda score: -score.worst)
 
     def named(self, last: int | None = None, above: float = SUSPECT) -> list[int]:
-        """The clients that are unlike the others."""
+        """Return the clients that are unlike the others."""
         return [score.client for score in self.scores(last) if score.worst > above]
 
     @staticmethod

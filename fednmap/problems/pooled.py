@@ -31,7 +31,7 @@ class Pooled:
         return replace(whole, weights=None, chunk=None, exact=self.exact, exact_gradients=None, hessians=None)
 
     def exact(self) -> Pooled:
-        """The same with the exact gradient, where the clients' can be had."""
+        """Return the same with the exact gradient, where the clients' can be had."""
         make = info_of(self.problem).exact
         return self if make is None else Pooled(make())
 

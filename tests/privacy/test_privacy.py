@@ -621,7 +621,7 @@ REFUSED = [
     ("--dp-clip 1 --dp-noise 1 --dp-delta 1", "dp_delta is 1"),
     ("--dp-clip 1 --dp-noise 1 --dp-delta 0.2", "below 1/20"),
     ("--dp-clip 1 --dp-noise 1 --participation 0.5", "use sampler = poisson"),
-    ("--dp-clip 1 --dp-noise 1 --algorithm feddr", "FedDR cannot say what its state is"),
+    ("--dp-clip 1 --dp-noise 1 --algorithm feddr", "FedDR has no state_after_sending"),
     ("--dp-clip 1 --dp-noise 1 --aggregate median", "the noise is for a mean"),
     ("--dp-clip 0 --dp-noise 1", "dp_clip is 0"),
     ("--dp-clip 1 --dp-among 5", "there is none"),

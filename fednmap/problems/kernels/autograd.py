@@ -28,18 +28,18 @@ class Kernel(ABC):
 
     @abstractmethod
     def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        """The loss, summed over clients, and the gradient, (p,) or (k, p) of k clients."""
+        """Return the loss, summed over clients, and the gradient, (p,) or (k, p) of k clients."""
 
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        """z += scale * gradient, in place; z may be x itself."""
+        """Compute z += scale * gradient, in place; z may be x itself."""
         z.add_(self.value_and_gradient(x, a, b, weight)[1], alpha=scale)
 
     def total(self, x: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """The sum of `value_and_gradient` over batches, at one point x (p,)."""
+        """Return the sum of `value_and_gradient` over batches, at one point x (p,)."""
         return total(self.value_and_gradient, x, batches)
 
     def chunk(self, default: int, rows: int) -> int:
-        """How many clients with minibatches of `rows` samples are computed in one call.
+        """Return how many clients with minibatches of `rows` samples are computed in one call.
 
         default: as many as have their vectors and minibatches in cache.
         """
@@ -67,7 +67,7 @@ class ModuleKernel(Kernel):
             first += len(slopes[0])
 
     def one_by_one(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
-        """The slopes with the module's own layers."""
+        """Yield the slopes with the module's own layers."""
         if self._function.is_stack(a):
             weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
             batches = zip(x.expand(len(a), -1), a, b, weights, strict=True)
@@ -92,7 +92,7 @@ class VmapKernel(Kernel):
     """The forward pass is batched over clients; one backward pass then serves all of them."""
 
     def works(self, a: Tensor, b: Tensor) -> bool:
-        """Whether the module can be batched: recurrent layers, among others, cannot."""
+        """Return whether the module can be batched: recurrent layers, among others, cannot."""
         try:
             x = self._function.start.expand(2, -1)
             self.value_and_gradient(x, torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
