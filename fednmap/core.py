@@ -22,7 +22,6 @@ from fednmap.names import InputError, renamed
 Oracle = Callable[[Tensor, int], Tensor]
 """g(x, q): the gradient at x on the minibatch of local step q. The next step may overwrite x.
 
-
 An `AccumulatingOracle` saves a local step the memory traffic of its gradient."""
 
 
@@ -200,8 +199,8 @@ class Algorithm(ABC):
         """Return the client's new state if `sent`, and not the `up` that `local` made, is what was summed.
 
         Clipping and rounding change an uplink after `local`. The method stays exact if its client state is computed
-        from the vector that was sent. With sent = up it is the state that `local` returned. A method with client state that
-        does not override this function raises InputError when its uplink is changed.
+        from the vector that was sent. With sent = up it is the state that `local` returned. A method with client state
+        that does not override this function raises InputError when its uplink is changed.
         """
         if not client:
             return client
@@ -212,7 +211,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def aggregate(self, server: State, up: State, share: float) -> State:
-        """Return the server's new state, from the MEAN of the uplinks received and the share of clients that sent them."""
+        """Return the new server state, from the MEAN of the uplinks received and the share of clients that sent them."""
 
     @abstractmethod
     def model(self, server: State) -> Tensor:
