@@ -211,7 +211,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def aggregate(self, server: State, up: State, share: float) -> State:
-        """Return the new server state, from the MEAN of the uplinks received and the share of clients that sent them."""
+        """Return the new server state from the MEAN of the uplinks received and the share of clients that sent them."""
 
     @abstractmethod
     def model(self, server: State) -> Tensor:

@@ -1,4 +1,4 @@
-"""Looking a name up, with an error that helps; a name may also be code of the user's own, package.module:Name."""
+"""Look up names, with errors that suggest; a name may also be the user's code, package.module:Name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(:.*)?", re.DOTALL
 
 
 FOREIGN: dict[str, str] = {}
-"""The modules that were loaded because a name stood for code of the user's own: file -> name."""
+"""The modules that were loaded because a name was the user's code: file -> name."""
 
 
 def is_code(spec: str, known: Container[str]) -> bool:
@@ -126,7 +126,7 @@ def imported(kind: str, spec: str, known: Iterable[str], base: type | None = Non
         if f"{module_name}.".startswith(f"{error.name}."):
             raise InputError(f"{unknown(kind, module_name, known)}; nor is there a module {error.name!r}") from None
         raise InputError(f"{kind} {spec!r}: {module_name} needs {error.name}, which is not installed") from None
-    except Exception as error:  # whatever the user's own lines provoke
+    except Exception as error:  # any error in the user's module
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(f"{kind} {spec!r}: {module_name} cannot be imported, {said}") from error
     FOREIGN[str(vars(module).get("__file__"))] = module_name

@@ -107,4 +107,4 @@ def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None
     screen = console()
     screen.print(choose("list", what, LISTS)())
     if what in OWN:
-        screen.print(f"or one of your own: {OWN[what]}, in a module that Python finds from here", highlight=False)
+        screen.print(f"or your own: {OWN[what]}, in a module in this folder or on Python's path", highlight=False)

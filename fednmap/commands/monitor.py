@@ -1,4 +1,4 @@
-"""`fednmap watch`: a run while it goes on, in the terminal, as JSON lines, or for Prometheus."""
+"""`fednmap watch`: monitor a run in the terminal, as JSON lines, or for Prometheus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def watch(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
 ) -> None:
-    """Watch a run while it goes on: in the terminal, as JSON lines, or for Prometheus.
+    """Monitor a run: in the terminal, as JSON lines, or for Prometheus.
 
     Only the run folder is read, so that a run of train, compare or Flower can be watched from any process.
     """
@@ -118,7 +118,7 @@ def to_prometheus(folder: RunFolder) -> str:
     run, results = folder.path.name, folder.results()
     lines = []
     facts = {
-        "running": ("1 while the run goes on", int(folder.running())),
+        "running": ("1 while the run is active", int(folder.running())),
         "jobs_finished": ("methods and trials that are finished", len(results)),
         "jobs_expected": ("methods and trials of the run", expected(folder)),
     }

@@ -121,7 +121,7 @@ def _in_folder(folder: Path) -> list[tuple[str, bytes]]:
             paths = [place / (name + suffix) for name in CIFAR_FILES]
             here = [path.is_file() for path in paths]
             if any(here) and not all(here):
-                raise InputError(f"{paths[here.index(False)]} is missing beside the others; put it there")
+                raise InputError(f"{paths[here.index(False)]} is missing, and the other files are there; put it there")
             if any(here):
                 return [(str(path), path.read_bytes()) for path in paths]
     return next((_unpack(folder / archive) for archive in CIFAR_MD5 if (folder / archive).is_file()), [])

@@ -21,9 +21,9 @@ from fednmap.problems.design import Design, design_of
 from fednmap.problems.families import FAMILIES, Bernoulli, Family, Gaussian, Multinomial, Ordinal, labels
 from fednmap.problems.finite_sum import FiniteSum, Options, Weight, per_client
 
-SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
+SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed in one batch, padded to one length
 PIECE_BYTES = 2 << 20  # of rows that are gone through together for gradients at several points
-SPARSE_BYTES = 256 << 10  # of their outputs, if the rows are sparse: a few such tables are to be small beside them
+SPARSE_BYTES = 256 << 10  # of their outputs, if the rows are sparse: a few such tables must be small compared with them
 KEPT_BYTES = 16 << 20  # of padded copies of small clients that a problem keeps between rounds
 
 
@@ -95,7 +95,7 @@ class GLM(FiniteSum):
         return super()._changed(_small={}, _cut={}, **fields)
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """Return eta of each input, and the family's constants beside it where it has any."""
+        """Return eta of each input, and the family's constants if it has any."""
         return self._outputs(x, design_of(inputs, inputs.shape[:1], x.dtype))
 
     def mean(self, x: Tensor, inputs: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def reshuffled_numbers(
     A client's rows are one endless stream: number k of it is row pi_e(k mod m) of its m rows, in epoch e = k // m, and
     pi_e is a permutation that (seed, client, e) decides. Batch number b holds numbers b batch .. (b + 1) batch - 1, and
     local step q of round t takes batch number t local_steps + q. So every row comes once in each epoch, whatever the
-    sizes: a batch that an epoch does not fill goes on in the next one.
+    sizes: a batch that an epoch does not fill continues in the next one.
 
     local_steps: of a round; None where that is not known: every round then begins with an epoch of its own.
     """

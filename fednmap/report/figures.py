@@ -143,7 +143,7 @@ def first_layer(models: Mapping[str, Model], at_most: int = 12) -> Any | None:
 
 
 def _picture(model: Model) -> Values | None:
-    """|w| of the first layer as a picture: per pixel over all units, or the filters of a convolution side by side."""
+    """|w| of the first layer as a picture: per pixel over all units, or the filters of a convolution in a grid."""
     if len(model.inputs) != 3:
         return None
     channels, height, width = model.inputs

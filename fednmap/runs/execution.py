@@ -318,7 +318,7 @@ def execute(
             for request in requests:
                 if stop_flag.is_set():
                     raise Interrupted
-                request = request._replace(threads=threads.asked())
+                request = request._replace(threads=threads.current_limit())
                 finished[request.job] = run_and_record(
                     work.task(request), folder, (reporter, *callbacks), stop_flag, request
                 )

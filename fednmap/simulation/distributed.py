@@ -1,4 +1,4 @@
-"""The processes that share a simulation, and the little they say to each other.
+"""The process group of a simulation, and its collective operations.
 
 Without a process group of torch.distributed there is one process, and every function here costs nothing.
 """
@@ -17,19 +17,19 @@ Text = TypeVar("Text", bound=str)
 
 
 class WorkerLost(ConnectionError):
-    """Another process of the group is gone."""
+    """Another process of the group has ended."""
 
     def __init__(self, cause: str = "a worker process was lost") -> None:
         super().__init__(cause)
 
 
 def size() -> int:
-    """Return how many processes share the work."""
+    """Return the number of processes in the group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return which of them this is; 0 writes and prints."""
+    """Return the rank of this process; rank 0 writes and prints."""
     return dist.get_rank() if size() > 1 else 0
 
 

@@ -271,7 +271,7 @@ def _check_identical(algorithm: Algorithm, problem: LeastSquares, name: str) -> 
 
 
 def _check_knowledge(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
-    """What a method says that a round has told it is the model before the round, and grad f there."""
+    """Check `known_gradient`: the model before the round, and grad f there."""
     server, _ = algorithm.init(torch.ones_like(problem.start))
     for last in simulate(algorithm, problem, rounds=3, start=torch.ones_like(problem.start)):
         known = algorithm.known_gradient(server, last.server)

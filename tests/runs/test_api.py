@@ -361,7 +361,7 @@ def test_the_command_calls_no_run_learnt_whose_psi_rose(command, tmp_path):
     code, out, err = command(*words, tmp_path / "a")
     assert code == 0
     assert "fednmap (psi rose)" in out
-    assert "learnt:" not in out
+    assert "result:" not in out
     assert "warning: fednmap: psi ended at" in err
     code, out, _ = command(*words, tmp_path / "b", "--json")
     assert "above its start" in json.loads(out)["warning"]
