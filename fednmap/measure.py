@@ -160,7 +160,7 @@ def quantity(key: str) -> Quantity:
 
 
 def quantities(keys: Iterable[str]) -> list[Quantity]:
-    """Of these keys those that are shown: of the model, your own metrics, then what was spent."""
+    """Return those of these keys that are shown: quantities of the model, your own metrics, then costs."""
     asked = list(dict.fromkeys(keys))
     places = {key: place for place, key in enumerate(QUANTITIES)}
     found = [q for q in map(quantity, asked) if q.shown]

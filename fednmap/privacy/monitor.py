@@ -94,7 +94,7 @@ class Monitor(Stage, Aggregator):
         return self.inner.spent(federation, rounds)
 
     def scores(self, last: int | None = None) -> list[Score]:
-        """Of every client counted so far, the least like the others first.
+        """Return the score of every client counted so far, the least like the others first.
 
         last: of the newest so many rounds only.
         """

@@ -71,6 +71,7 @@ class Cox(ClientSum):
         self._designs: dict[int, Design] = {}
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:

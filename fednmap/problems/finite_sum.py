@@ -68,6 +68,7 @@ class ClientSum(ABC):
         return True
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return ProblemInfo(
             start=self.start,
             weights=self.weights,
@@ -110,6 +111,7 @@ class ClientSum(ABC):
         """Return f and its gradient at x, in one pass over the data."""
 
     def loss(self, x: Tensor) -> Tensor:
+        """Return f(x) on all data."""
         return self.value_and_gradient(x)[0]
 
     def gradient(self, x: Tensor) -> Tensor:

@@ -85,6 +85,7 @@ class GLM(FiniteSum):
         self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:

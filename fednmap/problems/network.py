@@ -177,6 +177,7 @@ class Network(FiniteSum):
         return super().exact_gradients and self.clip_norm is None
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), module=self.module)
 
     def made_of(self) -> dict[str, Any]:

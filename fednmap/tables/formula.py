@@ -143,6 +143,7 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
+        """Return the names of the columns that `transform` makes."""
         return np.array(self.names_, object)
 
     def groups(self) -> dict[str, list[str]]:
@@ -170,7 +171,7 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return None if not parts else parts[0] if len(parts) == 1 else np.stack(parts, 1)
 
     def variables(self, rows: Table) -> Table:
-        """The columns that the questions are about: those of the formula, and what functions with a state are of."""
+        """Return the columns of the formula, and the arguments of its functions that have a state."""
         parsed = self._parsed()
         used = {name: rows[name] for name in parsed.variables}
         inner = {call.inner: _evaluated(call.inner, rows) for call in parsed.calls.values() if call.inner not in used}

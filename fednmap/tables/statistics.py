@@ -252,7 +252,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return self.know(carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
-        """The questions that `fit` puts to the sites, for those who ask them by messages; its end is for `know`."""
+        """Yield the questions that `fit` puts to the sites; return the statistics, for `know`."""
         choose("way to impute", self.impute, dict.fromkeys(("mean", "median")))
         categorical = list(self.categorical)
         about = yield {"ask": "columns", "max_levels": self.max_levels, "categorical": categorical}
@@ -322,6 +322,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return np.stack(parts, 1) if parts else np.empty((rows.rows, 0))
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
+        """Return the names of the columns that `transform` makes."""
         return np.array([name for s in self.statistics_ for name in s.names], object)
 
     def groups(self) -> dict[str, list[str]]:

@@ -91,10 +91,12 @@ class Table:
         return f"{self.name}: " if self.name else ""
 
     def without(self, names: Iterable[str]) -> Table:
+        """Return the table without these columns."""
         left_out = set(names)
         return Table({name: column for name, column in self.columns.items() if name not in left_out}, self.name)
 
     def some(self, rows: Any) -> Table:
+        """Return the table with these rows only."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
 
 
