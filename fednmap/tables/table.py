@@ -55,6 +55,8 @@ REFUSALS = {
     "rule-level": "column {column!r} has a level, class or gap in too few rows for the site's rules",
     "rule-parameters": "the model has too many parameters for the site's rules",
     "rule-budget": "the privacy budget of the site does not allow this",
+    "rule-points": "the site's rules allow no further model",
+    "rule-few-rows": "the answer would rest on too few rows for the site's rules",
     "other": "the site refused",
 }
 """What a site may send about an error in its table, by code."""
