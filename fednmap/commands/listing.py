@@ -25,8 +25,8 @@ from fednmap.runs.presets import presets
 
 
 def _algorithms() -> Group:
-    name = Column("name", no_wrap=True)
-    needs = Table(name, "solves", "up", "down", "prox", "all clients", "fixed point", box=SIMPLE_HEAD, padding=0)
+    first = Column("name", no_wrap=True)
+    needs = Table(first, "solves", "up", "down", "prox", "all clients", "fixed point", box=SIMPLE_HEAD, padding=0)
     for name, kind in ALGORITHMS.items():
         t = kind.traits
         solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
