@@ -655,7 +655,10 @@ def test_refused_in_one_line(command, words, said):
         (lambda: Privacy(1.0, among=3), "there is none"),
         (lambda: simulate(NMAP, PROBLEM, rounds=1, uplink=Privacy), "the class Privacy"),
         (lambda: simulate(NMAP, PROBLEM, rounds=1, uplink=Privacy(1.0, 1.0), participation=0.5), "sampler poisson"),
-        (lambda: simulate(MAKE["FedPD"](Zero(), L, Q), PROBLEM, rounds=1, uplink=Privacy(1.0)), "FedPD has no state_after_sending"),
+        (
+            lambda: simulate(MAKE["FedPD"](Zero(), L, Q), PROBLEM, rounds=1, uplink=Privacy(1.0)),
+            "FedPD has no",
+        ),
         (lambda: PrivateRows(heterogeneous(), 1.0, rate=0), "rate is 0"),
         (lambda: noise_for(math.inf, 1.0, 1, 1e-5), "epsilon is inf"),
         (lambda: noise_for(1.0, 1.0, 0, 1e-5), "0 rounds"),
