@@ -129,7 +129,7 @@ def test_a_process_that_is_killed_is_named(tmp_path):
 
 
 def test_processes_have_their_share_of_the_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(threads, "_asked", None)
+    monkeypatch.setattr(threads, "_limit", None)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
 
     class Tells(Fails):
