@@ -69,7 +69,7 @@ class Quadratics:
 
         def g(x: Tensor, q: int) -> Tensor:
             x = self.copies(x)
-            exact = ((x - self.b) @ A + d + self._bends(x)).flatten(-2)  # A is symmetric
+            exact: Tensor = ((x - self.b) @ A + d + self._bends(x)).flatten(-2)  # A is symmetric
             if not self.noise:
                 return exact
             drawn = np.random.default_rng([self.seed, t, q]).standard_normal((self.n, self.dim))

@@ -72,9 +72,9 @@ class Row(NamedTuple):
 LINEAR = {"n": -1.0, "Q": -1.0, "T": -1.0}
 ROOT = {"n": -0.5, "Q": -0.5, "T": -0.5}
 ROWS = (
-    Row("FedNMap", "PL", "O~(s2/(nQT) + s2/T^2)", LINEAR, 1.4, 0.0028, 200.0),
-    Row("FedNMap", "nonconvex PL", "O~(s2/(nQT) + s2/T^2)", LINEAR, 1.4, 0.0028, 200.0),
-    Row("Zhang", "strongly convex", "O~((s2 + B2)/(nT))", {"n": -1.0, "Q": 0.0, "T": -1.0}, 1.4, 0.0014, 200.0),
+    Row("FedNMap", "PL", "O~(s2/(nQT) + s2/T^2)", LINEAR, 1.4, 0.0028, 100.0),
+    Row("FedNMap", "nonconvex PL", "O~(s2/(nQT) + s2/T^2)", LINEAR, 1.4, 0.0028, 100.0),
+    Row("Zhang", "strongly convex", "O~((s2 + B2)/(nT))", {"n": -1.0, "Q": 0.0, "T": -1.0}, 1.4, 0.0014, 100.0),
     Row("FedNMap", "nonconvex", "O(sqrt(s2/(nQT)) + 1/T)", ROOT, 2.8, 0.022, inf),
     Row("EControlDA", "convex", "O(sqrt(s2/(nT)) + ...), Q = 1", {"n": -0.5, "T": -0.5}, 0.5, 0.0027, inf),
 )
@@ -198,7 +198,9 @@ def judge(curves: list[Curve]) -> Verdict:
     claims, table = [], [["row", "factor", "values", "errors at the best step", "best steps", "exponent"]]
     for row, factor in _there(curves):
         x, y, steps, ends = best(curves, row, factor)
-        measured = Exponent(*slope_with_interval(x, y)) if len(y[0]) > 1 else Exponent(slope(x, y[:, 0]), -inf, inf)
+        measured = (
+            Exponent(*slope_with_interval(x, y)) if len(y[0]) > 1 else Exponent(slope(x, y[:, 0].tolist()), -inf, inf)
+        )
         hidden = row.rate.startswith("O~") and factor == "T"
         stated = slope(x, [log(T) / T for T in x]) if hidden else row.exponents[factor]
         words = f"{factor}^{stated:.2f}" + (", the slope of log(T)/T" if hidden else "")
@@ -218,7 +220,7 @@ def judge(curves: list[Curve]) -> Verdict:
         )
         marks = [f"{s:g}" + " (end)" * end for s, end in zip(steps, ends, strict=True)]
         means = np.exp(np.log(y).mean(1))
-        neighbours = [slope(pair, [means[k], means[k + 1]]) for k, pair in enumerate(pairwise(x))]
+        neighbours = [slope(pair, means[k : k + 2].tolist()) for k, pair in enumerate(pairwise(x))]
         table.append(
             [
                 row.label,

@@ -46,12 +46,12 @@ from fednmap.report.page import picture, write_page
 from fednmap.report.terminal import console
 from fednmap.runs.files import clear_errors, finite, json_text, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
-from fednmap.tables.table import is_words
+from fednmap.tables.table import as_word, is_words
 
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
-COLUMNS = ("target", "time", "event", "trials_column", "offset", "exposure")
+COLUMNS = ("target", "time", "event", "entry", "strata", "trials_column", "offset", "exposure")
 """Settings that name a column that every file must have."""
 PICTURES = {
     "path.png": "Coefficients along lam",
@@ -184,7 +184,7 @@ def fit(
                 write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
         _write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
         _finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
-        folder.seal("report.html")
+        folder.write_checksums("report.html")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
@@ -305,7 +305,8 @@ def _estimator(
     if config.family == "ordinal":
         return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
     if config.family == "cox":
-        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
+        common |= {"ties": config.ties, "strata": config.strata}
+        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(**common)
     return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
 
 
@@ -331,7 +332,7 @@ def _folder(
     folder = RunFolder.open(out)
     if words := folder.changed(finite(settings), frozenset()):
         raise InputError(f"{out} holds a fit that was stopped, of other settings ({words}); choose another folder")
-    folder.unseal()
+    folder.remove_checksums()
     return folder
 
 
@@ -382,7 +383,7 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
 
 
 def _frame(X: Any, columns: list[str], config: FitConfig, sites: dict[str, tables.Table]) -> Any:
-    """The matrix with names, so that messages can say them; and the column of offsets."""
+    """The matrix with names, so that messages can say them; and the columns of offsets and strata."""
     try:
         import polars
     except ModuleNotFoundError:
@@ -390,6 +391,8 @@ def _frame(X: Any, columns: list[str], config: FitConfig, sites: dict[str, table
     named = dict(zip(columns, X.T, strict=True))
     if (offset := config.offset or config.exposure) is not None:
         named[offset] = np.concatenate([config.offsets(t) for t in sites.values()])
+    if config.strata is not None:
+        named[config.strata] = [as_word(v) for t in sites.values() for v in complete(t, config.strata)]
     return polars.DataFrame(named)
 
 
@@ -449,7 +452,7 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
         "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
         "bytes_down": estimator.bytes_sent_ / 2,
     }
-    folder.forget_after(job, -1)
+    folder.delete_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
     ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}

@@ -57,7 +57,12 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     task = FitConfig.make(**with_weight(given))
     used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
-    used |= {"penalty-factor": task.penalty_factor or None, "bounds": task.bounds or None}
+    used |= {
+        "entry": task.entry,
+        "strata": task.strata,
+        "penalty-factor": task.penalty_factor or None,
+        "bounds": task.bounds or None,
+    }
     alone = [name for name, value in used.items() if value is not None]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:
