@@ -80,7 +80,8 @@ class Quadratics:
 
     def copies(self, x: Tensor) -> Tensor:
         """The copies' coordinates, (..., replicas, 20)."""
-        return x.unflatten(-1, (self.replicas, DIM))
+        found: Tensor = x.unflatten(-1, (self.replicas, DIM))
+        return found
 
     def losses(self, x: Tensor) -> Tensor:
         """f of each copy."""
