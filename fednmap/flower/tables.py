@@ -355,7 +355,8 @@ class SiteQuestions:
         first = next(iter(said))
 
         def number(site: str) -> Callable[[str, Any], Any]:
-            return lambda place, leaf: leaf if leaf is not None else sums.get(place, 0.0) if site == first else 0.0
+            own = sums if site == first else {}
+            return lambda place, leaf: _number(own.get(place, 0.0)) if leaf is None else leaf
 
         return {site: _leaves(part, number(site)) for site, part in said.items()}
 
@@ -424,6 +425,11 @@ class SiteQuestions:
             roster.wait(len(roster.names))
         missing = ", ".join(name for name in roster.names if name not in found)
         raise TimeoutError(f"no answer about {question['ask']!r} from {missing}; begin again when they are connected")
+
+
+def _number(value: float) -> float:
+    """A count is a whole number again."""
+    return int(value) if value.is_integer() else value
 
 
 def _content(question: Question, points: Tensor | None) -> RecordDict:
