@@ -117,10 +117,9 @@ def main(command: click.Command = app, name: str | None = None) -> NoReturn:
         try:
             code = None if _follows_torchrun() else command(prog_name=name, standalone_mode=False)
         except click.ClickException as error:
-            message = re.sub(
-                r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message()
-            )  # click and typer both suggest
-            fail(f"{message} See --help.", 2)
+            # click and typer both suggest; without a subcommand the help was shown, and there is no message
+            message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
+            fail(f"{message or 'expected a command.'} See --help.", 2)
         except InputError as error:
             fail(str(error), 2)
         except (click.Abort, KeyboardInterrupt):

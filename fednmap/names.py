@@ -175,5 +175,6 @@ def called(spec: str, make: Callable[..., T], first: Sequence[Any], argument: st
     try:
         inspect.signature(make).bind(*arguments)
     except TypeError as error:
-        raise InputError(f"{spec!r} does not fit: {error}") from None
+        shown = ", ".join(f"{argument!r:.40}" for argument in arguments)
+        raise InputError(f"{spec!r} does not fit: called with ({shown}), {error}") from None
     return make(*arguments)

@@ -32,8 +32,12 @@ class LocalSteps:
         self._space: Tensor | None = None
 
     def __call__(self, z: Tensor, first: Tensor, *others: Tensor) -> Tensor:
-        if self._space is None:  # (k, p) where the directions are those of k clients, even if z is still common
-            self._space = z.new_empty(torch.broadcast_shapes(z.shape, first.shape, *(d.shape for d in others)))
+        if self._space is None:  # the first step allocates: z may be common, and a direction that of k clients
+            z = torch.sub(z, first, alpha=self.eta)
+            for direction in others:
+                z = torch.sub(z, direction, alpha=self.eta)
+            self._space = z
+            return z
         z = torch.sub(z.expand(self._space.shape), first, alpha=self.eta, out=self._space)
         for direction in others:  # one pass each: a sum first would be written and read once more
             z.sub_(direction, alpha=self.eta)

@@ -45,7 +45,9 @@ def export(
     folder = RunFolder.open(run)
     if not (methods := folder.about().algorithms) and method is None:
         raise InputError(f"{folder.path / 'run.toml'} names no method; put it back from a copy, or give --method")
-    job = Job(method or methods[0], trial)
+    # package.module:Name is also found by Name, as tables show it, and as its files are called
+    method = next((m for m in methods if method in (None, m, m.rpartition(":")[2], m.replace(":", "."))), method)
+    job = Job(str(method), trial)
     module, example = trained(folder, job, trust_code)
     about = names(folder, job, folded=example is not None)
     if example is None and format == "onnx" and folder.made_in_python():

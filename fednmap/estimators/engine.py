@@ -77,7 +77,7 @@ def solve(
     polish: the number of a phi whose minimiser is found more exactly, if they are found in the same rounds.
     """
     kinds = [kind for phi in phis if (kind := shrinkage(phi, f.end)) is not None]
-    if f.constants or f.flat or len(f.start) > path_solver.SIZE or len(kinds) < len(phis):
+    if f.constants or len(f.start) > path_solver.SIZE or len(kinds) < len(phis):
         fits: list[Fit] = []
         for phi in phis:
             after = minimise(f, f.with_penalty(phi), f.start, tol=tol, max_rounds=max_rounds, after=after)
@@ -91,10 +91,11 @@ def solve(
         shrink,
         f.diagonal,
         tol=tol * f.unit,
-        max_rounds=min(max_rounds, PATIENCE),
+        max_rounds=min(max_rounds, PATIENCE) if f.reach is None else max_rounds,
         constant=f.quadratic,
         first=None if first is None else first.numpy(),
         polish=polish,
+        reach=f.reach,
     )
     losses = f.losses(torch.from_numpy(found.x))
     objectives = losses + shrink.value(found.x)

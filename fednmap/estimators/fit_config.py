@@ -23,7 +23,7 @@ from fednmap.names import InputError, choose, is_number
 from fednmap.problems.families import Response
 from fednmap.runs.configuration import Settings
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Table, as_word
-from fednmap.tables.table import Column, SiteError, is_words, missing
+from fednmap.tables.table import Column, SiteError, is_words, missing, refuse_dates
 
 KINDS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "successes", "gamma": "a Gamma target"}
 """What the numbers of a target are called, of which none may be below 0."""
@@ -262,4 +262,5 @@ def complete(rows: Table, name: str) -> Column:
             "gaps",
             name,
         )
+    refuse_dates(name, values, f" at site {rows.name!r}" if rows.name else "")
     return values

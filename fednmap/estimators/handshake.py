@@ -38,8 +38,11 @@ POINTS = ("gradients", "losses", "hessian", "information", "outer", "pearson", "
 """Questions after the agreement: about the rows of a part, and about a model at some points."""
 
 
-class Disagreement(InputError):
+class Disagreement(SiteError):
     """A question that the site's own settings do not lead to. The message has no cell, and may be sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "settings")
 
 
 class RemoteFitConfig(FitConfig):

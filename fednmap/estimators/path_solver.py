@@ -41,6 +41,7 @@ LEAVES = 1e12  # growth of a prox step's square that says the model has no minim
 SMALL = 1e-15  # points as small, or as large as its inverse, are rescaled: single precision ends there
 NEWTON = 20  # changes of the set of nonzero coefficients, at most, before prox steps are taken instead
 BACK = 0.25  # part of the step that the next trial goes if steps fail although the model has learnt from them
+WIDER = 2.0  # growth of the bound on steps over the step that was kept; a refused one halves it
 POLISH = 1e-7  # the tolerance of a model that is polished, relative to the others'
 MORE = 30  # rounds for polishing, at most: rounding may forbid it
 EARLIER = 30.0, 1e3  # bounds of |F_nat| / tol at the earlier point that a fit remembers
@@ -119,6 +120,7 @@ class HessianModel:
         told = _dots(s, y) > CURVED * size * _norms(y)
         s, y = s[told] / size[told, None], y[told] / size[told, None]
         if not len(s):
+            self.D *= FLATTER  # f is linear along them
             return
         if not self.constant:
             flatter = float((_dots(s, y) / _dots(s @ self.D, s)).mean())
@@ -153,12 +155,12 @@ class HessianModel:
     def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """argmin of the model for each row of x."""
         if len(x) == 1:
-            found = self._by_sets(x[0], g[0], phi.l1[0], float(phi.l2[0, 0]), phi.end)
+            found = self.by_sets(x[0], g[0], phi.l1[0], float(phi.l2[0, 0]), phi.end)
             if found is not None:
                 return found[None]
         return self._by_steps(x, g, phi, close)
 
-    def _by_sets(self, x: Floats, g: Floats, l1: Floats, l2: float, end: int) -> Floats | None:
+    def by_sets(self, x: Floats, g: Floats, l1: Floats | float, l2: float, end: int) -> Floats | None:
         """Semismooth Newton: guess which coefficients are not 0 and of what sign, solve, look again; None: no end."""
         D, b = self.D, self.D @ x - g
         diagonal, pull = D.diagonal().copy(), np.zeros_like(x)
@@ -225,6 +227,7 @@ def solve(
     constant: bool,
     first: Floats | None = None,
     polish: int | None = None,
+    reach: Floats | None = None,
 ) -> Found:
     """Rounds until |F_nat| <= tol for every penalty, or max_rounds.
 
@@ -232,6 +235,7 @@ def solve(
     constant: the Hessian is the same everywhere, so that all penalties share one model.
     first:    the gradient at the start, where it is known.
     polish:   the number of a penalty whose minimiser is found more exactly, so that it does not depend on rounding.
+    reach:    for each coordinate the longest first step, where f has regions without curvature; None: no bound.
     """
     k, gamma = len(phi.l1), 1 / float(diagonal.sum())
     x = np.repeat(start[None], k, 0)
@@ -240,6 +244,7 @@ def solve(
     sizes, values = _norms(phi.residuals(x, g, gamma)), phi.value(x)
     models, groups = [HessianModel(np.diag(diagonal), constant)], [np.arange(k)]
     refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
+    radius = np.ones(k)
     earlier = np.full((k, 2, len(start)), np.nan)
     inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
     goal, more = np.full(k, tol), MORE
@@ -266,13 +271,18 @@ def solve(
         if shorter.any():
             rows = left[shorter]
             trial[rows] = x[rows] + BACK * (trial[rows] - x[rows])
+        if reach is not None:
+            step = trial[left] - x[left]
+            length = np.abs(step / reach).max(1)
+            length, part = np.minimum(length, radius[left]), np.minimum(1, radius[left] / np.maximum(length, TINY))
+            trial[left] = x[left] + part[:, None] * step
         new[left] = gradients(trial[left])
         rounds[left] += 1
         finite = np.isfinite(new[left]).all(1)
         usable = left[finite]
         for model, rows in _working(models, groups, usable):
             model.learn(_differences(x[rows], trial[rows]), _differences(g[rows], new[rows]))
-        refused[left[~finite]] = 2
+        refused[left[~finite]] = np.where(np.isfinite(trial[left[~finite]]).all(1), 2, LOST)
         after = phi.some(usable).value(trial[usable])
         slope = 0.5 * _dots(trial[usable] - x[usable], g[usable] + new[usable])
         rounding = 8 * EPS * (np.abs(slope) + np.abs(after) + np.abs(values[usable]))
@@ -282,6 +292,9 @@ def solve(
             model.forget(diagonal)
             refused[rows] = 0
         kept = usable[better]
+        if reach is not None:
+            wider = np.maximum(radius[left], WIDER * length)
+            radius[left] = np.where(np.isin(left, kept), wider, length / WIDER)
         x[kept], g[kept], values[kept] = trial[kept], new[kept], after[better]
         sizes[kept] = _norms(phi.some(kept).residuals(x[kept], g[kept], gamma))
         near = kept[(sizes[kept] >= EARLIER[0] * tol) & (sizes[kept] <= EARLIER[1] * tol)]

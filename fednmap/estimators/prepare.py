@@ -210,8 +210,6 @@ class Prepared(Layout):
         """Of sites, which x does not hold."""
         self.quadratic = isinstance(family, Gaussian) and site_effects != "sparse"
         """Whether the Hessian is the same everywhere."""
-        self.flat = site_effects == "sparse"
-        """Whether f has regions without curvature, in which a step by curvature alone would be endless."""
         if site_effects != "none":
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
@@ -227,6 +225,8 @@ class Prepared(Layout):
         """Of the scaled columns; 1 for those that do not vary."""
         self.diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
         """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
+        self.reach = self.unit * self.deviation / self.diagonal if site_effects == "sparse" else None
+        """The longest first step; f has regions without curvature, in which a step by curvature would be endless."""
 
     def _inner(self, x: Tensor) -> Tensor:
         """T x."""

@@ -20,7 +20,7 @@ from scipy import linalg
 from torch import Tensor
 
 from fednmap.estimators.families import Linear
-from fednmap.estimators.path_solver import Penalties
+from fednmap.estimators.path_solver import EPS, HessianModel, Penalties
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 from fednmap.problems import GLM
@@ -32,12 +32,10 @@ SHARE = 0.7  # mu over lam by default; no whole number is its inverse, so that b
 STEPS = 100  # Newton steps at a site, at most
 CLOSE = 1e-12  # |F_nat| at a site, relative to what the site weighs and to the unit of f
 STALLED, ROUNDING = 0.5, 1e-8  # |F_nat| over the one before, and its size, at which rounding forbids more
-NEAR = 0.5  # change of b within which a site begins at its last deviations
-SHORTEST = 1e-9  # least part of a Newton step
+SHORTER = 0.5 ** np.arange(12)  # parts of a Newton step that are tried
 SWEEPS = 1000  # over the coordinates of a quadratic, at most
 LONGEST = 4.0  # the first Newton step of an intercept, at most; then twice as long, ...
 RIDGE = 1e-11  # added to the diagonal of a site's Hessian, which may be singular, relative to its mean
-FLAT = 1e-4  # of the first mean, below which a Hessian has vanished and this is added instead
 ALIASED = 1e-11  # share of a column's square that varies within sites, below which intercepts determine the column
 
 
@@ -80,15 +78,15 @@ class PartialMinimum:
         self.problem, self.n, self.mu, self.unit = problem, problem.n, mu, unit
         self.weights, self._sites = weights, [problem.alone(i) for i in range(problem.n)]
         self.columns = problem.data.x.shape[1]
-        self._last: dict[tuple[int, int], Floats] = {}  # (d, a) of a site, by the place of a point among several
-        self._models: dict[tuple[int, int], Floats] = {}  # b + d
+        self._last: dict[tuple[int, int], tuple[Floats, Floats]] = {}  # b and (d, a), by site and place among points
         self._hessians: dict[int, Floats] = {}
-        self._usual: dict[int, float] = {}  # the mean diagonal of a site's first Hessian
+        self._traces: dict[int, float] = {}  # of a site's Hessian at the model without columns
         self._rows: dict[int, Any] = {}  # of a site, to compute with
         self.own = problem.dim - self.columns
         """Intercepts per site: 1, or 0 in a Cox model."""
+        self._first = [np.zeros(problem.dim) for _ in self._sites]  # (d, a) of the models without columns
         if isinstance(problem, GLM) and self.own:
-            for name, site in zip(names, self._sites, strict=True):
+            for name, site, first in zip(names, self._sites, self._first, strict=True):
                 assert isinstance(site, GLM)
                 y = site.data.y.double().numpy()
                 try:
@@ -99,8 +97,7 @@ class PartialMinimum:
                         "nothing about coefficients: leave it out, or merge it with another"
                     ) from None
                 share = site._shares.numpy()
-                first = [np.zeros(self.columns), problem.family.first(y, share / share.sum())]
-                self._last[len(self._last), 0] = np.concatenate(first)
+                first[self.columns :] = problem.family.first(y, share / share.sum())
 
     def effects(self, b: Tensor) -> tuple[Floats, Floats]:
         """d_i (n, p) and a_i (n,), 0 where there is no intercept, on the scale of the problem's columns."""
@@ -181,7 +178,7 @@ class PartialMinimum:
         design, y, share = self._rows[i]
         eta, weight = design.times_each(points), share.unsqueeze(-1)
         y = y.unsqueeze(-1).expand(eta.shape)
-        a = torch.full((len(points),), float(self._last[i, 0][-1]), dtype=points.dtype, device="cpu")
+        a = torch.full((len(points),), float(self._first[i][-1]), dtype=points.dtype, device="cpu")
         low, high = torch.full_like(a, -torch.inf), torch.full_like(a, torch.inf)
         for k in range(STEPS):
             slope = (weight * site.family.slope(eta + a, y)).sum(0)
@@ -192,56 +189,75 @@ class PartialMinimum:
             limit = torch.inf if isinstance(site.family, Gaussian) else LONGEST * 2.0**k
             step = a - torch.where(curve < torch.inf, slope / curve, slope.sign() * limit).clamp(-limit, limit)
             a = torch.where((step > low) & (step < high), step, torch.where(slope == 0, a, (low + high) / 2))
-        self._last[i, 0][-1] = float(a[0])
+        self._first[i][-1] = float(a[0])
         return torch.cat([torch.zeros_like(points), a[:, None]], 1)
 
     def _minimiser(self, i: int, b: Floats, k: int) -> Floats:
-        """(d, a) of site i at b: Newton steps, each a quadratic with the l1 penalty; begun at the last of place k."""
+        """(d, a) of site i at b, by Newton steps with the l1 penalty; NaN if they do not reach the minimum.
+
+        A coefficient b + d that differed at the last b of place k stays as it was, one that did not differ follows b.
+        If the loss is smaller there, all stay as they were. The last resort is the model without columns.
+        """
         if self.mu is None:
-            found: Floats = self._intercepts(i, torch.from_numpy(b)[None])[0].numpy()
-            return found
-        p, w, site = self.columns, float(self.weights[i]), self._sites[i]
-        phi = Penalties(np.full((1, 1), self.mu), np.zeros((1, 1)), p)
-        unit = w * self.unit
-        u = self._last.get((i, k), self._last.get((i, 0), np.zeros(p + self.own))).copy()
+            return np.asarray(self._intercepts(i, torch.from_numpy(b)[None])[0])
+        p = self.columns
+        last, u = self._last.get((i, k)) or self._last.get((i, 0)) or (np.zeros(p), self._first[i])
+        stay = np.append(last + u[:p] - b, u[p:])
+        follow = np.append(np.where(u[:p] * stay[:p] > 0, stay[:p], 0.0), u[p:])
+        starts = sorted((follow, stay), key=lambda u: np.nan_to_num(self._site_loss(i, b, u)[0], nan=np.inf))
+        for start in (*starts, np.append(-b, self._first[i][p:])):
+            found, solved = self._newton(i, b, start)
+            if solved:
+                self._last[i, k] = b.copy(), found
+                return found
+        return np.full(len(u), np.nan)
 
-        def at(u: Floats) -> tuple[Tensor, float, Floats]:
-            x = torch.from_numpy(np.concatenate([b + u[:p], u[p:]]))
-            loss, gradient = site.value_and_gradient(x)
-            return x, w * float(loss) + float(phi.value(u[None])[0]), w * gradient.numpy()
+    def _site_loss(self, i: int, b: Floats, u: Floats) -> tuple[float, Floats, Tensor]:
+        """w_i f_i(b + d, a) + mu |d|_1 at u = (d, a), the gradient of the first term, and the point (b + d, a)."""
+        p, w = self.columns, float(self.weights[i])
+        x = torch.from_numpy(np.append(b + u[:p], u[p:]))
+        loss, gradient = self._sites[i].value_and_gradient(x)
+        return w * float(loss) + (self.mu or 0.0) * float(np.abs(u[:p]).sum()), w * gradient.numpy(), x
 
-        x, value, g = at(u)
-        model = self._models.get((i, k), np.zeros(p))
-        if not float(np.abs(b + u[:p] - model).max(initial=0.0)) <= NEAR:  # b has gone far: or at the last model
-            other = np.concatenate([model - b, u[p:]])
-            if not value <= (there := at(other))[1]:
-                u, (x, value, g) = other, there
-        size = np.inf
+    def _newton(self, i: int, b: Floats, u: Floats) -> tuple[Floats, bool]:
+        """The minimiser from u, and whether it is one. The Hessian is made steeper where shorter steps do not help."""
+        p, mu = self.columns, self.mu or 0.0
+        phi, unit = Penalties(np.full((1, 1), mu), np.zeros((1, 1)), p), float(self.weights[i]) * self.unit
+        value, g, x = self._site_loss(i, b, u)
+        size, ridge = np.inf, RIDGE
         for _ in range(STEPS):
-            D = self._curvature(i, x)
-            before, size = size, float(np.abs(phi.residuals(u[None], g[None], 1 / D.trace())).max())
+            if not np.isfinite(value):
+                return u, False
+            D, gamma = self._curvature(i, x, ridge)
+            before, size = size, float(np.abs(phi.residuals(u[None], g[None], gamma)).max())
+            if EPS * np.abs(u).max() > ROUNDING * unit * gamma:
+                return u, False  # too far out for F_nat to be more than rounding
             if size <= CLOSE * unit or STALLED * before < size <= ROUNDING * unit:
-                break
-            step, part, last = _quadratic(D, g, u, self.mu, p) - u, 1.0, value
-            while True:
-                x, value, new = at(u + part * step)
-                if value <= last + 1e-14 * abs(last) or part < SHORTEST:
+                return u, True
+            best = HessianModel(D, True).by_sets(u, g, mu, 0.0, p)
+            step = (_quadratic(D, g, u, mu, p) if best is None else best) - u
+            for part in SHORTER:
+                after = self._site_loss(i, b, u + part * step)
+                if after[0] <= value + 1e-14 * abs(value):
+                    u, (value, g, x), ridge = u + part * step, after, max(RIDGE, ridge / 10)
                     break
-                part /= 2
-            if not value <= last + 1e-14 * abs(last):
-                break
-            u, g = u + part * step, new
-        self._last[i, k], self._models[i, k] = u, b + u[:p]
-        return u
+            else:
+                ridge, size = 1e3 * ridge, np.inf
+        return u, size <= ROUNDING * unit
 
-    def _curvature(self, i: int, x: Tensor) -> Floats:
-        """w_i times the Hessian of f_i at x, a little more on its diagonal."""
+    def _curvature(self, i: int, x: Tensor, ridge: float) -> tuple[Floats, float]:
+        """w_i times the Hessian of f_i at x, with a ridge; and gamma of F_nat, one over the trace without columns."""
+        least = 1e-12 * float(self.weights[i])
+        if i not in self._traces:
+            self._traces[i] = max(float(self._hessian(i, torch.from_numpy(self._first[i])).trace()), least)
+        found = self._hessian(i, x)
+        return found + ridge * max(found.trace(), least) / len(found) * np.eye(len(found)), 1 / self._traces[i]
+
+    def _hessian(self, i: int, x: Tensor) -> Floats:
+        """w_i times that of f_i; one of a linear regression is kept."""
         found = self._hessians.get(i)
         if found is None:
             found = float(self.weights[i]) * self._sites[i].hessian(x).numpy()
-            mean = max(found.trace() / len(found), 1e-12 * float(self.weights[i]))
-            usual = self._usual.setdefault(i, mean)
-            found += (RIDGE * mean if mean > FLAT * usual else FLAT * usual) * np.eye(len(found))
             if isinstance(self.problem, GLM) and isinstance(self.problem.family, Gaussian):
                 self._hessians[i] = found
         return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, State, next_broadcast, pack
 from fednmap.flower import secure, wire
-from fednmap.flower.audit import Answer, Settings, audited
+from fednmap.flower.audit import Answer, Settings, audited, private
 from fednmap.flower.identity import prove
 from fednmap.flower.ledger import Store, exclusive, round_of
 from fednmap.flower.local import LocalProblem
@@ -59,15 +59,16 @@ def client_app(
 
     def guarded(node: Node, question: str) -> LocalProblem:
         """This client's problem, as far as its rules let it answer."""
-        node.rules.asked(question)
-        return node.rules.guarded(load(node.context), node.folder, node.name)
+        with private(node.name):
+            node.rules.asked(question)
+            return node.rules.guarded(load(node.context), node.folder, node.name)
 
     def site(message: Message, node: Node) -> RecordDict:
-        """What this site has: sizes, names and versions; or why it cannot say so."""
+        """What this site has: sizes, names and versions; or that it cannot say so."""
         try:
             about: dict[str, Any] = Site.of(guarded(node, "site")).model_dump(mode="json")
-        except Exception as error:  # whatever a user's `load` provokes: the server names the site and says why
-            about = {"failed": f"{type(error).__name__}: {error}"[:TEXT]}
+        except InputError as error:  # the server names the site and says why
+            about = {"failed": str(error)[:TEXT]}
         return RecordDict({"site": ConfigRecord(about)})
 
     def train(message: Message, node: Node) -> RecordDict:
@@ -135,7 +136,8 @@ def hello(start: Callable[[Context], Tensor] | None = None) -> Answer:
             key = Path(str(node.context.node_config["key"])).expanduser()
             content["proof"] = ConfigRecord(prove(key, str(ask["nonce"]), node.name, message.metadata.dst_node_id))
         if ask["start"] and start is not None:
-            content["start"] = wire.pack(Point(start(node.context)))
+            with private(node.name):
+                content["start"] = wire.pack(Point(start(node.context)))
         return content
 
     return said
@@ -209,5 +211,5 @@ def _followed(algorithm: Algorithm, news: Any, order: Any, store: Store, down: S
     before = store.received(order["counted"], down)
     received = next_broadcast(then, before, wire.unpack(news, message), float(order["share"]))
     if wire.digest(received) != order["digest"]:
-        raise RuntimeError("what this machine makes of the news is not what the server has; send it whole")
+        raise InputError("what this machine makes of the news is not what the server has; send it whole")
     return received

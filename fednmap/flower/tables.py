@@ -48,6 +48,7 @@ from fednmap.estimators.remote import RemoteRows
 from fednmap.estimators.rows import Floats
 from fednmap.flower import client as plain
 from fednmap.flower import wire
+from fednmap.flower.audit import in_words, refusal
 from fednmap.flower.disclosure import weights
 from fednmap.flower.plan import Point
 from fednmap.flower.roster import Roster
@@ -62,7 +63,7 @@ from fednmap.simulation import lock
 from fednmap.simulation.quantised import Quantised
 from fednmap.tables import Table, table
 from fednmap.tables.statistics import NARROWINGS, Answers, Question, carry
-from fednmap.tables.table import REFUSALS, SiteError
+from fednmap.tables.table import SiteError
 
 AGREEMENT = "agreement.json"
 SUMS = "sums.jsonl"
@@ -147,7 +148,7 @@ def client_app(load: LoadTable) -> ClientApp:
             words, numbers = _apart(said)
             return _vector(message, node, np.array([*numbers.values()])) if STATE in message.content else _words(words)
         except Exception as error:  # Flower sends the words of one that is raised
-            return RecordDict({"refused": ConfigRecord(_refusal(node.name, error))})
+            return RecordDict({"refused": ConfigRecord(refusal(node.name, error))})
 
     return plain.app_of({"query": plain.hello(), QUESTION: asked}, common_settings)
 
@@ -441,24 +442,8 @@ def _content(question: Question, points: Tensor | None) -> RecordDict:
 
 def _check_refused(name: str, reply: RecordDict) -> None:
     if "refused" in reply:
-        why = _in_words(reply["refused"])
+        why = in_words(reply["refused"])
         raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
-
-
-def _refusal(site: str, error: Exception) -> dict[str, Any]:
-    """What leaves the site of an error: a code and the column. Its words, which may show cells, are logged here."""
-    if isinstance(error, Disagreement):
-        return {"code": "settings", "column": "", "why": str(error)}
-    log.error("%s refused: %s", site, error, exc_info=None if isinstance(error, InputError) else error)
-    code, column = (error.code, error.column) if isinstance(error, SiteError) else ("other", "")
-    return {"code": code, "column": column}
-
-
-def _in_words(refused: Any) -> str:
-    if refused["code"] == "settings":
-        return str(refused["why"])
-    words = REFUSALS.get(str(refused["code"]), REFUSALS["other"]).format(column=str(refused["column"])[:60])
-    return f"{words}; the site's own log says more"
 
 
 def _ask_once(node: Node, question: Question) -> None:

@@ -87,7 +87,7 @@ def plot(
     for key in (quantity, along):
         if key not in known:
             raise InputError(
-                f"expected a measured quantity, one of {', '.join(known) or 'none'}, got {key!r}; name one"
+                f"expected a measured quantity, one of {', '.join(known) or 'none'}, got {key!r}; choose one"
             )
     series = [one._replace(label=(labels or {}).get(one.label, one.label)) for one in series if one.has(quantity)]
     with picture(file, size=(6.0, 4.0)) as (figure, ((axis,),)):

@@ -170,11 +170,10 @@ def _check_distinct(path: Path, names: Sequence[str]) -> None:
 
 
 def places(words: str) -> list[Path]:
-    """The paths that are named, separated by commas; those that do not exist also inside the folder of FEDNMAP_DATA."""
+    """The paths that are named, separated by commas, as given or else inside the folder of FEDNMAP_DATA."""
     found = [Path(word.strip()).expanduser() for word in words.split(",")]
-    if root := os.environ.get("FEDNMAP_DATA"):
-        found = [place if place.exists() else Path(root) / place for place in found]
-    return found
+    root = Path(os.environ.get("FEDNMAP_DATA", ""))
+    return [root / place if not place.exists() and (root / place).exists() else place for place in found]
 
 
 def _files(rest: str) -> list[Path]:

@@ -27,6 +27,7 @@ from fednmap.tables.table import (
     is_words,
     looks_like_id,
     missing,
+    refuse_dates,
     table,
 )
 
@@ -97,7 +98,7 @@ def scales(mean: Floats, deviation: Floats) -> tuple[Any, Floats]:
 def answer(question: Question, t: Table) -> dict[str, Any]:
     """A site's answer: sums, counts, words; columns that must not be told about are refused by name."""
     if question["ask"] == "columns":
-        return {"columns": [_told(name, t, question) for name in t.columns]}
+        return {"columns": _columns(t, question)}
     if question["ask"] == "deviations":
         return {name: float(np.square(given(t[name]) - mean).sum()) for name, mean in question["means"].items()}
     if question["ask"] == "ranges":
@@ -148,20 +149,36 @@ def order_statistics(rank: Mapping[str, float]) -> Generator[Question, Answers, 
     return high
 
 
-def _told(name: str, t: Table, question: Question) -> dict[str, Any]:
-    """What a site says of a column."""
+def _columns(t: Table, question: Question) -> list[dict[str, Any]]:
+    """What a site sends about its columns; raise SiteError about the first that is refused, with the others' names."""
+    found, refused = [], list[SiteError]()
+    for name in t.columns:
+        try:
+            found.append(_column(name, t, question))
+        except SiteError as error:
+            refused.append(error)
+    if refused:
+        first, others = refused[0], [f"{error.column!r} ({error.code})" for error in refused[1:]]
+        also = f"; also refused: {', '.join(others)}" if others else ""
+        raise SiteError(f"{first}{also}", first.code, first.column)
+    return found
+
+
+def _column(name: str, t: Table, question: Question) -> dict[str, Any]:
+    """What a site sends about one column."""
     values, at = t[name], f" at site {t.name!r}" if t.name else ""
     categorical = name in question["categorical"]
     words = levels_of(values) if is_words(values) or categorical else None
     gaps = missing(values) if words is None else np.array([word is None for word in words], bool)
     if len(values) and bool(gaps.all()):
-        raise SiteError(f"column {name!r} has no value{at}; leave the column or the site out", "empty", name)
+        raise SiteError(f"column {name!r} has no value{at}; exclude the column, or leave the site out", "empty", name)
+    refuse_dates(name, values, at)
     if words is not None and not categorical:
         _no_stray_word(name, values, at, question["max_levels"])
     if not categorical and looks_like_id(name, values):
         raise SiteError(
             f"column {name!r} looks like an identifier ({int((~gaps).sum())} different values in as many rows{at}); "
-            "drop the column",
+            "exclude the column",
             "identifier",
             name,
         )
@@ -192,8 +209,8 @@ def check_levels(name: str, found: int, most: int, at: str = "") -> None:
     """Refuse a column with more different words than these."""
     if found > most:
         raise SiteError(
-            f"column {name!r} has {found} different words{at}, more than max_levels = {most}; merge some, or drop the "
-            "column",
+            f"column {name!r} has {found} different words{at}, more than max_levels = {most}; merge some, or exclude "
+            "the column",
             "levels",
             name,
         )
@@ -333,8 +350,8 @@ def _by_name(said: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
             lacking = [name for name in said[a] if name not in said[b]]
             if lacking:
                 raise InputError(
-                    f"column {lacking[0]!r} is missing at site {b!r}, and site {a!r} has it; add it, or drop "
-                    "the column everywhere"
+                    f"column {lacking[0]!r} is missing at site {b!r}, and site {a!r} has it; add it, or exclude "
+                    "the column"
                 )
     return {name: {site: columns[name] for site, columns in said.items()} for name in said[first]}
 
@@ -344,10 +361,11 @@ def _is_number(name: str, parts: Mapping[str, Any]) -> bool:
     words = [site for site, part in parts.items() if part["kind"] != "number"]
     numbers = [site for site in parts if site not in words]
     if words and numbers:
-        shown = ", ".join(repr(level) for level in parts[words[0]]["levels"][:3])
+        levels = parts[words[0]]["levels"]
+        shown = ", ".join(map(repr, [level for level in levels if not is_number(level)][:3] or levels[:3]))
         raise InputError(
             f"column {name!r} holds words at site {words[0]!r} ({shown}) and numbers at site {numbers[0]!r}; use one "
-            "kind, or name it among the categorical columns"
+            "kind, with empty cells or NA for missing values, or name it among the categorical columns"
         )
     return not words
 

@@ -19,7 +19,8 @@ Column = npt.NDArray[Any]
 
 MONTH = "(jan|feb|mar|apr|may|mai|jun|jul|aug|sep|okt|oct|nov|de[cz])[a-z]*"
 DATE = re.compile(
-    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?|\d{1,2}:\d{2}(:\d{2})?"
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+    r"|-?\d+ (days?|(milli|micro|nano)?seconds)(,? .*)?"
     rf"|\d{{1,2}}[-. ]+{MONTH}[-., ]+\d{{2,4}}|{MONTH}[-. ]+\d{{1,2}},? +\d{{4}}",
     re.IGNORECASE,
 )
@@ -42,18 +43,20 @@ REFUSALS = {
     "stray-word": "column {column!r} has a word among numbers",
     "infinite": "column {column!r} has infinity",
     "range": "column {column!r} has a number that is not allowed there",
-    "levels": "column {column!r} has too many different words; merge some, or drop the column",
+    "levels": "column {column!r} has too many different words; merge some, or exclude the column",
     "unknown-level": "column {column!r} has a level that was not agreed on",
-    "identifier": "column {column!r} looks like an identifier; drop the column",
-    "dates": "column {column!r} holds dates or times; turn it into a number, or drop the column",
+    "identifier": "column {column!r} looks like an identifier; exclude the column",
+    "dates": "column {column!r} holds dates or times; turn it into a number, or exclude the column",
     "one-row": "there is one row, and its sums would be that row; leave the site out",
     "rules": "the rules of the site cannot be read",
     "rule-question": "the site's rules do not allow this question",
     "rule-rows": "the site has fewer rows than its rules ask for",
-    "rule-column": "the site's rules do not allow column {column!r}; drop the column",
+    "rule-column": "the site's rules do not allow column {column!r}; exclude the column",
     "rule-level": "column {column!r} has a level, class or gap in too few rows for the site's rules",
     "rule-parameters": "the model has too many parameters for the site's rules",
     "rule-budget": "the privacy budget of the site does not allow this",
+    "rule-points": "the site's rules allow no further model",
+    "rule-few-rows": "the answer would rest on too few rows for the site's rules",
     "other": "the site refused",
 }
 """What a site may send about an error in its table, by code."""
@@ -156,38 +159,39 @@ def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Tab
     if twice:
         raise InputError(f"{name or 'the table'} has two columns called {twice[0]!r}; names must differ")
     taken = [each for each in names if only is None or str(each) in only]
-    found = {str(each): column(str(each), frame[each], name) for each in taken}
+    found = {str(each): column(frame[each]) for each in taken}
     sizes = {len(values) for values in found.values()}
     if len(sizes) > 1:
         raise InputError(f"{name or 'the table'} has columns of different lengths: {sorted(sizes)}")
     return Table(found, name)
 
 
-def column(name: str, given: Any, where: str = "") -> Column:
-    """Numbers as float64, words as words; dates are refused."""
+def column(given: Any) -> Column:
+    """Numbers as float64, words and dates as words."""
     values = given.to_numpy() if "to_numpy" in dir(given) else np.asarray(given)
-    kind, values = values.dtype.kind, values.astype(object) if values.dtype.kind == "U" else values
-    if kind in "iufb":
+    if values.dtype.kind in "iufb":
         return values.astype(np.float64)
     gaps = np.array([is_gap(v) for v in values], bool)
     there = values[~gaps]
-    if kind not in "Mm" and all(isinstance(v, bool | int | float | Decimal | np.number) for v in there):
+    if values.dtype.kind == "O" and all(isinstance(v, bool | int | float | Decimal | np.number) for v in there):
         return np.array([np.nan if gap else float(v) for v, gap in zip(values, gaps, strict=True)])
-    words = [None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)]
-    dates = sum(DATE.fullmatch(word) is not None for word in words if word is not None)
-    objects = any(type(v).__module__ == "datetime" or type(v).__name__ == "Timestamp" for v in there[:100])
-    if kind in "Mm" or objects or dates >= MOSTLY * max(len(there), 1):
-        raise SiteError(
-            f"column {name!r}{f' at {where}' if where else ''} holds dates or times; turn it into a number, such as "
-            "days since admission, or drop the column",
-            "dates",
-            name,
-        )
-    return np.array(words, object)
+    return np.array([None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)], object)
 
 
 def is_words(values: Column) -> bool:
     return values.dtype.kind == "O"
+
+
+def refuse_dates(name: str, values: Column, at: str = "") -> None:
+    """Raise SiteError if most words of a column are dates, times or durations."""
+    words = values[~missing(values)] if is_words(values) else values[:0]
+    if len(words) and sum(DATE.fullmatch(word) is not None for word in words) >= MOSTLY * len(words):
+        raise SiteError(
+            f"column {name!r} holds dates or times{at}; turn it into a number, such as days since admission, or "
+            "exclude the column",
+            "dates",
+            name,
+        )
 
 
 def missing(values: Column) -> npt.NDArray[np.bool_]:

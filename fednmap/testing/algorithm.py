@@ -49,6 +49,14 @@ def smoothness(problem: LeastSquares) -> float:
     return max(float(torch.linalg.matrix_norm(a, 2) ** 2 / len(a)) for a, _ in problem.data)
 
 
+SETTINGS = {
+    "uplink": "shortened uplinks",
+    "participation": "half of the clients sampled",
+    "drop": "30 % of the replies lost",
+}
+"""What `_reached` does to a method, by the option of `simulate`."""
+
+
 def optimum(problem: LeastSquares, phi: Regularizer, steps: int = 20_000) -> Tensor:
     """argmin f + phi by proximal gradient steps, to rounding."""
     x, step = problem.start, 1 / smoothness(problem)
@@ -301,7 +309,8 @@ def _reached(
             break
     if exact:
         assert distance < tolerance, (
-            f"{name}: promises the exact optimum, ends {distance:.1e} away with {options or 'all'}"
+            f"{name}: its traits say FixedPoint.EXACT, and it ends {distance:.1e} from the optimum with "
+            f"{', '.join(SETTINGS[key] for key in options) or 'all clients'}; correct the method, or say BIASED"
         )
     if (field := algorithm.traits.control_variate) is not None:
         mean = getattr(last.clients[torch.arange(problem.n)], field).mean(0)

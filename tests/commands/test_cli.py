@@ -488,7 +488,10 @@ WRONG = {
     "abstract": (["--algorithm", "fednmap.core:Algorithm"], "Algorithm is not a class with all that"),
     "not callable": (["--data", "mine:number"], "number is not a function or class"),
     "another result": (["--data", "mine:nothing"], "gave int; it must give a fednmap.data.Dataset"),
-    "arguments": (["--penalty", "mine:Ridge:1,2"], "'mine:Ridge:1,2' does not fit: too many positional arguments"),
+    "arguments": (
+        ["--penalty", "mine:Ridge:1,2"],
+        "'mine:Ridge:1,2' does not fit: called with (1, 2), too many positional arguments",
+    ),
     "a parameter": (["--algorithm", "mine:Step"], "mine:Step also needs size; give it with --set mine:Step.size=VALUE"),
     "its own mistake": (["--data", "broken:load"], "broken cannot be imported, ZeroDivisionError: division by zero"),
     "what it needs": (["--data", "needy:load"], "needy needs no_such_package, which is not installed"),

@@ -487,6 +487,8 @@ def test_a_typo_in_the_target_is_said_before_anything_about_other_columns(comman
     assert (code, "there is no column 'yy'; there are when, x, y" in err) == (2, True)
     code, _, err = command("fit", "--data", f"csv:{tmp_path}", "--target", "y", "--out", tmp_path / "out")
     assert (code, "holds dates" in err) == (2, True)
+    _, out, _ = command("fit", "--data", f"csv:{tmp_path}", "--formula", "y ~ x", "--out", tmp_path / "formula")
+    assert "Coefficients are for y = 1." in out  # a formula without the column of dates does not look at it
 
 
 def test_folds_within_sites_are_counted_once(command, tmp_path):

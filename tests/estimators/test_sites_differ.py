@@ -12,6 +12,7 @@ from hospital_files import write_hospitals
 from scipy import sparse, stats
 from scipy.optimize import minimize
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import log_loss
 
 import fednmap
@@ -25,6 +26,8 @@ from fednmap.estimators import (
     FederatedLogisticRegression,
 )
 from fednmap.estimators.debiased import approximate_inverse
+from fednmap.estimators.site_effects import PartialMinimum
+from fednmap.problems.families import Bernoulli
 from fednmap.regularizers import L1
 
 TIGHT = {"tol": 1e-10, "max_rounds": 3000}
@@ -98,6 +101,106 @@ def test_sparse_deviations_are_the_pooled_composite_problem(family):
         assert fitted.predict(X, names(where)) == pytest.approx(scores, abs=1e-4)
         new = np.full(len(X), "zug")  # a site that the fit has not seen
         assert np.array_equal(fitted.predict(X, new), fitted.predict(X))
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-16, -1e-16, 1e-12, -1e-10, 1e-8, -1e-6, 1e-4, 1e-3])
+def test_no_rounding_of_a_start_changes_the_fit(change, monkeypatch):
+    """F is linear far away: a step by its curvature there goes to 1e14, where a site can tell nothing any more."""
+    first, asked = Bernoulli.first, []
+    monkeypatch.setattr(Bernoulli, "first", lambda self, y, weight: first(self, y, weight) + change)
+    gradients = PartialMinimum.gradients
+    monkeypatch.setattr(PartialMinimum, "gradients", lambda f, x: asked.append(float(x.abs().max())) or gradients(f, x))
+    X, y, where = rows()
+    for lam, half in ((0.05, slice(None, None, 2)), (0.05, slice(1, None, 2)), (0.01, slice(120))):
+        make = FederatedGLM("logistic", "l1", lam, site_effects="sparse", mu=0.02, tol=1e-9)
+        fitted = make.fit(X[half], y["logistic"][half], where[half])
+        b, d, _ = pooled("logistic", X[half], y["logistic"][half], where[half], lam, 0.02)
+        assert fitted.converged_
+        assert np.ravel(fitted.coef_) == pytest.approx(b, abs=1e-6)
+        assert fitted.site_effects_.deviation == pytest.approx(d, abs=1e-6)
+    assert max(asked) < 10
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson", "cox"])
+def test_a_site_finds_its_minimum_from_anywhere(family):
+    X, y, where = rows()
+    make = FederatedCoxRegression if family == "cox" else FederatedGLM
+    model = make(*[family] * (family != "cox"), penalty="l1", site_effects="sparse", mu=0.01)
+    f = model._prepare(model._read(X, y[family], where, None)).problem
+    for size in (0.3, 30.0, 1e4, 1e14):
+        b = size * np.random.default_rng(0).normal(size=4)
+        fresh = [f._minimiser(i, b, 1 + i) for i in range(SITES)]
+        for far in (1.0, 1e3, 1e14):
+            for i in range(SITES):
+                f._last[i, 0] = np.full(4, -far), np.full(4 + f.own, far)
+                assert b + f._minimiser(i, b, 0)[:4] == pytest.approx(b + fresh[i][:4], abs=1e-5, nan_ok=True)
+        each = torch.stack(f.site_gradients(torch.from_numpy(b)[None]))[:, 0].numpy()
+        if size == 1e14:  # numbers are too coarse there
+            assert np.isnan(each).all()
+        elif size == 1e4:  # the site's are as far from b as can be
+            assert each == pytest.approx(np.tile(0.01 * np.sign(b), (SITES, 1)), abs=1e-9)
+        else:
+            assert np.abs(each).max() <= 0.01 * (1 + 1e-6)
+
+
+def test_a_site_that_does_not_find_its_minimum_is_no_convergence(monkeypatch):
+    X, y, where = rows()
+    make = FederatedGLM("logistic", "l1", 0.02, site_effects="sparse", mu=0.013, max_rounds=30)
+    monkeypatch.setattr("fednmap.estimators.site_effects.STEPS", 1)
+    with pytest.warns(ConvergenceWarning, match="after 30 rounds, above tol"):
+        fitted = make.fit(X, y["logistic"], where)
+    assert not fitted.converged_
+
+
+@pytest.mark.parametrize("mu", [0.03, 7e-4, 7e-6])
+def test_sites_whose_classes_are_separable(mu):
+    """Finite, as the deviations are penalised: the objective falls by no change of a single number."""
+    X, y, where = rows(150)
+    y, lam = np.where(where == 1, X[:, 0] > 3, y["logistic"]) * 1.0, mu / 0.7
+    y[np.flatnonzero(where == 2)] = 0
+    y[np.flatnonzero(where == 2)[0]] = 1  # one row of a class
+    fitted = FederatedGLM("logistic", "l1", lam, site_effects="sparse", mu=mu, tol=1e-9).fit(X, y, where)
+    assert fitted.converged_
+    Z, own = (X - X.mean(0)) / X.std(0), fitted.site_effects_
+    b, d = np.ravel(fitted.coef_) * X.std(0), own.deviation * X.std(0)
+    a = own.intercept + (np.ravel(fitted.coef_) + own.deviation) @ X.mean(0)
+    r = (1 / (1 + np.exp(-((Z * (b + d)[where]).sum(1) + a[where]))) - y) / len(y)
+    each = np.stack([r[where == i] @ Z[where == i] for i in range(SITES)])
+    assert np.abs(np.bincount(where, r)).max() <= 1e-10
+    for weight, value, slope in ((lam, b, each.sum(0)), (mu, d, each)):
+        assert (np.abs(slope) <= weight * (1 + 1e-6) + 1e-9).all()
+        assert slope[value != 0] == pytest.approx(-weight * np.sign(value[value != 0]), abs=1e-8)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson"])
+def test_small_weights_take_few_rounds(family):
+    X, y, where = rows(500, seed=3)
+    for lam in (1e-3, 1e-5):
+        fitted = FederatedGLM(family, "l1", lam, site_effects="sparse").fit(X, y[family], where)
+        assert fitted.converged_
+        assert fitted.n_iter_ < 150
+        b, d, _ = pooled(family, X, y[family], where, lam, 0.7 * lam)
+        assert np.ravel(fitted.coef_) + fitted.site_effects_.deviation == pytest.approx(b + d, abs=2e-3)
+
+
+def test_a_path_shares_rounds_and_its_models_are_the_fits():
+    X, y, where = rows()
+    make = FederatedGLM("logistic", "l1", site_effects="sparse", mu=0.007, tol=1e-9)
+    path = make.path(X, y["logistic"], where, lambdas=20)
+    assert path.converged
+    assert path.total_rounds < 0.5 * path.rounds.sum()
+    for k in (5, 19):
+        one = clone(make).set_params(lam=path.lambdas[k]).fit(X, y["logistic"], where)
+        assert path.coefs[k] == pytest.approx(np.atleast_2d(one.coef_), abs=1e-6)
+
+
+def test_a_fold_that_leaves_a_site_one_class_is_refused_by_name():
+    X, y, where = rows(90)
+    y = y["logistic"]
+    y[where == 1] = np.cumsum(where == 1)[where == 1] == 1
+    make = FederatedGLMCV("logistic", cv=3, lambdas=[0.02, 0.01], site_effects="sparse", mu=0.013)
+    with pytest.raises(InputError, match=r"site 'bern .BE.': all rows of positive weight are of one class"):
+        make.fit(X, y, names(where))
 
 
 def expanded(X, where):
