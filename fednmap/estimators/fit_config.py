@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError
@@ -69,7 +69,7 @@ class FitConfig(Settings):
     step: float = Field(1.0, gt=0, le=1, description="Share of 1 / L that is a step; halve it if the run diverges.")
 
     @classmethod
-    def make(cls, **values: Any) -> FitConfig:
+    def make(cls, **values: Any) -> Self:
         """Validated as a whole: one InputError with a line for each mistake."""
         try:
             task = cls(**values)

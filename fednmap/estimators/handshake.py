@@ -291,7 +291,7 @@ def _at_points(
         found = f.information(points[0])
     else:
         found = f.hessian(points[0])
-    return weight * found.double().flatten().numpy()
+    return np.asarray(weight * found.double().flatten().numpy())
 
 
 def _problem(question: Question, known: Agreement, table: Table) -> Any:

@@ -214,6 +214,7 @@ class Prepared(Layout):
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
             only = mu if site_effects == "sparse" else None
+            assert isinstance(self.problem, Linear)
             self.problem = PartialMinimum(self.problem, rows.sites.names, self.site_weights, only, self.unit)
         elif isinstance(family, Gaussian) and self._shifted and len(y) > len(self.start) <= path_solver.SIZE:
             self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))

@@ -190,6 +190,25 @@ class Rules(BaseModel):
                 write_atomically(path, to_json([*seen, *new]))
                 begun.touch()
 
+    def same_rows(self, own: Table, folder: Path, client: str) -> None:
+        """Refuse a table that differs in few rows from one that was answered about: sums of both would tell these."""
+        if not (limit := self.min_effective_rows):
+            return
+        place = folder / "points" / f"{client}-{self.study}"
+        place.mkdir(parents=True, exist_ok=True)
+        columns = [own[name].tolist() for name in sorted(own.columns)]
+        now = Counter(hashlib.sha256(repr(row).encode()).hexdigest()[:16] for row in zip(*columns, strict=True))
+        with lock.exclusive(place / "lock"):
+            path, begun = place / "rows.json", place.with_name(f".{place.name}-rows")
+            seen = [Counter(known) for known in from_json(path, list)] if path.exists() or begun.exists() else []
+            for before in seen:
+                change = max((now - before).total(), (before - now).total())
+                if 0 < change < limit:
+                    raise _refused("few-rows", f"{change} rows came or went since an earlier run, below {limit:g}")
+            if now not in seen:
+                write_atomically(path, to_json([*seen, now]))
+                begun.touch()
+
     def _check_weights(self, now: Floats, new: Sequence[Floats], place: Path, ending: str) -> None:
         """Refuse weights of few rows, weights that differ in few rows from earlier ones, and tables that do."""
         if not (limit := self.min_effective_rows):

@@ -129,6 +129,8 @@ def client_app(load: LoadTable) -> ClientApp:
             _ask_once(node, question)
             own = Table(table(load(node.context)).columns, node.name)
             columns = task.goals, list(task.features(own).columns), listed(task.categorical)
+            if ask not in POINTS:  # which look at every row
+                rules.same_rows(own, node.folder, node.name)
             own = rules.table(own, *columns)
             if ask == "agree":  # kept if this site is part of it
                 known = Agreement.model_validate(question["agreement"])
@@ -285,7 +287,7 @@ def _settings(known: Agreement) -> tuple[str, dict[str, Any]]:
     """What run.toml says of the fit, and its settings."""
     task = known.task
     settings = {name: v for name, v in task.model_dump(mode="json").items() if v is not None}
-    about = {"made_in": "fit", "data": "own", "model": f"{task.family} of {' and '.join(task.goals)}"}
+    about: dict[str, Any] = {"made_in": "fit", "data": "own", "model": f"{task.family} of {' and '.join(task.goals)}"}
     about |= {"penalty": f"penalty {task.penalty}", "clients": len(known.rows)}
     return tomli_w.dumps(about | {"algorithms": [f"fit-{task.family}"], "settings": settings}), settings
 
