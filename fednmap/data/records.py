@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from fednmap.data.clients import ONE_PER_CLIENT, tensor
+from fednmap.data.clients import ONE_PER_CLIENT, Rows, tensor
 from fednmap.data.sparse import digest
 from fednmap.names import InputError
 
@@ -94,8 +94,8 @@ class _Some:
         return self.source.read([self.rows[i] for i in rows])
 
 
-class Records:
-    """n clients' samples, each read by number when it is needed; client i holds numbers offsets[i] .. + sizes[i].
+class Records(Rows):
+    """n clients' samples, each read by number when it is needed.
 
     What a client may be:
         a map-style Dataset whose items are (inputs, target), (input, ..., target) or a dict with the key "labels";
@@ -108,13 +108,13 @@ class Records:
             [0, 1]])}, tensor([0, 0]))
     """
 
-    stackable = False
+    stackable, read_by_client = False, True
+    refused: int | None = None
+    """A label that must not occur, as one that the loss ignores but that was not counted."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         self._sources = list(sources)
         self.sizes = torch.tensor([len(source) for source in self._sources], device="cpu")
-        self.offsets = self.sizes.cumsum(0) - self.sizes
-        self.rows = int(self.sizes.sum())
         empty = (self.sizes < 1).nonzero()
         if len(empty):
             raise InputError(f"client {int(empty[0])} holds no sample; every client needs at least one")
@@ -146,8 +146,15 @@ class Records:
                 return self.batch(torch.arange(rows.start, min(rows.stop, self.rows), device="cpu"))
             finally:
                 torch.set_rng_state(state)
-        client = int(torch.searchsorted(self.offsets, rows[0], right=True)) - 1
-        return self._sources[client].read((rows - self.offsets[client]).tolist())
+        offsets = self.offsets
+        client = int(torch.searchsorted(offsets, rows[0], right=True)) - 1
+        inputs, targets = self._sources[client].read((rows - offsets[client]).tolist())
+        if self.refused is not None and bool((targets == self.refused).any()):  # where the data set has its labels
+            raise InputError(
+                f"label {self.refused} in a data set, whose labels were taken to count the same; give the loss class "
+                "weights (ones will do), and all labels are counted first"
+            )
+        return inputs, targets
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,14 +163,17 @@ class Records:
 
     def client(self, i: int) -> Records:
         """Client i alone."""
-        return Records([self._sources[i]])
+        return self._with([self._sources[i]])
 
     def thinned(self, count: int) -> Records:
         """About `count` of the samples, evenly spaced: of every client its share, and at least one."""
-        share = min(1.0, count / self.rows)
-        kept = [max(1, round(share * len(source))) for source in self._sources]
-        pairs = zip(self._sources, kept, strict=True)
-        return Records([_Some(s, [k * len(s) // few for k in range(few)]) for s, few in pairs])
+        pairs = zip(self._sources, self.thin_sizes(count), strict=True)
+        return self._with([_Some(s, [k * len(s) // few for k in range(few)]) for s, few in pairs])
+
+    def _with(self, sources: Sequence[_Source]) -> Records:
+        changed = Records(sources).in_batches(self.batch_rows)
+        changed.refused = self.refused
+        return changed
 
     def parts(self) -> Iterator[tuple[Tree, Tensor]]:
         """All samples in order, in batches of one client each."""

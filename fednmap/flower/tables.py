@@ -88,6 +88,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[RemoteFitConfig, FederationSett
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
     own, given = split(run_config, RemoteFitConfig)
     federation = FederationSettings.make(**own)
+    given |= {name: listed(given[name]) for name in ("penalty_factor", "bounds") if name in given}
     task = RemoteFitConfig.make(**with_weight(given))
     used = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
     alone = [name for name, value in used.items() if value is not None]
@@ -248,8 +249,10 @@ def fit(grid: Grid, task: RemoteFitConfig, federation: FederationSettings) -> di
 
 def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) -> dict[str, Any]:
     task, rows, errors = known.task, remote.rows(), None
-    groups = known.preprocessor.groups() if penalty_name(task.penalty) in GROUPED else None
-    estimator = estimator_of(task, task.choice(), {}, known.classes, groups)
+    terms = known.preprocessor.groups()
+    by_column: dict[str, Any] = {"groups": terms if penalty_name(task.penalty) in GROUPED else None}
+    by_column |= {"penalty_factor": task.factors(known.names, terms), "bounds": task.limits(known.names, terms)}
+    estimator = estimator_of(task, task.choice(), {}, known.classes, by_column)
     estimator.feature_names_in_, estimator.n_features_in_ = np.array(known.names, object), len(known.names)
     if known.classes:
         estimator.classes_ = np.array(known.classes)

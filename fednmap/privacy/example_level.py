@@ -60,11 +60,11 @@ class PrivateRows:
             raise InputError(f"PrivateRows clips row by row, and {type(problem).__name__} is not a problem of rows")
         if problem.made_of()["sample_weights"] is not None:
             raise InputError("PrivateRows: every row counts the same; leave sample_weights out")
-        if isinstance(problem, Network) and problem.one_by_one:
+        if isinstance(problem, Network) and not problem.concurrent:
             raise InputError("PrivateRows needs rows in memory and a module without dropout; give tensors, and eval()")
         if is_sparse(problem.data.x):
             raise InputError("PrivateRows needs dense rows; use to_dense() on the features")
-        if isinstance(problem, Network) and problem.normalised:
+        if problem.data.batch_rows:
             raise InputError(
                 "batch normalisation mixes rows, so none can be clipped by itself; use group normalisation, or "
                 "freeze it by eval()"

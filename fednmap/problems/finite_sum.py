@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from typing import Any, Self, TypedDict, cast
@@ -267,20 +268,26 @@ class FiniteSum(ClientSum):
         return total(self.batch_value_and_gradient, x, self._everything(x))
 
     def _exact(self, clients: Tensor) -> Oracle:
-        """Full local gradients: clients' samples in one batch, the shorter ones padded with weight 0."""
-        longest = int(self._sizes[clients.cpu()].max())
-        step = max(1, self.rows_at_once() // max(1, clients.numel()))
-        kept: list[Batch] = []
+        """Full local gradients: one client's by its rows; several clients' in one batch, the shorter ones padded."""
+        step, kept = max(1, self.rows_at_once() // max(1, clients.numel())), list[Batch]()
+        if clients.ndim:
+            longest = int(self._sizes[clients.cpu()].max())
+            parts = [partial(self._padded, clients, c, min(c + step, longest)) for c in range(0, longest, step)]
+        else:
+            parts = [partial(self._weighted_rows, rows) for rows in self.data.chunks_of(int(clients), step)]
 
         def g(x: Tensor, q: int) -> Tensor:
-            if longest <= step:  # fits: gathered once, used in all local steps
-                if not kept:
-                    kept.append(self._padded(clients, 0, longest, x))
-                return self.batch_gradient(x, *kept[0])
-            parts = (self._padded(clients, c, min(c + step, longest), x) for c in range(0, longest, step))
-            return sum(self.batch_gradient(x, *part) for part in parts)  # type: ignore[return-value]
+            if len(parts) > 1:
+                return sum(self.batch_gradient(x, *part(x)) for part in parts)  # type: ignore[return-value]
+            if not kept:  # fits: gathered once, used in all local steps
+                kept.append(parts[0](x))
+            return self.batch_gradient(x, *kept[0])
 
         return g
+
+    def _weighted_rows(self, rows: slice, x: Tensor) -> Batch:
+        """Consecutive rows of one client, each weighing what it counts in the client's mean."""
+        return *self._read(rows, x), self._shares[rows].to(x)
 
     def _padded(self, clients: Tensor, first: int, end: int, x: Tensor) -> Batch:
         """Samples first .. end - 1 of each client; where it has fewer, its last one with weight 0."""
@@ -302,8 +309,7 @@ class FiniteSum(ClientSum):
 
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
-        step = self.rows_at_once()
-        return (slice(c, c + step) for c in range(0, self.data.rows, step))
+        return self.data.chunks(self.rows_at_once())
 
     def _gather(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The samples in these rows."""
