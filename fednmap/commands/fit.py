@@ -170,7 +170,7 @@ def fit(
                 write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
         kept.write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
         kept.finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
-        folder.seal("report.html")
+        folder.write_checksums("report.html")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
@@ -295,7 +295,7 @@ def _folder(
     folder = RunFolder.open(out)
     if words := folder.changed(finite(settings), frozenset()):
         raise InputError(f"{out} holds a fit that was stopped, of other settings ({words}); choose another folder")
-    folder.unseal()
+    folder.remove_checksums()
     return folder
 
 

@@ -249,7 +249,7 @@ def finish(folder: RunFolder, model: FittedModel, estimator: Any, lam: float | N
         "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
         "bytes_down": estimator.bytes_sent_ / 2,
     }
-    folder.forget_after(job, -1)
+    folder.delete_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
     ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}

@@ -242,7 +242,7 @@ def fit(grid: Grid, task: RemoteFitConfig, federation: FederationSettings) -> di
         known = agree(sites, task, path)
         folder = RunFolder.create_plain(path, *_settings(known), "flower", {AGREEMENT: to_json(known.model_dump())})
     with locked(path), _logged(path), sites.kept_in(path):
-        folder.unseal()
+        folder.remove_checksums()
         folder.repair()
         return _fit(folder, known, RemoteRows(known, sites), began)
 
@@ -282,7 +282,7 @@ def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) 
     if errors is not None:
         write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
     closing = kept.finish(folder, model, estimator, about["lam"], time.monotonic() - began)
-    folder.seal()
+    folder.write_checksums()
     return closing
 
 
