@@ -228,7 +228,7 @@ def side(question: Question, known: Agreement, table: Table) -> Any:
     y: Any = task.y(table) if task.family in ("logistic", "ordinal", "cox") else np.zeros(table.rows)
     if known.classes:
         y = np.array([known.classes.index(name) for name in y], float)
-    own = (table.name, y[:, -1] if task.family == "cox" else y)
+    own = (table.name, y[:, 1] if task.family == "cox" else y)
     return known.part(part, own)[known.sites.of_row == known.sites.names.index(table.name)]
 
 

@@ -165,7 +165,7 @@ class CrossValidated(Federated):
         elif isinstance(cv, int | np.integer):
             if n < 2 * cv:
                 raise InputError(f"cv is {cv} folds for {n} rows; give at most {n // 2} folds")
-            kinds = {"logistic": rows.y, "ordinal": rows.y, "cox": rows.y[..., -1]}.get(name, np.zeros(n))
+            kinds = rows.y if name in ("logistic", "ordinal") else rows.y[:, 1] if name == "cox" else np.zeros(n)
             fold = deal(kinds, rows.sites.of_row, int(cv), self.random_state)
             names = tuple(f"fold {k + 1}" for k in range(cv))
         else:

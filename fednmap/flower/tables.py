@@ -90,7 +90,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[RemoteFitConfig, FederationSett
     federation = FederationSettings.make(**own)
     given |= {name: listed(given[name]) for name in ("penalty_factor", "bounds") if name in given}
     task = RemoteFitConfig.make(**with_weight(given))
-    used = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
+    used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
+    used |= {"entry": task.entry, "strata": task.strata}
     alone = [name for name, value in used.items() if value is not None]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:
