@@ -44,7 +44,7 @@ from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
 from fednmap.report.page import picture, write_page
 from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, finite, json_text, locked, write_atomically
+from fednmap.runs.atomic_files import clear_errors, finite, json_text, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.tables.table import as_word, is_words
 

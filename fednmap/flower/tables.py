@@ -31,8 +31,8 @@ from fednmap.flower.roster import Roster
 from fednmap.flower.server import Coordinator, app_of
 from fednmap.flower.settings import FederationSettings, Node, split
 from fednmap.names import InputError
+from fednmap.runs.atomic_files import digest, from_json, to_json, write_atomically
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import digest, from_json, to_json, write_atomically
 from fednmap.runs.folder import Model, RunFolder
 from fednmap.simulation import lock
 from fednmap.tables import Table, table
