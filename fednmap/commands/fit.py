@@ -35,7 +35,7 @@ from fednmap.names import InputError, choose, is_number
 from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
 from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, finite, json_text, locked, write_atomically
+from fednmap.runs.atomic_files import clear_errors, finite, json_text, locked, write_atomically
 from fednmap.runs.folder import RunFolder
 from fednmap.tables.table import as_word, is_words
 

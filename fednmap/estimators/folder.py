@@ -22,7 +22,7 @@ from fednmap.report import page
 from fednmap.report.closing import made_by
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
-from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.atomic_files import clear_errors, from_json, to_json, write_atomically
 from fednmap.runs.folder import SUMS, Job, Model, RunFolder
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Statistic, table
 

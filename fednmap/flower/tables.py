@@ -56,8 +56,8 @@ from fednmap.flower.secure import STATE, SecureSum, SumClient
 from fednmap.flower.server import app_of
 from fednmap.flower.settings import FederationSettings, Node, check_together, grid_for, split, threshold
 from fednmap.names import InputError
+from fednmap.runs.atomic_files import digest, from_json, locked, to_json, write_atomically
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import digest, from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import RunFolder
 from fednmap.simulation import lock
 from fednmap.simulation.quantised import Quantised
@@ -70,7 +70,6 @@ SUMS = "sums.jsonl"
 FACTS = "federation.json"
 QUESTION = f"{MessageType.QUERY}.tables"
 SUMMED = 1 << 24  # numbers in one answer, at most
-KEPT = 4  # problems of a site that stay in memory: those of a few folds
 
 FAMILIES = ("gaussian", "logistic", "poisson", "negative-binomial", "gamma", "ordinal", "huber", "cox")
 """Those of a fit between machines."""
