@@ -367,7 +367,7 @@ def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
 
     late, timed = given("asynchronous"), given("slowdown", "staleness")
     timed = f"delays is {config.delays}" if config.delays != "constant" else timed
-    yield timed and not late, f"{timed} without asynchronous, which they are for; add --async window:2, say"
+    yield timed and not late, f"{timed}: only for asynchronous runs; add --async window:2, say"
     yield late and graph, f"{graph} with {late}: methods on a graph wait for their neighbours; leave one out"
     sums = f"{late}: secure aggregation, privacy and robust rules are for rounds that end for all clients together"
     changed = config.secagg or config.dp_clip or robust or config.attack
