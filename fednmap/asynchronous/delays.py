@@ -58,8 +58,8 @@ KNOWN = (
 )
 
 
-def delays_of(spec: str, slowdown: str | None, n: int, seed: int) -> Delays:
-    """Return the delays of n clients by name.
+def delays_of(spec: str, slowdown: str | None, n: int | None, seed: int) -> Delays:
+    """Return the delays of n clients by name; without n only the names and numbers are checked.
 
     spec:     `constant[:TIME]`, `uniform:LOW,HIGH`, `exponential[:MEAN]`, `pareto[:EXPONENT]` (delays from 0.5 to 100),
               `lognormal[:SIGMA]` (median 1), or `trace:FILE` (a line per client, or one for all, with the delays of its
@@ -75,7 +75,7 @@ def delays_of(spec: str, slowdown: str | None, n: int, seed: int) -> Delays:
     name, _, text = spec.strip().partition(":")
     if name == "trace":
         rows = trace(Path(text), n)
-        of = [rows[i % len(rows)] for i in range(n)]
+        of = [rows[i % len(rows)] for i in range(n or 1)]
         return lambda clients, jobs: (
             factor[clients] * [of[i][(k - 1) % len(of[i])] for i, k in zip(clients, jobs, strict=True)]
         )
@@ -97,15 +97,6 @@ def delays_of(spec: str, slowdown: str | None, n: int, seed: int) -> Delays:
         return np.asarray(factor[clients] * drawn)
 
     return delays
-
-
-def check_delays(spec: str) -> None:
-    """Raise InputError unless this names delays; a trace must be readable."""
-    name, _, text = spec.strip().partition(":")
-    if name == "trace":
-        trace(Path(text))
-    else:
-        _numbers(spec, name, text)
 
 
 def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:

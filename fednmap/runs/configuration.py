@@ -286,7 +286,7 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
 
 def _check_name(setting: str, value: str) -> None:
     """Refuse a name that stands for nothing."""
-    from fednmap.asynchronous import check_delays, factors, rule_of
+    from fednmap.asynchronous import delays_of, factors, rule_of
     from fednmap.core import Regularizer
     from fednmap.data import PARTITIONS
     from fednmap.decentralized.topologies import check_name
@@ -312,7 +312,7 @@ def _check_name(setting: str, value: str) -> None:
         "aggregate": lambda: centre_of(value),
         "attack": lambda: attack_of(value),
         "asynchronous": lambda: rule_of(value),
-        "delays": lambda: check_delays(value),
+        "delays": lambda: delays_of(value, None, None, 0),
         "slowdown": lambda: factors(value, None),
     }
     checks[setting]()
