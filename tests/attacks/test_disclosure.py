@@ -80,7 +80,7 @@ def first(n):
         ("min-level-count = 5", with_levels("Miller"), {}, "rule-level", "'ecg' has a level, class or gap in too few"),
         ('min-level-count = 5\nsmall-levels = "merge"', with_levels("Miller"), {}, "rule-level", "'ecg' has a level"),
         ("max-parameters-per-row = 0.1", None, {}, "rule-parameters", "the model has too many parameters"),
-        ('columns = ["age", "outcome"]', None, {}, "rule-column", "do not allow column 'sex'; drop the column"),
+        ('columns = ["age", "outcome"]', None, {}, "rule-column", "do not allow column 'sex'; exclude the column"),
         ('columns = ["age", "sex"]', None, {}, "rule-column", "do not allow column 'outcome'"),
         ('questions = ["columns", "target"]', None, {}, "rule-question", "do not allow this question"),
         ("max-epsilon = 1.0", None, {}, "rule-budget", "the privacy budget of the site does not allow this"),
