@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fednmap.algorithms import FedAvg
 from fednmap.asynchronous.delays import Delays, delays_of, factors
-from fednmap.asynchronous.loop import rounds_of
+from fednmap.asynchronous.event_loop import rounds_of
 from fednmap.core import Algorithm, OwnRounds, Problem, Regularizer, State, extended
 from fednmap.names import InputError
 from fednmap.simulation.loop import Round, integers

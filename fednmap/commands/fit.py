@@ -44,14 +44,14 @@ from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
 from fednmap.report.page import picture, write_page
 from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, finite, json_text, locked, write_atomically
+from fednmap.runs.atomic_files import clear_errors, finite, json_text, locked, write_atomically
 from fednmap.runs.folder import Job, Model, RunFolder
-from fednmap.tables.table import is_words
+from fednmap.tables.table import as_word, is_words
 
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
-COLUMNS = ("target", "time", "event", "trials_column", "offset", "exposure")
+COLUMNS = ("target", "time", "event", "entry", "strata", "trials_column", "offset", "exposure")
 """Settings that name a column that every file must have."""
 PICTURES = {
     "path.png": "Coefficients along lam",
@@ -305,7 +305,8 @@ def _estimator(
     if config.family == "ordinal":
         return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
     if config.family == "cox":
-        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
+        common |= {"ties": config.ties, "strata": config.strata}
+        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(**common)
     return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
 
 
@@ -382,7 +383,7 @@ def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dic
 
 
 def _frame(X: Any, columns: list[str], config: FitConfig, sites: dict[str, tables.Table]) -> Any:
-    """The matrix with names, so that messages can say them; and the column of offsets."""
+    """The matrix with names, so that messages can say them; and the columns of offsets and strata."""
     try:
         import polars
     except ModuleNotFoundError:
@@ -390,6 +391,8 @@ def _frame(X: Any, columns: list[str], config: FitConfig, sites: dict[str, table
     named = dict(zip(columns, X.T, strict=True))
     if (offset := config.offset or config.exposure) is not None:
         named[offset] = np.concatenate([config.offsets(t) for t in sites.values()])
+    if config.strata is not None:
+        named[config.strata] = [as_word(v) for t in sites.values() for v in complete(t, config.strata)]
     return polars.DataFrame(named)
 
 

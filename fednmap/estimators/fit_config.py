@@ -44,6 +44,8 @@ class FitConfig(Settings):
     )
     time: str | None = Field(None, description="Cox: the column of times.")
     event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
+    entry: str | None = Field(None, description="Cox: the column where a row's time at risk starts; it ends at --time.")
+    strata: str | None = Field(None, description="Cox: a column; rows of one stratum alone are compared.")
     trials_column: str | None = Field(None, description="Binomial: the column of trials; the target has the successes.")
     order: str | None = Field(None, description="Ordinal: the labels, lowest first, separated by commas.")
     offset: str | None = Field(None, description="A column that is added to every score.")
@@ -85,6 +87,8 @@ class FitConfig(Settings):
             raise InputError("--family binomial needs --trials-column, and no other family has it")
         if task.order is not None and task.family != "ordinal":
             raise InputError(f"expected --order with family ordinal, got family {task.family}; leave --order out")
+        if task.family != "cox" and (task.entry is not None or task.strata is not None):
+            raise InputError(f"expected --entry and --strata with family cox, got {task.family}; leave them out")
         if task.offset is not None and task.exposure is not None:
             raise InputError("expected --offset or --exposure, got both; the offset of an exposure is its logarithm")
         task.factors([], {}), task.limits([], {})
@@ -115,12 +119,14 @@ class FitConfig(Settings):
     @property
     def goals(self) -> list[str]:
         """The columns that y is made of."""
-        return [name for name in (self.target, self.trials_column, self.time, self.event) if name is not None]
+        return [
+            name for name in (self.target, self.trials_column, self.entry, self.time, self.event) if name is not None
+        ]
 
     @property
     def own_columns(self) -> list[str]:
         """The columns of a table that are no features."""
-        others = [name for name in (self.offset, self.exposure) if name is not None]
+        others = [name for name in (self.offset, self.exposure, self.strata) if name is not None]
         return [*self.goals, *others, *listed(self.exclude)]
 
     def made_family(self) -> Response:
@@ -143,7 +149,8 @@ class FitConfig(Settings):
     def y(self, rows: Table) -> Column:
         """The targets of one site: words for labels, numbers, or (time, event)."""
         if self.time is not None and self.event is not None:
-            return np.stack([numbers(rows, self.time, "times"), numbers(rows, self.event, "events")], 1)
+            start = [] if self.entry is None else [numbers(rows, self.entry, None)]
+            return np.stack([*start, numbers(rows, self.time, "times"), numbers(rows, self.event, "events")], 1)
         assert self.target is not None  # checked when the task was made
         if self.family in ("logistic", "ordinal"):
             return np.array([as_word(v) for v in complete(rows, self.target)], object)
@@ -171,7 +178,8 @@ def with_formula(values: dict[str, Any]) -> dict[str, Any]:
     goals = FederatedFormula(values["formula"]).target
     if not goals:
         raise InputError("expected what to predict before ~, got nothing; write 'y ~ x', or 'Surv(time, event) ~ x'")
-    return values | dict(zip(("target",) if len(goals) == 1 else ("time", "event"), goals, strict=True))
+    names = (("target",), ("time", "event"), ("entry", "time", "event"))[len(goals) - 1]
+    return values | dict(zip(names, goals, strict=True))
 
 
 def with_weight(values: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fednmap.names import InputError, choose
 from fednmap.problems.families import Ordinal
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
-from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.atomic_files import clear_errors, from_json, to_json, write_atomically
 from fednmap.runs.folder import SUMS, RunFolder
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Statistic, table
 

@@ -156,7 +156,7 @@ class CrossValidated(Federated):
             if n < 2 * cv:
                 raise InputError(f"cv is {cv} folds for {n} rows; give at most {n // 2} folds")
             shuffled = np.random.default_rng(self.random_state).permutation(n)
-            kinds = {"logistic": rows.y, "ordinal": rows.y, "cox": rows.y[..., -1]}.get(name, np.zeros(n))
+            kinds = rows.y if name in ("logistic", "ordinal") else rows.y[:, 1] if name == "cox" else np.zeros(n)
             fold, names = np.empty(n, np.intp), tuple(f"fold {k + 1}" for k in range(cv))
             fold[shuffled[np.lexsort((kinds[shuffled], rows.sites.of_row[shuffled]))]] = np.arange(n) % cv
         else:

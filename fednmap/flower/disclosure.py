@@ -26,7 +26,7 @@ from fednmap.flower.local import LocalProblem
 from fednmap.names import InputError
 from fednmap.privacy import accounting
 from fednmap.problems import GLM
-from fednmap.runs.files import from_json, to_json, write_atomically
+from fednmap.runs.atomic_files import from_json, to_json, write_atomically
 from fednmap.simulation import lock
 from fednmap.tables import Table
 from fednmap.tables.statistics import levels_of

@@ -31,8 +31,8 @@ from fednmap.flower.roster import Roster
 from fednmap.flower.server import Coordinator, app_of
 from fednmap.flower.settings import FederationSettings, Node, split
 from fednmap.names import InputError
+from fednmap.runs.atomic_files import digest, from_json, to_json, write_atomically
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import digest, from_json, to_json, write_atomically
 from fednmap.runs.folder import Model, RunFolder
 from fednmap.simulation import lock
 from fednmap.tables import Table, table
@@ -57,7 +57,12 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     task = FitConfig.make(**with_weight(given))
     used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
-    used |= {"penalty-factor": task.penalty_factor or None, "bounds": task.bounds or None}
+    used |= {
+        "entry": task.entry,
+        "strata": task.strata,
+        "penalty-factor": task.penalty_factor or None,
+        "bounds": task.bounds or None,
+    }
     alone = [name for name, value in used.items() if value is not None]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:

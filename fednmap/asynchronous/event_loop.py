@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednmap.asynchronous.delays import Values, Whole, delays_of, uniform
-from fednmap.asynchronous.ledger import Ledger, draw
+from fednmap.asynchronous.in_flight import Ledger, draw
 from fednmap.core import Problem, State, info_of, nbytes
 from fednmap.names import InputError
 from fednmap.simulation import distributed, schedules
