@@ -46,7 +46,7 @@ COLUMNS = ("target", "time", "event", "entry", "strata", "trials_column", "offse
 """Settings that name a column that every file must have."""
 
 
-@with_config(hidden=("step",), words={"family": "Default: from the target."}, settings=FitConfig, family=None)
+@with_config(words={"family": "Default: from the target."}, settings=FitConfig, family=None)
 def fit(
     values: dict[str, Any],
     data: Annotated[str, typer.Option(help="csv:FOLDER or csv:a.csv,b.parquet: one file per site.")],
