@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -195,21 +196,24 @@ class Prepared(Layout):
         self._mapped = intercept and sparse.issparse(X)
         scaled = rows if self._mapped else rows._replace(X=scaling.apply(X))
         self._shifted = not sparse.issparse(X)
-        self.problem: Linear | PartialMinimum = problem_of(family, scaled, each, self.level)
+        self.problem: Linear | PartialMinimum
         self._gram: tuple[Tensor, Tensor] | None = None
         self.own_intercepts = len(rows.sites) if self.level and site_effects != "none" else 0
         """Of sites, which x does not hold."""
         self.quadratic = isinstance(family, Gaussian) and site_effects != "sparse"
         """Whether the Hessian is the same everywhere."""
+        self._scaled: tuple[Rows, Floats] | None = None
+        """Rows and what they count, of a table so wide that f is minimised on some of its columns."""
         if site_effects != "none":
+            self.problem = problem_of(family, scaled, each, self.level)
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
             only = mu if site_effects == "sparse" else None
             self.problem = PartialMinimum(self.problem, rows.sites.names, self.site_weights, only, self.unit)
-        elif isinstance(family, Gaussian) and self._shifted and len(y) > len(self.start) <= path_solver.SIZE:
-            self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))
-        if isinstance(self.problem, Linear):
-            self.problem.start = self.start  # where the curvature of families without a bound is asked for
+        else:
+            self._take(scaled, each)
+            if len(self.start) > path_solver.SIZE:
+                self._scaled = scaled, each
         steep = np.maximum(family.steepness(y, each), 1e-12)
         square = np.where(scaling.square > 0, scaling.square, 1.0)
         self.deviation = np.sqrt(square)
@@ -218,6 +222,31 @@ class Prepared(Layout):
         """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
         self.reach = self.unit * self.deviation / self.diagonal if site_effects == "sparse" else None
         """The longest first step; f has regions without curvature, in which a step by curvature would be endless."""
+
+    def restricted(self, columns: Any) -> tuple[Prepared, Any]:
+        """f where the other columns have no coefficients, and which coordinates of x are left."""
+        part, p = copy(self), self.columns
+        scaling = self.scaling
+        part.scaling = Scaling(scaling.shift[columns], scaling.factor[columns], scaling.square[columns])
+        each = (np.arange(self.outputs)[:, None] * p + columns).ravel()
+        places = np.concatenate([each, np.arange(self.end, len(self.start))])
+        part.columns, part.end, part.deviation = len(columns), len(each), self.deviation[columns]
+        part.start, part.diagonal = self.start[torch.from_numpy(places)], self.diagonal[places]
+        assert self._scaled is not None
+        rows, shares = self._scaled
+        part._take(rows._replace(X=rows.X[:, columns]), shares)
+        return part, places
+
+    @property
+    def can_restrict(self) -> bool:
+        return self._scaled is not None
+
+    def _take(self, scaled: Rows, each: Floats) -> None:
+        """Make these rows of scaled columns those of f."""
+        self.problem, self._gram = problem_of(self.family, scaled, each, self.level), None
+        self.problem.start = self.start  # where the curvature of families without a bound is asked for
+        if self.quadratic and self._shifted and scaled.X.shape[0] > len(self.start) <= path_solver.SIZE:
+            self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))
 
     def _inner(self, x: Tensor) -> Tensor:
         """T x."""
