@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,8 +23,51 @@ Pairs = Iterable[tuple[Any, Any] | TensorDataset]
 """Samples and targets of each client, as tensors, numpy arrays, sparse tables of scipy, or data sets of tensors."""
 
 
+class Rows:
+    """n clients' rows, one client's after another's: those of client i are offsets[i] .. offsets[i] + sizes[i]."""
+
+    sizes: Tensor
+    batch_rows: int | None = None
+    """All rows are gone through by client, in batches of so many: with batch norm a sample's output depends on the
+    others of its batch. None: in batches of any size."""
+    read_by_client = False
+    """A batch holds rows of one client."""
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        return self.sizes.cumsum(0) - self.sizes
+
+    @property
+    def rows(self) -> int:
+        """Rows of all clients."""
+        return int(self.sizes.sum())
+
+    def chunks(self, step: int) -> Iterator[slice]:
+        """All rows in order, about `step` at a time."""
+        if self.batch_rows is None and not self.read_by_client:
+            return (slice(c, c + step) for c in range(0, self.rows, step))
+        return chain.from_iterable(self.chunks_of(i, step) for i in range(len(self.sizes)))
+
+    def chunks_of(self, i: int, step: int) -> Iterator[slice]:
+        """Client i's rows, about `step` at a time; what is left over joins the last chunk."""
+        step, first, size = self.batch_rows or step, int(self.offsets[i]), int(self.sizes[i])
+        starts = [*range(first, first + max(1, size // step) * step, step), first + size]
+        return (slice(a, b) for a, b in pairwise(starts))
+
+    def in_batches(self, rows: int | None) -> Self:
+        """The same with other `batch_rows`."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "batch_rows", rows)
+        return changed
+
+    def thin_sizes(self, count: int) -> list[int]:
+        """How many rows each client has if there are about `count` in all: its share, and at least one batch."""
+        least = self.sizes.clamp(max=self.batch_rows or 1)
+        return torch.maximum((min(1.0, count / self.rows) * self.sizes).round().long(), least).tolist()
+
+
 @dataclass(frozen=True, eq=False)
-class ClientData(Sequence[tuple[Tensor, Tensor]]):
+class ClientData(Rows, Sequence[tuple[Tensor, Tensor]]):
     """n clients' samples as two tensors; client i holds rows offsets[i] .. offsets[i] + sizes[i].
 
     Behaves as a sequence of pairs (x_i, y_i), which is also what `of` takes. x may be sparse, in rows (see
@@ -59,7 +104,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
 
     @classmethod
     def of(cls, pairs: Pairs) -> ClientData:
-        """From one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
+        """Make it from one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
         if isinstance(pairs, ClientData):
             return pairs
         whole = isinstance(pairs, Tensor | np.ndarray | TensorDataset | str) or is_scipy(pairs)
@@ -88,13 +133,13 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
 
     @classmethod
     def split(cls, x: Any, y: Any, parts: Sequence[Tensor]) -> ClientData:
-        """From pooled data and, for each client, the indices of its rows (see `fednmap.data.partition`)."""
+        """Make it from pooled data and the indices of each client's rows (see `fednmap.data.partition`)."""
         x, y, order = tensor("x", x), tensor("y", y), torch.cat([tensor("parts", part) for part in parts])
         sizes = torch.tensor([len(part) for part in parts], device="cpu")
         return cls(take(x, order.to(x.device)), y[order.to(y.device)], sizes)
 
     def mixed(self, seed: int = 0) -> ClientData:
-        """The same with each client's rows shuffled."""
+        """Return the same with each client's rows shuffled."""
         generator = torch.Generator("cpu").manual_seed(seed)
         pairs = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
         return ClientData.split(
@@ -103,25 +148,14 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
 
     def thinned(self, count: int) -> ClientData:
         """About `count` of the rows, evenly spaced: of every client its share, and at least one."""
-        share = min(1.0, count / len(self.x))
-        kept = (share * self.sizes).round().long().clamp(min=1)
-        pairs = zip(self.offsets.tolist(), self.sizes.tolist(), kept.tolist(), strict=True)
+        pairs = zip(self.offsets.tolist(), self.sizes.tolist(), self.thin_sizes(count), strict=True)
         rows = [first + torch.arange(few, device="cpu") * size // few for first, size, few in pairs]
-        return ClientData.split(self.x, self.y, rows)
+        return ClientData.split(self.x, self.y, rows).in_batches(self.batch_rows)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all numbers and of whose they are: the same for the same data."""
         return digest(("", values) for values in (self.x, self.y, self.sizes))
-
-    @property
-    def offsets(self) -> Tensor:
-        return self.sizes.cumsum(0) - self.sizes
-
-    @property
-    def rows(self) -> int:
-        """Rows of all clients."""
-        return len(self.x)
 
     @property
     def row_bytes(self) -> int:
@@ -139,7 +173,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
         return not is_sparse(self.x)
 
     def batch(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The samples and targets in these rows, in the shape of `rows`."""
+        """Return the samples and targets in these rows, in the shape of `rows`."""
         if isinstance(rows, slice):
             return take(self.x, rows), self.y[rows]
         flat = rows.reshape(-1).to(self.x.device)
@@ -148,7 +182,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
 
     def client(self, i: int) -> ClientData:
         """Client i alone."""
-        return ClientData.of([self[i]])
+        return ClientData.of([self[i]]).in_batches(self.batch_rows)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -164,7 +198,7 @@ class ClientData(Sequence[tuple[Tensor, Tensor]]):
 
 
 def tensor(name: str, values: Any) -> Tensor:
-    """Numbers in a form that others use, such as a numpy array, as a tensor; `name` says what they are."""
+    """Return numbers in a form that others use, such as a numpy array, as a tensor; `name` says what they are."""
     if isinstance(values, Tensor):
         return values
     if is_scipy(values):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from fednmap.data.clients import ONE_PER_CLIENT, tensor
+from fednmap.data.clients import ONE_PER_CLIENT, Rows, tensor
 from fednmap.data.sparse import digest
 from fednmap.names import InputError
 
@@ -23,7 +23,7 @@ READ = 256  # samples read together where all are gone through
 
 
 def mapped(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """The tree with each tensor replaced by function(tensor); a list becomes a tuple.
+    """Return the tree with each tensor replaced by function(tensor); a list becomes a tuple.
 
     >>> mapped(len, {"a": torch.zeros(3), "b": [torch.zeros(2)]})
     {'a': 3, 'b': (2,)}
@@ -36,7 +36,7 @@ def mapped(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree."""
+    """Return the tensors of a tree."""
     found: list[Tensor] = []
     mapped(found.append, tree)
     return found
@@ -94,8 +94,8 @@ class _Some:
         return self.source.read([self.rows[i] for i in rows])
 
 
-class Records:
-    """n clients' samples, each read by number when it is needed; client i holds numbers offsets[i] .. + sizes[i].
+class Records(Rows):
+    """n clients' samples, each read by number when it is needed.
 
     What a client may be:
         a map-style Dataset whose items are (inputs, target), (input, ..., target) or a dict with the key "labels";
@@ -108,13 +108,13 @@ class Records:
             [0, 1]])}, tensor([0, 0]))
     """
 
-    stackable = False
+    stackable, read_by_client = False, True
+    refused: int | None = None
+    """A label that must not occur, as one that the loss ignores but that was not counted."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         self._sources = list(sources)
         self.sizes = torch.tensor([len(source) for source in self._sources], device="cpu")
-        self.offsets = self.sizes.cumsum(0) - self.sizes
-        self.rows = int(self.sizes.sum())
         empty = (self.sizes < 1).nonzero()
         if len(empty):
             raise InputError(f"client {int(empty[0])} holds no sample; every client needs at least one")
@@ -126,7 +126,7 @@ class Records:
 
     @staticmethod
     def needed(clients: object) -> bool:
-        """Whether a client's data is anything else than a pair of tensors, or a data set of two."""
+        """Return whether a client's data is anything else than a pair of tensors, or a data set of two."""
         if isinstance(clients, Dataset | DataLoader):
             raise InputError(f"the data is a {type(clients).__name__}; {ONE_PER_CLIENT}, or one data set each")
         return isinstance(clients, list | tuple) and any(map(_other, clients))
@@ -135,7 +135,7 @@ class Records:
         return len(self._sources)
 
     def batch(self, rows: Tensor | slice) -> tuple[Tree, Tensor]:
-        """The samples and targets in these rows, which are one client's, as one batch.
+        """Return the samples and targets in these rows, which are one client's, as one batch.
 
         Consecutive rows, which are what is measured, are read with torch's random numbers seeded by the first.
         """
@@ -146,8 +146,15 @@ class Records:
                 return self.batch(torch.arange(rows.start, min(rows.stop, self.rows), device="cpu"))
             finally:
                 torch.set_rng_state(state)
-        client = int(torch.searchsorted(self.offsets, rows[0], right=True)) - 1
-        return self._sources[client].read((rows - self.offsets[client]).tolist())
+        offsets = self.offsets
+        client = int(torch.searchsorted(offsets, rows[0], right=True)) - 1
+        inputs, targets = self._sources[client].read((rows - offsets[client]).tolist())
+        if self.refused is not None and bool((targets == self.refused).any()):  # where the data set has its labels
+            raise InputError(
+                f"label {self.refused} in a data set, whose labels were taken to count the same; give the loss class "
+                "weights (ones will do), and all labels are counted first"
+            )
+        return inputs, targets
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,17 +163,20 @@ class Records:
 
     def client(self, i: int) -> Records:
         """Client i alone."""
-        return Records([self._sources[i]])
+        return self._with([self._sources[i]])
 
     def thinned(self, count: int) -> Records:
         """About `count` of the samples, evenly spaced: of every client its share, and at least one."""
-        share = min(1.0, count / self.rows)
-        kept = [max(1, round(share * len(source))) for source in self._sources]
-        pairs = zip(self._sources, kept, strict=True)
-        return Records([_Some(s, [k * len(s) // few for k in range(few)]) for s, few in pairs])
+        pairs = zip(self._sources, self.thin_sizes(count), strict=True)
+        return self._with([_Some(s, [k * len(s) // few for k in range(few)]) for s, few in pairs])
+
+    def _with(self, sources: Sequence[_Source]) -> Records:
+        changed = Records(sources).in_batches(self.batch_rows)
+        changed.refused = self.refused
+        return changed
 
     def parts(self) -> Iterator[tuple[Tree, Tensor]]:
-        """All samples in order, in batches of one client each."""
+        """Yield all samples in order, in batches of one client each."""
         for first, size in zip(self.offsets.tolist(), self.sizes.tolist(), strict=True):
             for start in range(first, first + size, READ):
                 yield self.batch(slice(start, min(start + READ, first + size)))
@@ -183,7 +193,7 @@ class Records:
 
 
 def split(batch: Any) -> tuple[Tree, Tensor]:
-    """The inputs and the targets of a batch as a data set gives it."""
+    """Return the inputs and the targets of a batch as a data set gives it."""
     if isinstance(batch, Mapping) and "labels" in batch:
         inputs: Tree = {key: value for key, value in batch.items() if key != "labels"}
         targets = batch["labels"]

@@ -91,7 +91,7 @@ def solve(
         found, sent = working_set.solve(f, shrink, tol=tol * f.unit, **common)
     else:
         found = path_solver.solve(
-            lambda points: f.gradients(torch.from_numpy(points)).numpy(),
+            f.slopes,
             f.start.numpy(),
             shrink,
             f.diagonal,

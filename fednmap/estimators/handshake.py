@@ -32,8 +32,11 @@ Question = columns.Question
 Answers = columns.Answers
 
 
-class Disagreement(InputError):
+class Disagreement(SiteError):
     """A question that the site's own settings do not lead to. The message has no cell, and may be sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "settings")
 
 
 class Agreement(BaseModel):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +56,7 @@ Gradients = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Penalties:
-    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 (k, 1) or (k, end), l2 (k, 1)."""
+    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 and l2 are (k, 1) or (k, end)."""
 
     l1: Floats
     l2: Floats
@@ -74,13 +73,18 @@ class Penalties:
 
     def value(self, x: Floats) -> Floats:
         w = x[:, : self.end]
-        found: Floats = (self.l1 * np.abs(w)).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
+        found: Floats = (self.l1 * np.abs(w)).sum(1) + 0.5 * (self.l2 * np.square(w)).sum(1)
         return found
 
     def some(self, rows: Numbers) -> Penalties:
         if len(rows) == len(self.l1):
             return self
         return Penalties(self.l1[rows], self.l2[rows], self.end)
+
+    def on(self, places: Numbers) -> Penalties:
+        """On some of the w."""
+        l1, l2 = (part if part.shape[1] == 1 else part[:, places] for part in (self.l1, self.l2))
+        return Penalties(l1, l2, len(places))
 
     def neighbours(self) -> list[Numbers]:
         """The numbers of penalties that are near each other, in their order."""
@@ -156,27 +160,31 @@ class HessianModel:
     def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """argmin of the model for each row of x."""
         if len(x) == 1 or self.sent:
-            each = (self.by_sets(x[k], g[k], phi.l1[k], float(phi.l2[k, 0]), phi.end) for k in range(len(x)))
-            found = list(takewhile(lambda u: u is not None, each))
-            if len(found) == len(x):
+            found = []
+            for k in range(len(x)):
+                u = self.by_sets(x[k], g[k], phi.l1[k], phi.l2[k], phi.end)
+                if u is None:
+                    break
+                found.append(u)
+            else:
                 return np.stack(found)
         return self._by_steps(x, g, phi, close)
 
-    def by_sets(self, x: Floats, g: Floats, l1: Floats | float, l2: float, end: int) -> Floats | None:
+    def by_sets(self, x: Floats, g: Floats, l1: Floats | float, l2: Floats | float, end: int) -> Floats | None:
         """Semismooth Newton: guess which coefficients are not 0 and of what sign, solve, look again; None: no end."""
-        D, b = self.D, self.D @ x - g
+        D, b, l2 = self.D, self.D @ x - g, np.broadcast_to(l2, end)
         diagonal, pull = D.diagonal().copy(), np.zeros_like(x)
         diagonal[:end] += l2
         pull[:end] = l1
         if not pull.any():
-            return _solved(_ridged(D.copy(), l2, end), b)
+            return _solved(_ridged(D.copy(), l2), b)
         v = x * diagonal - g  # of a step by the diagonal alone, times the diagonal
         v[:end] -= l2 * x[:end]
         sign = _signs(v, pull)
         for _ in range(NEWTON):
             inside = sign.nonzero()[0]
             A = D[inside[:, None], inside]
-            solved = _solved(_ridged(A, l2, int(np.count_nonzero(inside < end))), (b - pull * sign)[inside])
+            solved = _solved(_ridged(A, l2[inside[inside < end]]), (b - pull * sign)[inside])
             if solved is None:
                 return None
             u = np.zeros_like(x)
@@ -337,10 +345,10 @@ def _signs(v: Floats, pull: Floats) -> Floats:
     return np.where(pull > 0, np.sign(v) * (np.abs(v) > pull), 2.0)
 
 
-def _ridged(A: Floats, l2: float, end: int) -> Floats:
-    """A + l2 on the first `end` places of the diagonal, in place."""
-    if l2:
-        A[np.arange(end), np.arange(end)] += l2
+def _ridged(A: Floats, l2: Floats) -> Floats:
+    """A + l2 on the first places of the diagonal, in place."""
+    if l2.any():
+        A[np.arange(len(l2)), np.arange(len(l2))] += l2
     return A
 
 

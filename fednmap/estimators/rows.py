@@ -90,7 +90,7 @@ def _by_formula(estimator: Any, X: Any) -> Any:
         return found
     if not isinstance(name, str):
         raise InputError(f"expected the name of a column with a formula, got {name!r} as offset or exposure")
-    return found.assign(**{name: column(name, X[name])})
+    return found.assign(**{name: column(X[name])})
 
 
 def without_offset(

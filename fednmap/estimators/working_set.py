@@ -4,8 +4,8 @@ with the gradient by all columns then checks the optimality conditions of the wh
 The strong rule chooses the columns for the next lam, or for several at once: those whose gradient at the last model is
 at least 2 lam - last lam. A column whose gradient exceeds its lam after all joins, and the rounds begin again.
 
-References: Tibshirani and others, Strong rules for discarding predictors in lasso-type problems, 2012; Massias, Gramfort
-and Salmon, Celer: a fast solver for the lasso with dual extrapolation, 2018 (growth of working sets).
+References: Tibshirani and others, Strong rules for discarding predictors in lasso-type problems, 2012; Massias,
+Gramfort and Salmon, Celer: a fast solver for the lasso with dual extrapolation, 2018 (growth of working sets).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def solve(
             model, before = HessianModel(D, f.quadratic, sent=True), places
             goal = INSIDE * tol if whole else max(INSIDE * tol, SOME * float(size.max()))
             found = path_solver.solve(
-                lambda points, part=part: part.gradients(dense(points)).numpy(),
+                part.slopes,
                 now[:, places],
-                Penalties(here.l1 if here.l1.shape[1] == 1 else here.l1[:, places[: part.end]], here.l2, part.end),
+                here.on(places[: part.end]),
                 part.diagonal,
                 tol=goal,
                 max_rounds=max_rounds,

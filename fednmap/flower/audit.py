@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,9 @@ from flwr.app import Context, Message, MessageType, RecordDict
 
 from fednmap.flower import wire
 from fednmap.flower.settings import FederationSettings, Node, client_name, grid_for
+from fednmap.names import InputError
 from fednmap.runs.configuration import Config
+from fednmap.tables.table import REFUSALS, SiteError
 
 LOG = "sent"  # the folder of the logs: a client's own may lie beside its key, whose name is the client's
 
@@ -33,6 +36,34 @@ Settings = Callable[[Mapping[str, Any]], tuple[Config, FederationSettings]]
 Answer = Callable[[Message, Node], RecordDict]
 """Makes the content of a reply."""
 
+log = logging.getLogger("flwr")
+
+
+def refusal(site: str, error: Exception) -> dict[str, Any]:
+    """Return what leaves a site of an error: a code and a column. Its words, which may show cells, are logged here."""
+    code, column = (error.code, error.column) if isinstance(error, SiteError) else (type(error).__name__, "")
+    if code == "settings":
+        return {"code": code, "column": "", "why": str(error)}
+    log.error("%s refused: %s", site, error, exc_info=None if isinstance(error, InputError) else error)
+    return {"code": code, "column": column}
+
+
+def in_words(refused: Mapping[str, Any]) -> str:
+    """Return the sentence for what `refusal` returned at a site."""
+    if (code := str(refused["code"])) == "settings":
+        return str(refused["why"])
+    words = REFUSALS.get(code, f"the site refused ({code[:60]})").format(column=str(refused["column"])[:60])
+    return f"{words}; the site's own log says more"
+
+
+@contextmanager
+def private(site: str) -> Iterator[None]:
+    """Replace the words of any error in this block, where the site's own data is loaded, by those of its code."""
+    try:
+        yield
+    except Exception as error:  # Flower sends the words of one that is raised
+        raise InputError(in_words(refusal(site, error))) from None
+
 
 def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], Message]:
     """A handler of messages whose replies are entered in the client's log before they leave; so is what an error says.
@@ -51,8 +82,10 @@ def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], 
             node.config, node.federation = settings(context.run_config)
             content = answer(message, node)
         except Exception as error:
-            _append(node, line | {"error": f"{type(error).__name__}: {error}"[:300]})
-            raise
+            plain = type(error) is InputError  # about a message or a setting; the words of others may show cells
+            said = error if plain else InputError(in_words(refusal(node.name, error)))
+            _append(node, line | {"error": str(said)[:300]})
+            raise said from None
         masked, config = "masked" in content, node.config
         uplink = kind == MessageType.TRAIN and (masked or "up" in content)
         line |= {"masked": masked, "clipped": uplink and config.dp_clip is not None}

@@ -13,9 +13,9 @@ from flwr.clientapp import ClientApp
 
 from fednmap.core import Algorithm, State, next_broadcast, pack
 from fednmap.flower import secure, wire
-from fednmap.flower.audit import Answer, Settings, audited
+from fednmap.flower.audit import Answer, Settings, audited, private
 from fednmap.flower.identity import prove
-from fednmap.flower.ledger import Store, exclusive, round_of
+from fednmap.flower.ledger import Store, round_of
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.preflight import TEXT, Site
@@ -23,7 +23,7 @@ from fednmap.flower.settings import Node, read
 from fednmap.flower.worker import resident
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture, regularized
-from fednmap.simulation import schedules, uplink
+from fednmap.simulation import lock, schedules, uplink
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import Uniform
 from fednmap.simulation.uplink import Traffic, client_round
@@ -60,8 +60,9 @@ def client_app(
 
     def guarded(node: Node, question: str) -> LocalProblem:
         """This client's problem, as far as its rules let it answer."""
-        node.rules.asked(question)
-        return node.rules.guarded(load(node.context), node.folder, node.name)
+        with private(node.name):
+            node.rules.asked(question)
+            return node.rules.guarded(load(node.context), node.folder, node.name)
 
     def hello(message: Message, node: Node) -> RecordDict:
         """Who this is; the model's first values if asked for."""
@@ -71,15 +72,16 @@ def client_app(
             key = Path(str(node.context.node_config["key"])).expanduser()
             content["proof"] = ConfigRecord(prove(key, str(ask["nonce"]), node.name, message.metadata.dst_node_id))
         if ask["start"]:
-            content["start"] = wire.pack(Point(load(node.context).start))
+            with private(node.name):
+                content["start"] = wire.pack(Point(load(node.context).start))
         return content
 
     def site(message: Message, node: Node) -> RecordDict:
-        """What this site has: sizes, names and versions; or why it cannot say so."""
+        """What this site has: sizes, names and versions; or that it cannot say so."""
         try:
             about: dict[str, Any] = Site.of(guarded(node, "site")).model_dump(mode="json")
-        except Exception as error:  # whatever a user's `load` provokes: the server names the site and says why
-            about = {"failed": f"{type(error).__name__}: {error}"[:TEXT]}
+        except InputError as error:  # the server names the site and says why
+            about = {"failed": str(error)[:TEXT]}
         return RecordDict({"site": ConfigRecord(about)})
 
     def train(message: Message, node: Node) -> RecordDict:
@@ -91,7 +93,7 @@ def client_app(
             log.warning("%s: the server refused the last reply: %.200s", node.name, order["refused"])
         store, made = Store(node.folder, order["run"], node.name), (plan or _plan)(node.context, local)
         pipeline, privacy = made.pipeline(node.config), made.privacy
-        with exclusive(store.folder):
+        with lock.exclusive(store.folder / "lock"):  # a node that was replaced may not have noticed
             up = _answer(made, local, message.content, store, pipeline)
             if masks is None:
                 content = RecordDict({"up": wire.pack(pack(made.algorithm, up))})
@@ -199,5 +201,5 @@ def _followed(algorithm: Algorithm, news: Any, order: Any, store: Store, down: S
     before = store.received(order["counted"], down)
     received = next_broadcast(then, before, wire.unpack(news, message), float(order["share"]))
     if wire.digest(received) != order["digest"]:
-        raise RuntimeError("what this machine makes of the news is not what the server has; send it whole")
+        raise InputError("what this machine makes of the news is not what the server has; send it whole")
     return received

@@ -311,7 +311,7 @@ def _hello(**ask: Any) -> RecordDict:
 def _site(content: RecordDict) -> Site:
     record: Any = content["site"]
     if "failed" in record:
-        raise InputError(f"its data cannot be loaded ({record['failed']!s:.200})")
+        raise InputError(f"its data cannot be loaded: {record['failed']!s:.200}")
     try:
         return Site.model_validate(dict(record))
     except ValidationError:

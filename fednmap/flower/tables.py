@@ -24,6 +24,7 @@ from fednmap.estimators.fit_config import FitConfig, listed, with_weight
 from fednmap.estimators.handshake import Agreement, Disagreement, answer, negotiate
 from fednmap.estimators.penalties import told_lam
 from fednmap.flower import client as plain
+from fednmap.flower.audit import in_words, refusal
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Plan
 from fednmap.flower.roster import Roster
@@ -36,7 +37,6 @@ from fednmap.runs.folder import Model, RunFolder
 from fednmap.simulation import lock
 from fednmap.tables import Table, table
 from fednmap.tables.statistics import NARROWINGS, Answers, Question, carry
-from fednmap.tables.table import REFUSALS, SiteError
 
 AGREEMENT = "agreement.json"
 QUESTION = f"{MessageType.QUERY}.tables"
@@ -56,7 +56,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     task = FitConfig.make(**with_weight(given))
-    used = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
+    used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
+    used |= {"penalty-factor": task.penalty_factor or None, "bounds": task.bounds or None}
     alone = [name for name, value in used.items() if value is not None]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:
@@ -84,12 +85,8 @@ def client_app(load: LoadTable) -> ClientApp:
         return node.rules.table(own, task.goals, list(task.features(own).columns), listed(task.categorical))
 
     def local(context: Context) -> LocalProblem:
-        node = Node(context)
-        try:
-            known = _agreed(node)
-            return LocalProblem(known.local(rows(node)), weight=known.weight(node.name) * len(known.rows))
-        except Exception as error:  # Flower sends the words of one that is raised
-            raise InputError(_in_words(_refusal(node.name, error))) from None
+        node, known = Node(context), _agreed(Node(context))
+        return LocalProblem(known.local(rows(node)), weight=known.weight(node.name) * len(known.rows))
 
     def asked(message: Message, node: Node) -> RecordDict:
         """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
@@ -112,7 +109,7 @@ def client_app(load: LoadTable) -> ClientApp:
                 rules.model(len(known.names) * known.outputs, own.rows)
             return RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
         except Exception as error:
-            return RecordDict({"refused": ConfigRecord(_refusal(node.name, error))})
+            return RecordDict({"refused": ConfigRecord(refusal(node.name, error))})
 
     return plain.client_app(
         local, lambda context, _: plan_of(_agreed(Node(context))), settings=common_settings, more={QUESTION: asked}
@@ -165,7 +162,7 @@ def ask_all(roster: Roster, attempts: int, question: Question) -> Answers:
         nodes = {name: node for name, node in roster.refresh().items() if name not in found}
         for name, reply in roster.ask(nodes, QUESTION, lambda _: content).replies.items():
             if "refused" in reply:
-                why = _in_words(reply["refused"])
+                why = in_words(reply["refused"])
                 raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
             found[name] = json.loads(str(reply["answer"]["json"]))
         if len(found) == len(roster.names):
@@ -237,22 +234,6 @@ def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coo
     }
     kept.save(path, about, model)
     write_atomically(path / "coefficients.csv", model.coefficient_table().csv().encode())
-
-
-def _refusal(site: str, error: Exception) -> dict[str, Any]:
-    """What leaves the site of an error: a code and the column. Its words, which may show cells, are logged here."""
-    if isinstance(error, Disagreement):
-        return {"code": "settings", "column": "", "why": str(error)}
-    log.error("%s refused: %s", site, error, exc_info=None if isinstance(error, InputError) else error)
-    code, column = (error.code, error.column) if isinstance(error, SiteError) else ("other", "")
-    return {"code": code, "column": column}
-
-
-def _in_words(refused: Any) -> str:
-    if refused["code"] == "settings":
-        return str(refused["why"])
-    words = REFUSALS.get(str(refused["code"]), REFUSALS["other"]).format(column=str(refused["column"])[:60])
-    return f"{words}; the site's own log says more"
 
 
 def _ask_once(node: Node, question: Question) -> None:

@@ -32,6 +32,8 @@ def calibrate(
 ) -> None:
     """Give the layers running statistics: averages over each client's batches, and their weighted mean over clients."""
     tracked = [layer for layer in layers(module) if layer.running_mean is not None]
+    if not tracked:
+        return
     means = [[torch.zeros_like(v) for v in _running(layer)] for layer in tracked]
     trial = copy.deepcopy(module)
     found = [layer for layer in layers(trial) if layer.running_mean is not None]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from fednmap.data.records import Tree, leaves, mapped
@@ -25,10 +24,12 @@ HALF = (torch.float16, torch.bfloat16)
 
 Forward = Callable[[nn.Module, Any], Tensor]
 """forward(module, inputs): the outputs, one tensor."""
+Layout = Callable[[Tensor], Tensor]
+"""A tensor with its numbers in another order in memory."""
 
 
 def call(module: nn.Module, inputs: Tree) -> Any:
-    """The module called with its inputs: a dict by name, a tuple in order."""
+    """Return the module called with its inputs: a dict by name, a tuple in order."""
     if isinstance(inputs, Mapping):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
@@ -51,7 +52,7 @@ FORWARDS: dict[str, Forward] = {"call": call, "first": first, "logits": logits, 
 
 
 def forward_of(given: str | Forward) -> Forward:
-    """The adapter of this name, or the one given."""
+    """Return the adapter of this name, or the one given."""
     return choose("forward", given, FORWARDS) if isinstance(given, str) else given
 
 
@@ -66,6 +67,7 @@ class ModuleLoss:
     forward:   the outputs, from module and inputs.
     autocast:  the precision of torch.autocast, if the forward pass is computed under it.
     training:  keep the modes of the module's layers; else all are in eval mode, without dropout.
+    layout:    how pictures and the kernels of convolutions lie in memory.
     """
 
     output_shape: tuple[int, ...]
@@ -82,11 +84,13 @@ class ModuleLoss:
         forward: Forward = call,
         autocast: torch.dtype | None = None,
         training: bool = False,
+        layout: Layout,
     ) -> None:
+        self.layout = layout
         shared = {id(p): p for p in module.parameters()}
         shared |= {
-            id(p): nn.Parameter(channels_last(p.detach()), requires_grad=False)
-            for p in module.parameters()
+            key: nn.Parameter(layout(p.detach()), requires_grad=False)
+            for key, p in shared.items()
             if p.ndim == 4 and not p.requires_grad
         }
         self.module = copy.deepcopy(module, shared)  # parameters are not copied, but for frozen kernels
@@ -104,53 +108,56 @@ class ModuleLoss:
         self.forward, self._autocast = forward, autocast
         self.plain = one is not None and forward is call and autocast is None
         """Whether the module is called with one tensor, returns one, and computes in its own precision."""
-        self.local = ThreadLocalModule(self.module, forward)
-        self._places = {f"module.{place}": name for place, name in places(self.local.module).items()}
-        named = dict(self.local.module.named_parameters())
-        self.names = [name for name, p in named.items() if p.requires_grad]
-        if not self.names:
+        self.local = ThreadLocalModule(self.module)
+        named = dict(module.named_parameters())
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        if not trained:
             raise InputError(f"{type(module).__name__} has no parameters to train; give a module with some")
-        self.frozen = len(self.names) < len(named)
-        leaves = self.local.leaves
-        self._shapes, self.numels = [p.shape for p in leaves], [p.numel() for p in leaves]
-        self._fixed = fixed(self.module)
-        self._buffers = [name for name in self._fixed if name not in named]
-        self._half = {name: p.dtype for name, p in named.items() if p.dtype in HALF}
-        self.half = bool(self._half)
+        self.names, self.frozen = list(trained), len(trained) < len(named)
+        self._shapes, self.numels = zip(*((p.shape, p.numel()) for p in trained.values()), strict=True)
+        self._kept = [p.dtype if p.dtype in HALF else None for p in trained.values()]
+        self.half = any(p.dtype in HALF for p in named.values())
         first = next(p.dtype for p in named.values() if p.is_floating_point())
         self._enters = first if first in HALF else None
         # torch 2.13 crashes in group norm, channels-last, if its input needs no gradient
         self._inputs_need_gradient = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
-        start = parameters_to_vector(leaves).detach()
+        start = parameters_to_vector(trained.values()).detach()
         self.start = start.float() if start.dtype in HALF else start.clone()
 
     def is_stack(self, a: Tree) -> bool:
-        """Whether these are the samples of several clients, (k, B, ...)."""
+        """Return whether these are the samples of several clients, (k, B, ...)."""
         return isinstance(a, Tensor) and a.ndim > self.axes
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
-        """The flat vector x as named tensors."""
+        """Return the flat vector x as named tensors."""
         return dict(zip(self.names, self.pieces(x), strict=True))
 
     def pieces(self, x: Tensor) -> list[Tensor]:
-        """The parameters as views of x, (p,) or (k, p): each in its shape, or (k, shape)."""
+        """Return the parameters as views of x, (p,) or (k, p): each in its shape, or (k, shape)."""
         split = zip(x.split(self.numels, -1), self._shapes, strict=True)
         return [v.view(*v.shape[:-1], *shape) for v, shape in split]
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `parameters`: named tensors as one vector."""
+        """Return the inverse of `parameters`: named tensors as one vector."""
         return torch.cat([parameters[name].flatten() for name in self.names])
 
     def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
-        """The module's outputs at x, in the precision of x."""
-        values = self.parameters(x)
-        values |= {name: values[name].to(dtype) for name, dtype in self._half.items() if name in values}
-        values |= {name: v.to(used_dtype(v, x)) for name, v in self._fixed.items()}
-        named = {place: values[name] for place, name in self._places.items() if name in values}
-        named |= {f"module.{name}": values[name] for name in self._buffers}
+        """Return the module's outputs at x, in the precision of x."""
+        return self.outputs_at(self.placed(x), mapped(self.layout, self.entering(inputs)), x)
+
+    def placed(self, x: Tensor) -> list[Tensor]:
+        """Return `pieces` as the module takes them; only kernels of convolutions may have to be copied, transposed."""
+        pieces = zip(self.pieces(x.contiguous()), self._kept, strict=True)
+        return [self.layout(v if dtype is None else v.to(dtype)) for v, dtype in pieces]
+
+    def outputs_at(self, parameters: Sequence[Tensor], inputs: Tree, x: Tensor) -> Tensor:
+        """Return the outputs with these parameters, in the precision of x."""
+        self.local.bind(parameters, x)
         with self._precision(x):
-            out: Tensor = functional_call(self.local.adapted, named, (self.entering(inputs),), tie_weights=False)
-        return self._leaving(out, x)
+            out = self.forward(self.local.module, inputs)
+        # a loss, and a sum of losses, is too coarse in half
+        coarse = (self.half or self._autocast is not None) and isinstance(out, Tensor)
+        return out.to(x.dtype) if coarse else out
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
         return nullcontext() if self._autocast is None else torch.autocast(x.device.type, self._autocast)
@@ -160,7 +167,7 @@ class ModuleLoss:
         return self.weighted(self.outputs(x, a), b, weight)
 
     def weighted(self, out: Tensor, b: Tensor, weight: Weight, clients: int = 1) -> Tensor:
-        """The loss of these outputs; those of several clients, one after another, summed."""
+        """Return the loss of these outputs; those of several clients, one after another, summed."""
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
             return self.loss(out, b) * clients
         each = probe.by_sample(self.loss, out, b) if self._by_sample is None else self._by_sample(out, b)
@@ -168,17 +175,14 @@ class ModuleLoss:
 
     @torch.enable_grad()
     def value_and_slopes(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss at one point, and its gradient with respect to each of the module's parameters."""
-        here = self.local
-        here.bind(x)
-        a, asked = mapped(channels_last, self.entering(a)), list[Tensor](here.leaves)
+        """Return the loss at one point, and its gradient with respect to each of the module's parameters."""
+        leaves = [v.requires_grad_() for v in self.placed(x.detach())]
+        a, asked = mapped(self.layout, self.entering(a)), list(leaves)
         if self._inputs_need_gradient and isinstance(a, Tensor) and a.is_floating_point():
             a = a.detach().requires_grad_()
             asked.append(a)
-        with self._precision(x):
-            out = self.forward(here.module, a)
-        total = self.weighted(self._leaving(out, x), b, weight)
-        slopes = torch.autograd.grad(total, asked, materialize_grads=True)[: len(here.leaves)]
+        total = self.weighted(self.outputs_at(leaves, a, x), b, weight)
+        slopes = torch.autograd.grad(total, asked, materialize_grads=True)[: len(leaves)]
         return total.detach(), tuple(v.to(x.dtype) for v in slopes) if self.half else slopes
 
     @torch.enable_grad()
@@ -187,9 +191,9 @@ class ModuleLoss:
 
         Rounded up to a power of two, so that small differences between machines do not change how sums are cut.
         """
-        here = self.local
-        here.bind(self.start)
-        held = {v.untyped_storage()._cdata for v in (*here.module.parameters(), *here.module.buffers())}
+        trained = [v.requires_grad_() for v in self.placed(self.start)]
+        self.local.bind(trained, self.start)
+        held = {v.untyped_storage()._cdata for v in (*trained, *fixed(self.local.module).values())}
 
         def saved(inputs: Tree) -> int:
             found: dict[int, int] = {}
@@ -199,7 +203,7 @@ class ModuleLoss:
                 return v
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                out = self.forward(here.module, mapped(channels_last, self.entering(inputs)))
+                out = self.forward(self.local.module, mapped(self.layout, self.entering(inputs)))
             return sum(found[key] for key in found.keys() - held) + 3 * out.numel() * out.element_size()
 
         count, one = len(leaves(a)[0]), saved(mapped(lambda v: v[:1], a))
@@ -213,76 +217,43 @@ class ModuleLoss:
             return inputs
         return mapped(lambda v: v.to(enters) if v.is_floating_point() else v, inputs)
 
-    def _leaving(self, out: Tensor, x: Tensor) -> Tensor:
-        """Outputs in the precision of x: a loss, and a sum of losses, is too coarse in half."""
-        coarse = (self.half or self._autocast is not None) and isinstance(out, Tensor)
-        return out.to(x.dtype) if coarse else out
-
-
-class _Adapted(nn.Module):
-    """A module behind its `forward` adapter."""
-
-    def __init__(self, module: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.module, self._call = module, forward
-
-    def forward(self, inputs: Tree) -> Tensor:
-        return self._call(self.module, inputs)
-
 
 class ThreadLocalModule(threading.local):
-    """A copy of the module for each thread: its parameters are replaced while it is used.
+    """A copy of the module for each thread, whose parameters are replaced in each use.
 
     The numbers of frozen parameters are shared by all threads.
     """
 
-    def __init__(self, module: nn.Module, forward: Forward) -> None:
+    def __init__(self, module: nn.Module) -> None:
         shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
         self._given, self.module = module, copy.deepcopy(module, shared)  # with the same numbers
-        self._forward, self.adapted = forward, _Adapted(self.module, forward)
-        self.leaves = [p for p in self.module.parameters() if p.requires_grad]
-        self._numels = [p.numel() for p in self.leaves]
+        numbers = {id(p): k for k, p in enumerate(p for p in self.module.parameters() if p.requires_grad)}
+        self._places = [
+            (layer._parameters, name, numbers[id(p)])
+            for layer in self.module.modules()
+            for name, p in layer._parameters.items()
+            if id(p) in numbers
+        ]
         self._fixed = [(v, v.detach()) for v in fixed(self.module).values()]
         self._dtype: torch.dtype | None = None
 
-    def bind(self, x: Tensor) -> None:
-        """Make the module's parameters views of x; only kernels of convolutions may have to be copied, transposed."""
-        for p, piece in zip(self.leaves, x.contiguous().split(self._numels), strict=True):
-            p.data = channels_last(piece.view(p.shape).to(used_dtype(p, x)))
+    def bind(self, parameters: Sequence[Tensor], x: Tensor) -> None:
+        """Replace the module's parameters, and give what is not trained the precision of x, unless that is half."""
+        for places, name, number in self._places:
+            places[name] = parameters[number]  # type: ignore[assignment]
         if self._dtype != x.dtype:
             for v, given in self._fixed:
-                v.data = channels_last(given.to(used_dtype(given, x)))
+                v.data = given if v.dtype in HALF else given.to(x.dtype)
             self._dtype = x.dtype
 
-    def __reduce__(self) -> tuple[type[ThreadLocalModule], tuple[nn.Module, Forward]]:
-        return ThreadLocalModule, (
-            self._given,
-            self._forward,
-        )  # parameters that are views of x would each be written with all of x
+    def __reduce__(self) -> tuple[type[ThreadLocalModule], tuple[nn.Module]]:
+        return ThreadLocalModule, (self._given,)  # without the points that it has seen
 
 
 def fixed(module: nn.Module) -> dict[str, Tensor]:
-    """The real numbers that a module has besides what is trained: frozen parameters, and buffers."""
+    """Return the real numbers that a module has besides what is trained: frozen parameters, and buffers."""
     frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
     return {name: v for name, v in (frozen | dict(module.named_buffers())).items() if v.is_floating_point()}
-
-
-def used_dtype(v: Tensor, x: Tensor) -> torch.dtype:
-    """The precision in which a module's tensor is used at x: half precision stays, another one becomes that of x."""
-    return v.dtype if v.dtype in HALF else x.dtype
-
-
-def places(module: nn.Module) -> dict[str, str]:
-    """Every place of a parameter in the module, and the name it has in `named_parameters()`.
-
-    A layer that is used twice has one place: torch's own way to find them takes it for two, and does not restore it.
-    """
-    names = {id(p): name for name, p in module.named_parameters()}
-    return {
-        f"{path}.{leaf}" if path else leaf: names[id(p)]
-        for path, layer in module.named_modules()
-        for leaf, p in layer.named_parameters(recurse=False, remove_duplicate=False)
-    }
 
 
 def channels_last(v: Tensor) -> Tensor:
@@ -293,3 +264,8 @@ def channels_last(v: Tensor) -> Tensor:
     if v.is_contiguous() and (channels == 1 or height == width == 1):  # both layouts: the strides must say which
         return v.as_strided(v.shape, (channels * height * width, 1, width * channels, channels))
     return v.to(memory_format=torch.channels_last)
+
+
+def contiguous(v: Tensor) -> Tensor:
+    """As torch has it by default, for modules that use `view`."""
+    return v.contiguous()

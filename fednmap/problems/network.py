@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from functools import partial
+from operator import itemgetter
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from fednmap.core import AccumulatingOracle, Oracle, ProblemInfo
+from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData
 from fednmap.data.records import Records, Tree, leaves, mapped
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.problems import batch_norm, probe
 from fednmap.problems.finite_sum import FiniteSum, Samples, Weight, like
-from fednmap.problems.kernels import Kernel, OneByOneKernel, choose_kernel
+from fednmap.problems.kernels import Kernel, KernelOracle, SeededKernel, choose_kernel
 from fednmap.problems.label_loss import LabelLoss
 from fednmap.problems.metrics import Measure, measure_of
-from fednmap.problems.minibatch import seeded, step_seed
-from fednmap.problems.module_loss import Forward, ModuleLoss, forward_of
+from fednmap.problems.module_loss import Forward, Layout, ModuleLoss, channels_last, contiguous, forward_of
 from fednmap.problems.probe import Loss
 
 ACTIVATION_BYTES = 64 << 20  # of the samples handled in one pass over all data
@@ -82,8 +82,12 @@ class Network(FiniteSum):
         autocast: torch.dtype | None = None,
     ) -> None:
         probe.check_kinds(module, loss)
-        rows = _rows(loss, data, batch_size)
         _check_steps(accumulate, clip_norm, batch_size)
+        rows = _rows(loss, data, batch_size)
+        if batch_norm.layers(module):
+            if batch_size is None:
+                raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
+            rows = rows.in_batches(batch_size)
         super().__init__(
             rows,
             batch_size=batch_size,
@@ -94,9 +98,6 @@ class Network(FiniteSum):
             local_steps=None if local_steps is None else local_steps * accumulate,
         )
         self.accumulate, self.clip_norm = accumulate, clip_norm
-        self.normalised = bool(batch_norm.layers(module))
-        if self.normalised and batch_size is None:
-            raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
         self._original = copy.deepcopy(module)
         self._options: dict[str, Any] = {"forward": forward_of(forward), "autocast": autocast}
         self._set_kernels(loss)
@@ -108,30 +109,21 @@ class Network(FiniteSum):
         that is measured, with the module in eval mode.
         """
         a, b = self.data.batch(probe.rows(self.data))
-        known = None if b.is_floating_point() else LabelLoss.of(loss)
-        counted = known is not None and self._counts is not None
-        self._unexpected = None if known is None or counted or self.data.stackable else known.ignored
-        options = self._options | {"by_sample": known.by_sample if known is not None and counted else None}
-        function = ModuleLoss(self._original, loss, a, b, **options, training=True)
-        self.start, self.dim = function.start, function.start.numel()
-        a, b = self._inputs(a, self.start), like(b, self.start)
-
-        def outputs(inputs: Tree) -> Tensor:
-            return function.outputs(self.start, self._inputs(inputs, self.start))
-
-        out, random = probe.outputs(outputs, a)
-        steps = function
+        steps, out, random = self._tried(loss, a, b, training=True)
+        function = steps
         if random:
             if self.batch_size is None:
                 raise InputError(
                     "the module draws random numbers (dropout in training mode?), and batch_size=None asks for exact "
                     "gradients; give a batch_size, or call module.eval()"
                 )
-            function = ModuleLoss(self._original, loss, a, b, **options)
-            out, always = probe.outputs(outputs, a)
+            function, out, always = self._tried(loss, a, b, training=False)
             if always:
                 raise InputError("the module draws random numbers in eval mode too; use dropout(..., self.training)")
-        if self.normalised:
+        self._function, self.start, self.dim = function, function.start, function.start.numel()
+        a, b = self._inputs(a, self.start), like(b, self.start)
+        outputs = partial(function.outputs, self.start)
+        if self.data.batch_rows:
             probe.check_single(outputs, mapped(lambda v: v[:1], a), self._sizes, self.batch_size)
         else:
             probe.check_alone(outputs, a, out, coarse=function.half or self._options["autocast"] is not None)
@@ -139,33 +131,40 @@ class Network(FiniteSum):
         probe.check_labels(loss, out, y)
         tried = probe.with_every_label(out, b, y)
         probe.check_loss(loss, *tried)
-        self._class_axis, self._real_targets = probe.class_axis(loss, *tried), b.is_floating_point()
-        for one in (function, steps):
-            one.output_shape = out.shape[1:]
+        self._class_axis = None if b.is_floating_point() else probe.class_axis(loss, *tried)
+        function.output_shape = steps.output_shape = out.shape[1:]
         # batch norm needs large chunks, as statistics
-        self._activation_bytes = 0 if self.normalised else function.row_bytes(a)
-        self._function = function
-        self.one_by_one = random or not self.data.stackable
+        self._activation_bytes = 0 if self.data.batch_rows else function.row_bytes(a)
+        self._kernel: Kernel = SeededKernel(function)
         if self.data.stackable:
             self._kernel = choose_kernel(function, a, b, clients=self.n, rows=self.batch_size)
-        else:
-            self._kernel = OneByOneKernel(function)
-        self._step_kernel = OneByOneKernel(steps) if random else self._kernel
-        self.concurrent = not self.one_by_one  # torch's generator, and a data set, are for one thread
+        self._steps = SeededKernel(steps) if random else self._kernel
+        self.concurrent = self._steps.concurrent
+
+    def _tried(
+        self, loss: Loss, a: Tree, b: Tensor, *, training: bool, layout: Layout = channels_last
+    ) -> tuple[ModuleLoss, Tensor, bool]:
+        """The module with the loss, its outputs for samples a, and whether it draws random numbers for them."""
+        known = None if b.is_floating_point() or self._counts is None else LabelLoss.of(loss)
+        options = self._options | {"by_sample": None if known is None else known.by_sample}
+        function = ModuleLoss(self._original, loss, a, b, **options, training=training, layout=layout)
+        x = function.start
+        try:
+            return function, *probe.outputs(lambda inputs: function.outputs(x, self._inputs(inputs, x)), a)
+        except InputError:  # a module that uses `view` needs the default layout
+            if layout is contiguous:
+                raise
+            return self._tried(loss, a, b, training=training, layout=contiguous)
 
     @property
     def chunk(self) -> int:
         """Clients computed in one call, as the kernel has it; their activations take bounded memory."""
         rows = self.batch_size or int(self._sizes.max())
         most = ACTIVATION_BYTES // max(1, rows * self._activation_bytes)
-        return self._step_kernel.chunk(max(1, min(super().chunk, most)), rows)
+        return self._steps.chunk(max(1, min(super().chunk, most)), rows)
 
     def rows_at_once(self) -> int:
         return max(1, min(super().rows_at_once(), ACTIVATION_BYTES // max(1, self._activation_bytes)))
-
-    def subsample(self) -> Self:
-        few = super().subsample()
-        return self if self.normalised and int(few._sizes.min()) < (self.batch_size or 1) else few
 
     @property
     def steps_per_round(self) -> int | None:
@@ -177,6 +176,7 @@ class Network(FiniteSum):
         return super().exact_gradients and self.clip_norm is None
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), module=self.module)
 
     def made_of(self) -> dict[str, Any]:
@@ -186,8 +186,8 @@ class Network(FiniteSum):
         return super().made_of() | {"module": self._original, "loss": self._function.loss} | changed
 
     def exact(self) -> Self:
-        """The same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""
-        return self if self.normalised else super().exact()._changed(accumulate=1, clip_norm=None)
+        """Return the same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""
+        return self if self.data.batch_rows else super().exact()._changed(accumulate=1, clip_norm=None)
 
     @property
     def architecture(self) -> nn.Module:
@@ -195,62 +195,47 @@ class Network(FiniteSum):
         return copy.deepcopy(self._original)
 
     def module(self, x: Tensor) -> nn.Module:
-        """A copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
+        """Return a copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
         return self.calibrate(x)
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> nn.Module:
-        """`module(x)` with running statistics from the clients' data, if there are batch norm layers that need them.
+        """Return `module(x)` with running statistics from the clients' data, if batch norm layers need them.
 
         Every client goes through its rows in chunks of the batch size and averages the means and variances that each
         batch norm layer meets; the average of the clients' averages is kept.
         """
-        trained = copy.deepcopy(self._original)
-        trained = trained if self._function.half else trained.to(x.dtype)
+        function, trained, step = self._function, copy.deepcopy(self._original), self.rows_at_once()
+        trained = trained if function.half else trained.to(x.dtype)
         trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
-        if self.normalised:
-            function = self._function
-            batches = (
-                (function.entering(self._inputs(self.data.batch(rows)[0], x)) for rows in self._chunks_of(i))
-                for i in range(self.n)
-            )
-            batch_norm.calibrate(trained, function.forward, batches, self._client_weights().tolist())
+        batches = (
+            (function.entering(self._read(rows, x)[0]) for rows in self.data.chunks_of(i, step)) for i in range(self.n)
+        )
+        batch_norm.calibrate(trained, function.forward, batches, self._client_weights().tolist())
         return trained.eval()
 
-    def _chunks(self) -> Iterator[slice]:
-        if self.data.stackable and not self.normalised:
-            return super()._chunks()
-        return chain.from_iterable(map(self._chunks_of, range(self.n)))
-
-    def _chunks_of(self, client: int) -> Iterator[slice]:
-        """A client's rows, with batch norm `batch_size` at a time; what is left over joins the last chunk."""
-        step = self.batch_size or 1 if self.normalised else self.rows_at_once()
-        first, size = int(self._offsets[client]), int(self._sizes[client])
-        starts = [*range(first, first + max(1, size // step) * step, step), first + size]
-        return (slice(a, b) for a, b in pairwise(starts))
-
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
-        """The flat vector x as named tensors."""
+        """Return the flat vector x as named tensors."""
         return self._function.parameters(x)
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `parameters`: named tensors as one vector."""
+        """Return the inverse of `parameters`: named tensors as one vector."""
         return self._function.flat(parameters)
 
     def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
-        """The module's outputs at x."""
+        """Return the module's outputs at x."""
         return self._function.outputs(x, self._inputs(inputs, x))
 
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tree) -> Tensor:
-        """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
-        outs = (self.outputs(x, part) for part in _cut(inputs, self.rows_at_once()))
-        if self._real_targets:
-            return torch.cat(list(outs)).squeeze(-1)
-        return torch.cat([out.argmax(self._class_axis) for out in outs])
+        """Return a label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
+        step, axis = self.rows_at_once(), self._class_axis
+        starts = range(0, len(leaves(inputs)[0]), step)
+        outs = (self.outputs(x, mapped(itemgetter(slice(c, c + step)), inputs)) for c in starts)
+        return torch.cat([out.squeeze(-1) if axis is None else out.argmax(axis) for out in outs])
 
     def metric(self, measure: str | Measure, data: Any) -> Metric:
-        """`measure` on these data as a function of the model x, as `fednmap.run` takes it in `metrics`.
+        """Return `measure` on these data as a function of the model x, as `fednmap.run` takes it in `metrics`.
 
         measure: "accuracy", "auc", "f1", "perplexity", or a function of (outputs, targets) of all samples.
         data:    test samples, in a form that a client's may have.
@@ -261,26 +246,6 @@ class Network(FiniteSum):
         1.0
         """
         return Metric(self, measure_of(measure), _rows(self._function.loss, [data], None))
-
-    def _exact(self, clients: Tensor) -> Oracle:
-        if self.data.stackable:
-            return super()._exact(clients)
-        chunks = list(self._chunks_of(int(clients)))  # those that are measured
-
-        def g(x: Tensor, q: int) -> Tensor:
-            each = (self.batch_gradient(x, *self._read(rows, x), self._shares[rows].to(x)) for rows in chunks)
-            return sum(each, start=torch.zeros_like(x))
-
-        return g
-
-    def _read(self, rows: Tensor | slice, x: Tensor) -> tuple[Tree, Tensor]:
-        a, b = self.data.batch(rows)
-        if self._unexpected is not None and bool((b == self._unexpected).any()):  # where the data set has its labels
-            raise InputError(
-                f"label {self._unexpected} in a data set, whose labels were taken to count the same; give the loss "
-                "class weights (ones will do), and all labels are counted first"
-            )
-        return self._inputs(a, x), like(b, x)
 
     def _inputs(self, a: Tree, x: Tensor) -> Tree:
         return mapped(lambda v: v.to(x.device, x.dtype) / PIXEL if v.dtype == torch.uint8 else like(v, x), a)
@@ -296,18 +261,11 @@ class Network(FiniteSum):
         return self._kernel.total(x, self._everything(x))
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
-        if self.one_by_one:
-            ids = clients.reshape(-1)
-            seeds = [(self.seed, self.first + int(i), t) for i in ids]
-            made: Oracle = _AddressedOracle([super(Network, self).oracle(i, t) for i in ids], seeds, clients.shape)
-        else:
-            made = super().oracle(clients, t)
-        if self.accumulate == 1 and self.clip_norm is None:
-            return made
+        made = self._steps.oracle(super().oracle, clients, t, (self.seed, self.first))
         return _accumulated(made, self.accumulate, self.clip_norm)
 
     def _oracle(self, samples: Callable[[Tensor, int], Samples], clients: Tensor) -> Oracle:
-        return _KernelOracle(self._step_kernel, samples, clients.shape)
+        return KernelOracle(self._steps, samples, clients.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,6 +314,7 @@ def _counts(loss: Loss, rows: ClientData | Records) -> Tensor | None:
     else:
         one = rows.batch(slice(0, 1))[1]
         if one.ndim == 1 and not known.class_weights:
+            rows.refused = known.ignored
             return None
         targets = [one] if one.is_floating_point() else [y for _, y in rows.parts()]
     if targets[0].is_floating_point():
@@ -371,50 +330,10 @@ def _check_steps(accumulate: int, clip_norm: float | None, batch_size: int | Non
         raise InputError(f"expected clip_norm to be finite and above 0, or None, got {clip_norm!r}")
 
 
-def _cut(inputs: Tree, rows: int) -> Iterator[Tree]:
-    """Inputs in order, so many rows at a time."""
-    count = len(leaves(inputs)[0])
-    return (mapped(lambda v, c=c: v[c : c + rows], inputs) for c in range(0, count, rows))  # type: ignore[misc]
-
-
-class _KernelOracle:
-    """The gradients on samples(x, q), those of local step q; a `core.AccumulatingOracle`."""
-
-    def __init__(self, kernel: Kernel, samples: Callable[[Tensor, int], Samples], stack: tuple[int, ...]) -> None:
-        self._kernel, self._samples, self.stack = kernel, samples, stack
-
-    def __call__(self, x: Tensor, q: int) -> Tensor:
-        return self._kernel.value_and_gradient(x, *self._samples(x, q))[1]
-
-    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
-        self._kernel.add_gradient(z, x, *self._samples(x, q), scale)
-
-
-class _AddressedOracle:
-    """Clients one after another, with torch's random numbers seeded by (seed, client, round, step)."""
-
-    def __init__(self, oracles: list[Oracle], addresses: list[tuple[int, int, int]], stack: tuple[int, ...]) -> None:
-        self._oracles, self._addresses, self.stack = oracles, addresses, stack
-
-    def __call__(self, x: Tensor, q: int) -> Tensor:
-        points, found = x.expand(len(self._oracles), -1), list[Tensor]()
-        for g, address, point in zip(self._oracles, self._addresses, points, strict=True):
-            with seeded(step_seed(*address, q), x.device):
-                found.append(g(point, q))
-        return torch.stack(found) if self.stack else found[0]
-
-    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
-        rows, points = z if self.stack else z.unsqueeze(0), x.expand(len(self._oracles), -1)
-        for g, address, row, point in zip(self._oracles, self._addresses, rows, points, strict=True):
-            with seeded(step_seed(*address, q), x.device):
-                if isinstance(g, AccumulatingOracle):
-                    g.add(row, point, q, scale)
-                else:
-                    row.add_(g(point, q), alpha=scale)
-
-
 def _accumulated(g: Oracle, count: int, clip_norm: float | None) -> Oracle:
     """The mean of `count` minibatches' gradients, not longer than clip_norm."""
+    if count == 1 and clip_norm is None:
+        return g
 
     def mean(x: Tensor, q: int) -> Tensor:
         total: Tensor = g(x, q * count)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rich.table import Column, Table
 
 from fednmap.names import InputError
-from fednmap.report.terminal import TextTable
+from fednmap.report.terminal import TextTable, console
 
 
 class DataTable(NamedTuple):
@@ -19,6 +19,12 @@ class DataTable(NamedTuple):
 
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
+
+    def __str__(self) -> str:
+        screen = console()
+        with screen.capture() as capture:
+            screen.print(self.text())
+        return capture.get()
 
     def without(self, names: Sequence[str]) -> DataTable:
         """Return the table without these columns."""
@@ -103,4 +109,4 @@ def cell_text(cell: Any) -> str:
     """
     if cell is None:
         return ""
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell + 0.0:.4g}" if isinstance(cell, float) else str(cell)  # without the sign of -0.0

@@ -27,6 +27,7 @@ from fednmap.tables.table import (
     is_words,
     looks_like_id,
     missing,
+    refuse_dates,
     table,
 )
 
@@ -85,7 +86,7 @@ def carry(conversation: Generator[Question, Answers, T], ask: Callable[[Question
 
 
 def scales(mean: Floats, deviation: Floats) -> tuple[Any, Floats]:
-    """Whether columns vary by more than rounding, and what they are divided by: their deviation, or 1.
+    """Return whether columns vary by more than rounding, and what they are divided by: their deviation, or 1.
 
     >>> scales(np.array([0.1, 5.0]), np.array([1e-17, 2.0]))
     (array([False,  True]), array([1., 2.]))
@@ -95,9 +96,9 @@ def scales(mean: Floats, deviation: Floats) -> tuple[Any, Floats]:
 
 
 def answer(question: Question, t: Table) -> dict[str, Any]:
-    """A site's answer: sums, counts, words; columns that must not be told about are refused by name."""
+    """Return a site's answer: sums, counts, words; columns that must not be told about are refused by name."""
     if question["ask"] == "columns":
-        return {"columns": [_told(name, t, question) for name in t.columns]}
+        return {"columns": _columns(t, question)}
     if question["ask"] == "deviations":
         return {name: float(np.square(given(t[name]) - mean).sum()) for name, mean in question["means"].items()}
     if question["ask"] == "ranges":
@@ -111,24 +112,24 @@ def answer(question: Question, t: Table) -> dict[str, Any]:
 
 
 def given(values: Column) -> Floats:
-    """The values of a column of numbers without its gaps."""
+    """Return the values of a column of numbers without its gaps."""
     found: Floats = values[~missing(values)]
     return found
 
 
 def levels_of(values: Column) -> list[str | None]:
-    """The words of a categorical column; a gap, or the word for one, is None."""
+    """Return the words of a categorical column; a gap, or the word for one, is None."""
     words = [None if gap else as_word(v) for v, gap in zip(values, missing(values), strict=True)]
     return [None if word == MISSING else word for word in words]
 
 
 def as_code(word: str) -> str:
-    """A code as it is read where a site has numbers alone: 01 and 1.0 are 1."""
+    """Return a code as it is read where a site has numbers alone: 01 and 1.0 are 1."""
     return as_word(float(word)) if NUMBER.fullmatch(word) else word
 
 
 def matched(values: Column, levels: Sequence[str]) -> list[str | None]:
-    """The words of a categorical column as these levels have them, by name or by code; others as they are."""
+    """Return the words of a categorical column as these levels have them, by name or by code; others as they are."""
     known = {as_code(level): level for level in levels} | {level: level for level in levels}
     return [word and known.get(word, known.get(as_code(word), word)) for word in levels_of(values)]
 
@@ -148,20 +149,36 @@ def order_statistics(rank: Mapping[str, float]) -> Generator[Question, Answers, 
     return high
 
 
-def _told(name: str, t: Table, question: Question) -> dict[str, Any]:
-    """What a site says of a column."""
+def _columns(t: Table, question: Question) -> list[dict[str, Any]]:
+    """What a site sends about its columns; raise SiteError about the first that is refused, with the others' names."""
+    found, refused = [], list[SiteError]()
+    for name in t.columns:
+        try:
+            found.append(_column(name, t, question))
+        except SiteError as error:
+            refused.append(error)
+    if refused:
+        first, others = refused[0], [f"{error.column!r} ({error.code})" for error in refused[1:]]
+        also = f"; also refused: {', '.join(others)}" if others else ""
+        raise SiteError(f"{first}{also}", first.code, first.column)
+    return found
+
+
+def _column(name: str, t: Table, question: Question) -> dict[str, Any]:
+    """What a site sends about one column."""
     values, at = t[name], f" at site {t.name!r}" if t.name else ""
     categorical = name in question["categorical"]
     words = levels_of(values) if is_words(values) or categorical else None
     gaps = missing(values) if words is None else np.array([word is None for word in words], bool)
     if len(values) and bool(gaps.all()):
-        raise SiteError(f"column {name!r} has no value{at}; leave the column or the site out", "empty", name)
+        raise SiteError(f"column {name!r} has no value{at}; exclude the column, or leave the site out", "empty", name)
+    refuse_dates(name, values, at)
     if words is not None and not categorical:
         _no_stray_word(name, values, at, question["max_levels"])
     if not categorical and looks_like_id(name, values):
         raise SiteError(
             f"column {name!r} looks like an identifier ({int((~gaps).sum())} different values in as many rows{at}); "
-            "drop the column",
+            "exclude the column",
             "identifier",
             name,
         )
@@ -192,8 +209,8 @@ def check_levels(name: str, found: int, most: int, at: str = "") -> None:
     """Refuse a column with more different words than these."""
     if found > most:
         raise SiteError(
-            f"column {name!r} has {found} different words{at}, more than max_levels = {most}; merge some, or drop the "
-            "column",
+            f"column {name!r} has {found} different words{at}, more than max_levels = {most}; merge some, or exclude "
+            "the column",
             "levels",
             name,
         )
@@ -230,12 +247,12 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
     categorical: Sequence[str] = ()
 
     def fit(self, X: Any, y: Any = None, sites: Any = None) -> Self:
-        """From a mapping of site names to frames, or one frame and the site of each of its rows."""
+        """Fit to a mapping of site names to frames, or to one frame and the site of each of its rows."""
         tables = {t.name: t for t in by_site(X, sites)}
         return self.know(carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
-        """The questions that `fit` puts to the sites, for those who ask them by messages; its end is for `know`."""
+        """Yield the questions that `fit` puts to the sites; return the statistics, for `know`."""
         choose("way to impute", self.impute, dict.fromkeys(("mean", "median")))
         categorical = list(self.categorical)
         about = yield {"ask": "columns", "max_levels": self.max_levels, "categorical": categorical}
@@ -275,14 +292,14 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return tuple(found)
 
     def know(self, statistics: Sequence[Statistic]) -> Self:
-        """Fitted, from statistics that are known."""
+        """Set the fitted attributes from known statistics; return self."""
         self.statistics_ = tuple(statistics)
         self.feature_names_in_ = np.array([s.column for s in self.statistics_], object)
         self.n_features_in_ = len(self.statistics_)
         return self
 
     def refilled(self, tables: Sequence[Table]) -> FederatedPreprocessor:
-        """The same columns, with the gaps in numbers filled by what these rows, some of every site's, say."""
+        """Return the same columns, with the gaps in numbers filled by what these rows, some of every site's, say."""
         found = []
         for s in self.statistics_:
             parts = [given(t[s.column]) for t in tables] if s.kind == "number" and s.missing else [np.zeros(0)]
@@ -295,7 +312,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return type(self)(**self.get_params()).know(found)
 
     def transform(self, X: Any) -> Floats:
-        """A frame as numbers; a level that no site had is refused, other columns are not looked at."""
+        """Return a frame as numbers; a level that no site had is refused, other columns are not looked at."""
         rows = table(X, only={s.column for s in self.statistics_})
         lacking = [s.column for s in self.statistics_ if s.column not in rows.columns]
         if lacking:
@@ -305,15 +322,16 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return np.stack(parts, 1) if parts else np.empty((rows.rows, 0))
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
+        """Return the names of the columns that `transform` makes."""
         return np.array([name for s in self.statistics_ for name in s.names], object)
 
     def groups(self) -> dict[str, list[str]]:
-        """The columns that come from one column, for a group penalty."""
+        """Return the columns that come from one column, for a group penalty."""
         return {s.column: list(s.names) for s in self.statistics_ if s.names}
 
 
 def by_site(X: Any, sites: Any = None) -> list[Table]:
-    """One table per site, from a mapping of names to frames or from one frame with the site of every row."""
+    """Return one table per site, from a mapping of names to frames or from one frame with the site of every row."""
     if sites is None and isinstance(X, Mapping) and X and not all(np.ndim(v) == 1 for v in X.values()):
         found = [Table(table(frame, str(name)).columns, str(name)) for name, frame in X.items()]
     else:
@@ -333,8 +351,8 @@ def _by_name(said: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
             lacking = [name for name in said[a] if name not in said[b]]
             if lacking:
                 raise InputError(
-                    f"column {lacking[0]!r} is missing at site {b!r}, and site {a!r} has it; add it, or drop "
-                    "the column everywhere"
+                    f"column {lacking[0]!r} is missing at site {b!r}, and site {a!r} has it; add it, or exclude "
+                    "the column"
                 )
     return {name: {site: columns[name] for site, columns in said.items()} for name in said[first]}
 
@@ -344,10 +362,11 @@ def _is_number(name: str, parts: Mapping[str, Any]) -> bool:
     words = [site for site, part in parts.items() if part["kind"] != "number"]
     numbers = [site for site in parts if site not in words]
     if words and numbers:
-        shown = ", ".join(repr(level) for level in parts[words[0]]["levels"][:3])
+        levels = parts[words[0]]["levels"]
+        shown = ", ".join(map(repr, [level for level in levels if not is_number(level)][:3] or levels[:3]))
         raise InputError(
             f"column {name!r} holds words at site {words[0]!r} ({shown}) and numbers at site {numbers[0]!r}; use one "
-            "kind, or name it among the categorical columns"
+            "kind, with empty cells or NA for missing values, or name it among the categorical columns"
         )
     return not words
 

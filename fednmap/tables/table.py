@@ -19,7 +19,8 @@ Column = npt.NDArray[Any]
 
 MONTH = "(jan|feb|mar|apr|may|mai|jun|jul|aug|sep|okt|oct|nov|de[cz])[a-z]*"
 DATE = re.compile(
-    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?|\d{1,2}:\d{2}(:\d{2})?"
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+    r"|-?\d+ (days?|(milli|micro|nano)?seconds)(,? .*)?"
     rf"|\d{{1,2}}[-. ]+{MONTH}[-., ]+\d{{2,4}}|{MONTH}[-. ]+\d{{1,2}},? +\d{{4}}",
     re.IGNORECASE,
 )
@@ -42,18 +43,20 @@ REFUSALS = {
     "stray-word": "column {column!r} has a word among numbers",
     "infinite": "column {column!r} has infinity",
     "range": "column {column!r} has a number that is not allowed there",
-    "levels": "column {column!r} has too many different words; merge some, or drop the column",
+    "levels": "column {column!r} has too many different words; merge some, or exclude the column",
     "unknown-level": "column {column!r} has a level that was not agreed on",
-    "identifier": "column {column!r} looks like an identifier; drop the column",
-    "dates": "column {column!r} holds dates or times; turn it into a number, or drop the column",
+    "identifier": "column {column!r} looks like an identifier; exclude the column",
+    "dates": "column {column!r} holds dates or times; turn it into a number, or exclude the column",
     "one-row": "there is one row, and its sums would be that row; leave the site out",
     "rules": "the rules of the site cannot be read",
     "rule-question": "the site's rules do not allow this question",
     "rule-rows": "the site has fewer rows than its rules ask for",
-    "rule-column": "the site's rules do not allow column {column!r}; drop the column",
+    "rule-column": "the site's rules do not allow column {column!r}; exclude the column",
     "rule-level": "column {column!r} has a level, class or gap in too few rows for the site's rules",
     "rule-parameters": "the model has too many parameters for the site's rules",
     "rule-budget": "the privacy budget of the site does not allow this",
+    "rule-points": "the site's rules allow no further model",
+    "rule-few-rows": "the answer would rest on too few rows for the site's rules",
     "other": "the site refused",
 }
 """What a site may send about an error in its table, by code."""
@@ -90,10 +93,12 @@ class Table:
         return f"{self.name}: " if self.name else ""
 
     def without(self, names: Iterable[str]) -> Table:
+        """Return the table without these columns."""
         left_out = set(names)
         return Table({name: column for name, column in self.columns.items() if name not in left_out}, self.name)
 
     def some(self, rows: Any) -> Table:
+        """Return the table with these rows only."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
 
 
@@ -112,21 +117,21 @@ class Sites:
         return len(self.names)
 
     def at(self, row: int) -> str:
-        """Where a row is, for a message; empty if there is one site only."""
+        """Return where a row is, for a message; empty if there is one site only."""
         return f" at site {self.names[self.of_row[row]]!r}" if len(self) > 1 else ""
 
     def row(self, row: int) -> str:
-        """The same with the number of the row."""
+        """Return the same with the number of the row."""
         return f" in row {row}{self.at(row)}"
 
     def some(self, keep: Any) -> Sites:
-        """The sites of these rows only; a site that keeps none is left out."""
+        """Return the sites of these rows only; a site that keeps none is left out."""
         found, numbers = np.unique(self.of_row[keep], return_inverse=True)
         return Sites(tuple(self.names[k] for k in found), numbers)
 
 
 def divide(sites: Any, rows: int) -> Sites:
-    """The sites from one label per row; without labels one site holds everything."""
+    """Return the sites from one label per row; without labels one site holds everything."""
     if sites is None:
         return Sites(("all",), np.zeros(rows, np.intp))
     labels = np.asarray(sites)
@@ -156,42 +161,44 @@ def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Tab
     if twice:
         raise InputError(f"{name or 'the table'} has two columns called {twice[0]!r}; names must differ")
     taken = [each for each in names if only is None or str(each) in only]
-    found = {str(each): column(str(each), frame[each], name) for each in taken}
+    found = {str(each): column(frame[each]) for each in taken}
     sizes = {len(values) for values in found.values()}
     if len(sizes) > 1:
         raise InputError(f"{name or 'the table'} has columns of different lengths: {sorted(sizes)}")
     return Table(found, name)
 
 
-def column(name: str, given: Any, where: str = "") -> Column:
-    """Numbers as float64, words as words; dates are refused."""
+def column(given: Any) -> Column:
+    """Return numbers as float64, words and dates as words."""
     values = given.to_numpy() if "to_numpy" in dir(given) else np.asarray(given)
-    kind, values = values.dtype.kind, values.astype(object) if values.dtype.kind == "U" else values
-    if kind in "iufb":
+    if values.dtype.kind in "iufb":
         return values.astype(np.float64)
     gaps = np.array([is_gap(v) for v in values], bool)
     there = values[~gaps]
-    if kind not in "Mm" and all(isinstance(v, bool | int | float | Decimal | np.number) for v in there):
+    if values.dtype.kind == "O" and all(isinstance(v, bool | int | float | Decimal | np.number) for v in there):
         return np.array([np.nan if gap else float(v) for v, gap in zip(values, gaps, strict=True)])
-    words = [None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)]
-    dates = sum(DATE.fullmatch(word) is not None for word in words if word is not None)
-    objects = any(type(v).__module__ == "datetime" or type(v).__name__ == "Timestamp" for v in there[:100])
-    if kind in "Mm" or objects or dates >= MOSTLY * max(len(there), 1):
-        raise SiteError(
-            f"column {name!r}{f' at {where}' if where else ''} holds dates or times; turn it into a number, such as "
-            "days since admission, or drop the column",
-            "dates",
-            name,
-        )
-    return np.array(words, object)
+    return np.array([None if gap else str(v).strip() for v, gap in zip(values, gaps, strict=True)], object)
 
 
 def is_words(values: Column) -> bool:
     return values.dtype.kind == "O"
 
 
+def refuse_dates(name: str, values: Column, at: str = "") -> None:
+    """Raise SiteError if most words of a column are dates, times or durations."""
+    words = values[~missing(values)] if is_words(values) else values[:0]
+    dates = [word for word in words if isinstance(word, str) and DATE.fullmatch(word)]
+    if len(words) and len(dates) >= MOSTLY * len(words):
+        raise SiteError(
+            f"column {name!r} holds dates or times{at}; turn it into a number, such as days since admission, or "
+            "exclude the column",
+            "dates",
+            name,
+        )
+
+
 def missing(values: Column) -> npt.NDArray[np.bool_]:
-    """Where the gaps are."""
+    """Return where the gaps are."""
     return np.array([v is None for v in values], bool) if is_words(values) else np.isnan(values)
 
 
@@ -215,7 +222,7 @@ def is_gap(value: Any) -> bool:
 
 
 def as_word(value: Any) -> str:
-    """A level or label as text: whole numbers without a point, all others with every digit."""
+    """Return a level or label as text: whole numbers without a point, all others with every digit."""
     if not isinstance(value, float):
         return str(value)
     return str(int(value)) if value.is_integer() else repr(float(value))

@@ -45,12 +45,20 @@ def heterogeneous(n: int = 6, samples: int = 20, dim: int = 8, seed: int = 0) ->
 
 
 def smoothness(problem: LeastSquares) -> float:
-    """The largest smoothness constant of any client."""
+    """Return the largest smoothness constant of any client."""
     return max(float(torch.linalg.matrix_norm(a, 2) ** 2 / len(a)) for a, _ in problem.data)
 
 
+SETTINGS = {
+    "uplink": "shortened uplinks",
+    "participation": "half of the clients sampled",
+    "drop": "30 % of the replies lost",
+}
+"""What `_reached` does to a method, by the option of `simulate`."""
+
+
 def optimum(problem: LeastSquares, phi: Regularizer, steps: int = 20_000) -> Tensor:
-    """argmin f + phi by proximal gradient steps, to rounding."""
+    """Return argmin f + phi by proximal gradient steps, to rounding."""
     x, step = problem.start, 1 / smoothness(problem)
     for _ in range(steps):
         new = phi.prox(x - step * problem.gradient(x), step)
@@ -263,7 +271,7 @@ def _check_identical(algorithm: Algorithm, problem: LeastSquares, name: str) -> 
 
 
 def _check_knowledge(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
-    """What a method says that a round has told it is the model before the round, and grad f there."""
+    """Check `known_gradient`: the model before the round, and grad f there."""
     server, _ = algorithm.init(torch.ones_like(problem.start))
     for last in simulate(algorithm, problem, rounds=3, start=torch.ones_like(problem.start)):
         known = algorithm.known_gradient(server, last.server)
@@ -301,7 +309,8 @@ def _reached(
             break
     if exact:
         assert distance < tolerance, (
-            f"{name}: promises the exact optimum, ends {distance:.1e} away with {options or 'all'}"
+            f"{name}: its traits say FixedPoint.EXACT, and it ends {distance:.1e} from the optimum with "
+            f"{', '.join(SETTINGS[key] for key in options) or 'all clients'}; correct the method, or say BIASED"
         )
     if (field := algorithm.traits.control_variate) is not None:
         mean = getattr(last.clients[torch.arange(problem.n)], field).mean(0)

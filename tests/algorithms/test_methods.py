@@ -349,5 +349,5 @@ def test_a_state_that_is_not_built_from_what_was_sent_is_noticed():
     def make(phi, L, Q):
         return Forgetful(phi, eta_a=0.5 / (L * Q), Q=Q)
 
-    with pytest.raises(AssertionError, match="promises the exact optimum"):
+    with pytest.raises(AssertionError, match="from the optimum with shortened uplinks"):
         check_algorithm(make)

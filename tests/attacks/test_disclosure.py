@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flower_grid import FakeGrid
+from flower_grid import NAMES as CLIENTS
+from flower_grid import FakeGrid, Federation
 from hospital_files import write_hospitals
 
 from fednmap import InputError
@@ -78,7 +80,7 @@ def first(n):
         ("min-level-count = 5", with_levels("Miller"), {}, "rule-level", "'ecg' has a level, class or gap in too few"),
         ('min-level-count = 5\nsmall-levels = "merge"', with_levels("Miller"), {}, "rule-level", "'ecg' has a level"),
         ("max-parameters-per-row = 0.1", None, {}, "rule-parameters", "the model has too many parameters"),
-        ('columns = ["age", "outcome"]', None, {}, "rule-column", "do not allow column 'sex'; drop the column"),
+        ('columns = ["age", "outcome"]', None, {}, "rule-column", "do not allow column 'sex'; exclude the column"),
         ('columns = ["age", "sex"]', None, {}, "rule-column", "do not allow column 'outcome'"),
         ('questions = ["columns", "target"]', None, {}, "rule-question", "do not allow this question"),
         ("max-epsilon = 1.0", None, {}, "rule-budget", "the privacy budget of the site does not allow this"),
@@ -235,6 +237,58 @@ def test_a_lifetime_budget_is_kept_at_the_client_and_fails_closed(tmp_path):
     with pytest.raises(SiteError, match="budget"):
         rules.spend(100.0, tmp_path, "zug")
     Rules(max_epsilon=2.0, study="third").spend(5.0, tmp_path, "zug")
+
+
+class Leaking(Federation):
+    """A site of a plain app whose own code fails at one of its parts, with a cell in the words of the error."""
+
+    part, kind = "load", ValueError
+
+    def load(self, context):
+        local = super().load(context)
+        if context.node_config["client"] != CLIENTS[1]:
+            return local
+
+        def fail(*_):
+            raise self.kind("could not convert 'Miller 77123' in row 3")
+
+        if self.part == "load":
+            fail()
+        broken = type("Broken", (LocalProblem,), {self.part: fail})
+        return broken(local.problem)
+
+    def sent(self):
+        """All that this site has sent, with its errors."""
+        replies = []
+
+        def listen(name, message, answer):
+            reply = answer()
+            if name == CLIENTS[1]:
+                replies.append(str(reply.error) if reply.has_error() else str(reply.content))
+            return [reply]
+
+        with suppress(ValueError, OSError):
+            self.start(fault=listen)
+        return replies
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ("load", InputError),
+        *((part, kind) for part in ("load", "oracle", "loss") for kind in (ValueError, RuntimeError, SiteError)),
+        *((part, ValueError) for part in ("gradient", "accuracy")),
+    ],
+)
+def test_an_error_in_the_code_of_a_site_sends_no_cell(tmp_path, caplog, part, kind):
+    federation = Leaking(tmp_path, rounds=2, eval_every=1, deadline=0.2, attempts=1, dtype="float64")
+    federation.part, federation.kind = part, kind
+    sent = federation.sent()
+    said = "the site refused" if kind is SiteError else f"the site refused ({kind.__name__})"
+    assert any(f"{said}; the site" in words for words in sent)
+    files = [path.read_text() for path in tmp_path.rglob("*.json*")]
+    assert not any("77123" in words for words in [*sent, *files])
+    assert "77123" in caplog.text  # where the site can read it
 
 
 def test_effective_rows():

@@ -447,8 +447,8 @@ def test_a_file_that_names_code_loads_it_only_if_trusted(command, mine):
 @pytest.mark.parametrize(
     ("model", "code", "last"),
     [
-        ("mine:fails", 2, "the error is in mine, which is code of your own; see the lines above"),
-        ("mine:odd", 70, "this is a fault in fednmap, or in what mine gave it; if the latter is right"),
+        ("mine:fails", 2, "the error is in mine, which is your own code; see the lines above"),
+        ("mine:odd", 70, "this is an error in fednmap, or in what mine passed to it; if the latter is right"),
     ],
 )
 def test_a_fault_of_code_of_ones_own_is_told_as_that(mine, monkeypatch, capsys, model, code, last):
@@ -488,7 +488,10 @@ WRONG = {
     "abstract": (["--algorithm", "fednmap.core:Algorithm"], "Algorithm is not a class with all that"),
     "not callable": (["--data", "mine:number"], "number is not a function or class"),
     "another result": (["--data", "mine:nothing"], "gave int; it must give a fednmap.data.Dataset"),
-    "arguments": (["--penalty", "mine:Ridge:1,2"], "'mine:Ridge:1,2' does not fit: too many positional arguments"),
+    "arguments": (
+        ["--penalty", "mine:Ridge:1,2"],
+        "'mine:Ridge:1,2' does not fit: called with (1, 2), too many positional arguments",
+    ),
     "a parameter": (["--algorithm", "mine:Step"], "mine:Step also needs size; give it with --set mine:Step.size=VALUE"),
     "its own mistake": (["--data", "broken:load"], "broken cannot be imported, ZeroDivisionError: division by zero"),
     "what it needs": (["--data", "needy:load"], "needy needs no_such_package, which is not installed"),

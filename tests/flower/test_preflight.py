@@ -60,7 +60,7 @@ WRONG = {
         "model has 5 parameters, expected 6",
     ),
     "unnamed": (unnamed_and_narrow, "bert: 0 columns, expected 6: number 0 is None, expected 'age'"),
-    "load": (without_path, "bert: its data cannot be loaded (FileNotFoundError: no file heart.csv)"),
+    "load": (without_path, "bert: its data cannot be loaded: the site refused (FileNotFoundError); the site's own log"),
     "order": (
         lambda local: LocalProblem(local.problem, columns=(*COLUMNS[:3], "thal", "chol", "ca")),
         "bert: 6 columns, expected 6: number 3 is 'thal', expected 'chol'",

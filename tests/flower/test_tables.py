@@ -304,7 +304,7 @@ IN_A_CELL = [
     (COUNTS, cell("event", -77123.0), "range", "event"),
     ({"time": "time", "event": "event", "family": "cox"}, cell("time", -77123.0), "range", "time"),
     ({"target": "age", "family": "gaussian"}, cell("age", "Miller 77123", slice(None)), "words", "age"),
-    (SICK, unreadable, "other", ""),
+    (SICK, unreadable, "ValueError", ""),
 ]
 
 

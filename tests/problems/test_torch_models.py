@@ -328,10 +328,12 @@ def test_a_client_whose_labels_are_all_ignored_counts_nothing():
 
 
 def test_ignored_labels_of_a_data_set_with_one_label_each_are_found_when_they_are_read():
-    data = [Items(x, labels(y, False)) for x, y in table()]
-    problem = Network(layers(), cross_entropy, data, batch_size=4)
+    one = torch.tensor([0, -100, 0, 0, 0, 0, 0, 0, 0])  # none of those that are tried
+    problem = Network(layers(), cross_entropy, [Items(x, one[: len(y)]) for x, y in table()], batch_size=4)
     with pytest.raises(InputError, match=r"label -100 .* class weights"):
         problem.loss(problem.start)
+    with pytest.raises(InputError, match=r"label -100 .* class weights"):
+        Network(layers(), cross_entropy, [Items(x, labels(y, False)) for x, y in table()], batch_size=4)
 
 
 def test_weights_by_samples_count_labels():
@@ -583,3 +585,28 @@ def test_metrics_of_sequences_leave_ignored_labels_out():
     )
     with pytest.raises(InputError, match="did you mean 'f1'"):
         two.metric("f", (x.float(), y))
+
+
+class Viewed(nn.Module):
+    """As in torch's own tutorial: `view` after a convolution."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4 * 36, CLASSES)
+        self.convolution.requires_grad_(not frozen)
+
+    def forward(self, x):
+        return self.head(self.convolution(x).relu().view(-1, 4 * 36))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_module_that_uses_view_is_the_plain_loop(frozen):
+    torch.manual_seed(0)
+    module, x = Viewed(frozen).double(), torch.randn(12, 2, 6, 6, dtype=torch.float64)
+    y = torch.arange(12) % CLASSES
+    problem = Network(module, cross_entropy, [(x, y), (x[:9], y[:9])], batch_size=4)
+    loss = cross_entropy(module(x), y)
+    expected = slopes(module, loss)
+    torch.testing.assert_close(problem.alone(0).gradient(problem.start), expected)
+    torch.testing.assert_close(problem.alone(0).loss(problem.start), loss.detach())
+    assert torch.equal(problem.predict(problem.start, x), module(x).argmax(1))

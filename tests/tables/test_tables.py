@@ -84,11 +84,11 @@ REFUSED = [
     ),
     (
         lambda: FederatedPreprocessor().fit(sites(seen=["2021-03-04", "2021-03-05", None])),
-        "column 'seen' at basel holds dates or times; turn it into a number, such as days",
+        "column 'seen' holds dates or times at site 'basel'; turn it into a number, such as days",
     ),
     (
         lambda: FederatedPreprocessor().fit(sites(seen=[datetime.date(2021, 3, k) for k in (1, 2, 2)])),
-        "column 'seen' at basel holds dates",
+        "column 'seen' holds dates or times at site 'basel'",
     ),
     (lambda: FederatedPreprocessor("mode").fit(sites()), "unknown way to impute 'mode'"),
     (
@@ -181,18 +181,40 @@ def test_decimals_are_numbers(tmp_path):
     assert np.isnan(found[2])
 
 
-DATES = ["2021-03-04", "2021/03/04", "4.3.2021", "04-03-2021", "03/04/21 10:30", "12:30", "4 Mar 2021", "Mar 4, 2021"]
+DATES: list[object] = [
+    "2021-03-04",
+    "2021/03/04",
+    "4.3.2021",
+    "04-03-2021",
+    "03/04/21 10:30",
+    "12:30",
+    "4 Mar 2021",
+    "Mar 4, 2021",
+]
+DATES += [
+    datetime.datetime(2021, 3, 4, 5),
+    datetime.time(1, 2, 3, 4),
+    datetime.timedelta(days=3),
+    np.timedelta64(9, "us"),
+]
+DATES += [pd.Timestamp("2021-03-04"), pd.Timedelta(3, "h"), np.datetime64("2021-03-04")]
 
 
 @pytest.mark.parametrize("word", DATES)
 def test_dates_are_refused(word):
-    with pytest.raises(InputError, match="column 'seen' holds dates or times; turn it into a number"):
-        table({"seen": [word, word, word, word, "unknown"]})
+    with pytest.raises(InputError, match="column 'seen' holds dates or times at site 'a'; turn it"):
+        FederatedPreprocessor().fit({"a": {"seen": [word, word, word, word, "unknown"]}})
+
+
+def test_all_refused_columns_are_named_in_one_error():
+    frame = {"seen": ["2021-03-04"] * 3, "pid": ["a", "b", "c"], "bmi": [None] * 3, "age": [1, 2, 3]}
+    with pytest.raises(InputError, match=r"exclude the column; also refused: 'pid' \(identifier\), 'bmi' \(empty\)"):
+        FederatedPreprocessor().fit({"a": frame})
 
 
 @pytest.mark.parametrize("name", ["PatientID", "patient_no", "Subject", "Unnamed: 0", "case.number", "id"])
 def test_identifiers_are_refused_by_their_name(name):
-    with pytest.raises(InputError, match=r"looks like an identifier .* drop the column"):
+    with pytest.raises(InputError, match=r"looks like an identifier .* exclude the column"):
         FederatedPreprocessor().fit({"a": {name: [17, 3, 5]}})
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fednmap.problems.kernels.autograd import Kernel, OneByOneKernel, VmapKernel
+from fednmap.problems.kernels.autograd import Kernel, KernelOracle, OneByOneKernel, SeededKernel, VmapKernel
 from fednmap.problems.kernels.dense import DenseKernel
 from fednmap.problems.kernels.folded import ROWS, FoldedKernel
 from fednmap.problems.module_loss import ModuleLoss
 
-__all__ = ["DenseKernel", "FoldedKernel", "Kernel", "OneByOneKernel", "VmapKernel", "choose_kernel"]
+__all__ = ["DenseKernel", "FoldedKernel", "Kernel", "KernelOracle", "SeededKernel", "VmapKernel", "choose_kernel"]
 
 
 def choose_kernel(function: ModuleLoss, a: Tensor, b: Tensor, *, clients: int, rows: int | None) -> Kernel:

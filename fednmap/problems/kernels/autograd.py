@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fednmap.problems.finite_sum import Batch, Weight, total
+from fednmap.core import AccumulatingOracle, Oracle
+from fednmap.problems.finite_sum import Batch, Samples, Weight, total
+from fednmap.problems.minibatch import seeded, step_seed
 from fednmap.problems.module_loss import ModuleLoss
 
 Slopes = tuple[Tensor, Sequence[Tensor]]
 """The loss of one or more clients, and its gradient with respect to each parameter of the module, (k, ...)."""
+Address = tuple[int, int]
+"""The seed of the minibatches, and the number of client 0 in the whole federation."""
 
 
 class Kernel(ABC):
@@ -23,23 +28,30 @@ class Kernel(ABC):
     (k, B, ...), at points x (k, p) or at one common point (p,).
     """
 
+    concurrent = True
+    """Several threads may use it at a time."""
+
     def __init__(self, function: ModuleLoss) -> None:
         self._function = function
 
     @abstractmethod
     def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        """The loss, summed over clients, and the gradient, (p,) or (k, p) of k clients."""
+        """Return the loss, summed over clients, and the gradient, (p,) or (k, p) of k clients."""
 
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        """z += scale * gradient, in place; z may be x itself."""
+        """Compute z += scale * gradient, in place; z may be x itself."""
         z.add_(self.value_and_gradient(x, a, b, weight)[1], alpha=scale)
 
     def total(self, x: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """The sum of `value_and_gradient` over batches, at one point x (p,)."""
+        """Return the sum of `value_and_gradient` over batches, at one point x (p,)."""
         return total(self.value_and_gradient, x, batches)
 
+    def oracle(self, make: Callable[[Tensor, int], Oracle], clients: Tensor, t: int, address: Address) -> Oracle:
+        """Return the oracle of round t for these clients; make(clients, t) is that of clients in one batch."""
+        return make(clients, t)
+
     def chunk(self, default: int, rows: int) -> int:
-        """How many clients with minibatches of `rows` samples are computed in one call.
+        """Return how many clients with minibatches of `rows` samples are computed in one call.
 
         default: as many as have their vectors and minibatches in cache.
         """
@@ -47,11 +59,18 @@ class Kernel(ABC):
 
 
 class ModuleKernel(Kernel):
-    """Gradients that autograd gives parameter by parameter, of one client or of several."""
+    """Gradients that autograd gives parameter by parameter: one client after another, with the module's own layers."""
 
-    @abstractmethod
     def slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
         """Of the clients in order, one or more at a time."""
+        if self._function.is_stack(a):
+            weights = weight if isinstance(weight, Tensor) else repeat(weight)
+            batches = zip(x.expand(len(a), -1), a, b, weights, strict=False)
+        else:
+            batches = zip([x], [a], [b], [weight], strict=True)
+        for one in batches:
+            value, slopes = self._function.value_and_slopes(*one)
+            yield value, [v.unsqueeze(0) for v in slopes]
 
     def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
         found = ((v, torch.cat([w.flatten(1) for w in few], 1)) for v, few in self.slopes(x.detach(), a, b, weight))
@@ -66,33 +85,54 @@ class ModuleKernel(Kernel):
             torch._foreach_add_(into, [v.flatten(1) for v in slopes], alpha=scale)
             first += len(slopes[0])
 
-    def one_by_one(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
-        """The slopes with the module's own layers."""
-        if self._function.is_stack(a):
-            weights = weight if isinstance(weight, Tensor) else [weight] * len(a)
-            batches = zip(x.expand(len(a), -1), a, b, weights, strict=True)
-        else:
-            batches = zip([x], [a], [b], [weight], strict=True)
-        for one in batches:
-            value, slopes = self._function.value_and_slopes(*one)
-            yield value, [v.unsqueeze(0) for v in slopes]
-
 
 class OneByOneKernel(ModuleKernel):
-    """One client after another, with the module's own layers."""
-
-    def slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
-        return self.one_by_one(x, a, b, weight)
+    """One client after another."""
 
     def chunk(self, default: int, rows: int) -> int:
         return 1
 
 
-class VmapKernel(Kernel):
-    """The forward pass is batched over clients; one backward pass then serves all of them."""
+class SeededKernel(OneByOneKernel):
+    """One client after another, with torch's random numbers seeded by (seed, client, round, step).
+
+    For modules that draw random numbers, and for samples that are read when they are needed.
+    """
+
+    concurrent = False  # torch's generator, and a data set, are for one thread
+
+    def oracle(self, make: Callable[[Tensor, int], Oracle], clients: Tensor, t: int, address: Address) -> Oracle:
+        (seed, first), ids = address, clients.reshape(-1)
+        seeds = [(seed, first + int(i), t) for i in ids]
+        return _SeededOracle([make(i, t) for i in ids], seeds, clients.shape)
+
+
+class BatchedKernel(ModuleKernel):
+    """Several clients in one pass forward and backward; a client alone by the module's own layers."""
+
+    @abstractmethod
+    def outputs(self, parameters: list[Tensor], a: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs (k, B, ...) for samples (k, B, ...) at parameters (k, ...), which are the pieces of x."""
+
+    def slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
+        if not self._function.is_stack(a) or len(a) == 1:
+            return super().slopes(x, a, b, weight)
+        return iter([self.batched(x, a, b, weight)])
+
+    @torch.enable_grad()
+    def batched(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Slopes:
+        """Return the slopes of k clients."""
+        leaves = [v.requires_grad_() for v in self._function.pieces(x.expand(len(a), -1))]
+        out = self.outputs(leaves, a, x)
+        value = self._function.weighted(out.flatten(0, 1), b.flatten(0, 1), weight, len(a))
+        return value.detach(), torch.autograd.grad(value, leaves, materialize_grads=True)
+
+
+class VmapKernel(BatchedKernel):
+    """The forward pass is batched over clients by torch.func.vmap."""
 
     def works(self, a: Tensor, b: Tensor) -> bool:
-        """Whether the module can be batched: recurrent layers, among others, cannot."""
+        """Return whether the module can be batched: recurrent layers, among others, cannot."""
         try:
             x = self._function.start.expand(2, -1)
             self.value_and_gradient(x, torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))
@@ -100,11 +140,40 @@ class VmapKernel(Kernel):
             return False
         return True
 
-    def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        if not self._function.is_stack(a) or len(a) == 1:
-            return OneByOneKernel(self._function).value_and_gradient(x, a, b, weight)
-        with torch.enable_grad():
-            x = x.detach().expand(len(a), -1).requires_grad_()
-            axes = (0, 0, 0, 0 if isinstance(weight, Tensor) else None)
-            total = vmap(self._function, axes)(x, a, b, weight).sum()
-            return total.detach(), torch.autograd.grad(total, x)[0]
+    def outputs(self, parameters: list[Tensor], a: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = vmap(lambda *given: self._function.outputs_at(given[1:], given[0], x))(a, *parameters)
+        return out
+
+
+class KernelOracle:
+    """The gradients on samples(x, q), those of local step q; a `core.AccumulatingOracle`."""
+
+    def __init__(self, kernel: Kernel, samples: Callable[[Tensor, int], Samples], stack: tuple[int, ...]) -> None:
+        self._kernel, self._samples, self.stack = kernel, samples, stack
+
+    def __call__(self, x: Tensor, q: int) -> Tensor:
+        return self._kernel.value_and_gradient(x, *self._samples(x, q))[1]
+
+    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
+        self._kernel.add_gradient(z, x, *self._samples(x, q), scale)
+
+
+class _SeededOracle:
+    """Clients one after another, each step of each with its seed."""
+
+    def __init__(self, oracles: list[Oracle], addresses: list[tuple[int, int, int]], stack: tuple[int, ...]) -> None:
+        self._oracles, self._addresses, self.stack = oracles, addresses, stack
+
+    def __call__(self, x: Tensor, q: int) -> Tensor:
+        found = x.new_zeros(len(self._oracles), x.shape[-1])
+        self.add(found if self.stack else found[0], x, q, 1.0)
+        return found if self.stack else found[0]
+
+    def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
+        rows, points = z if self.stack else z.unsqueeze(0), x.expand(len(self._oracles), -1)
+        for g, address, row, point in zip(self._oracles, self._addresses, rows, points, strict=True):
+            with seeded(step_seed(*address, q), x.device):
+                if isinstance(g, AccumulatingOracle):
+                    g.add(row, point, q, scale)
+                else:
+                    row.add_(g(point, q), alpha=scale)

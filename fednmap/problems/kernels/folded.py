@@ -29,7 +29,7 @@ from torch.nn.functional import unfold
 
 from fednmap.problems import batch_norm
 from fednmap.problems.finite_sum import Batch, Weight, like
-from fednmap.problems.kernels.autograd import ModuleKernel, OneByOneKernel, Slopes
+from fednmap.problems.kernels.autograd import BatchedKernel, ModuleKernel, OneByOneKernel, Slopes
 from fednmap.problems.module_loss import ModuleLoss
 from fednmap.problems.probe import hooked
 
@@ -66,13 +66,12 @@ CHANNEL_BY_CHANNEL = (
 """Layers without parameters that may be met."""
 
 
-class FoldedKernel(ModuleKernel):
-    """Several clients in one pass through the folded module; a client alone by its own layers."""
+class FoldedKernel(BatchedKernel):
+    """Several clients in one pass through the folded module."""
 
     def __init__(self, function: ModuleLoss) -> None:
         super().__init__(function)
         self._folded = FoldedModule(function.module)
-        self._batch_statistics = bool(batch_norm.layers(function.module))
 
     @classmethod
     def of(cls, function: ModuleLoss, a: Tensor, b: Tensor) -> FoldedKernel | None:
@@ -83,19 +82,21 @@ class FoldedKernel(ModuleKernel):
         return kernel if kernel._agrees(a[four], b[four]) else None
 
     def slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
-        if not self._function.is_stack(a) or len(a) == 1 or a.shape[1] > ROWS:
-            return self.one_by_one(x, a, b, weight)
+        if not self._function.is_stack(a) or a.shape[1] > ROWS:
+            yield from ModuleKernel.slopes(self, x, a, b, weight)
+            return
         k = fold_size(a.shape[1])
         parts = (v.split(k) for v in (x.expand(len(a), -1), a, b))
         weights = weight.split(k) if isinstance(weight, Tensor) else repeat(weight)
-        return (self._slopes(*few) for few in zip(*parts, weights, strict=False))
+        for few in zip(*parts, weights, strict=False):
+            yield from super().slopes(*few)
 
     def total(self, x: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        if not self._batch_statistics:  # batches are then as large as memory allows
+        if not batch_norm.layers(self._function.module):  # batches are then as large as memory allows
             return super().total(x, batches)
         x, loss, gradient = x.detach(), x.new_zeros(()), torch.zeros_like(x)
         for few in equal_batches(batches):  # each has its own statistics, as a client has
-            value, slopes = self._slopes(x, *few)
+            value, slopes = self.batched(x, *few)
             loss = loss + value
             torch._foreach_add_(gradient.split(self._function.numels), [v.sum(0).view(-1) for v in slopes])
         return loss, gradient
@@ -103,12 +104,8 @@ class FoldedKernel(ModuleKernel):
     def chunk(self, default: int, rows: int) -> int:
         return CHUNK if rows <= ROWS else 1
 
-    @torch.enable_grad()
-    def _slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Slopes:
-        leaves = [v.requires_grad_() for v in self._function.pieces(x.expand(len(a), -1))]
-        out = self._folded.outputs(leaves, a, self._function.output_shape)
-        total = self._function.weighted(out.flatten(0, 1), b.flatten(0, 1), weight, len(a))
-        return total.detach(), torch.autograd.grad(total, leaves, materialize_grads=True)
+    def outputs(self, parameters: list[Tensor], a: Tensor, x: Tensor) -> Tensor:
+        return self._folded.outputs(parameters, a, self._function.output_shape)
 
     @torch.no_grad()
     def _agrees(self, a: Tensor, b: Tensor) -> bool:
@@ -123,7 +120,7 @@ class FoldedKernel(ModuleKernel):
             return torch.addcmul(v.double(), 0.1 * v.abs() + least, noise.to(v))
 
         def outputs(x: Tensor, a: Tensor) -> Tensor:
-            return self._folded.outputs(function.pieces(x), a, function.output_shape)
+            return self.outputs(function.pieces(x), a, x)
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of shapes that differ
@@ -137,8 +134,6 @@ class FoldedKernel(ModuleKernel):
                 return _same(found, alone) and all(_same(out, ones[: len(out)]) for out in some)
             except Exception:  # the user's own forward pass may fail in any way
                 return False
-            finally:
-                function.local.bind(function.start)
 
 
 def _same(found: Tensor, wanted: Tensor) -> bool:
@@ -179,7 +174,7 @@ class FoldedModule(threading.local):
 
 
 def fold_size(rows: int) -> int:
-    """How many clients with so many samples each are folded."""
+    """Return how many clients with so many samples each are folded."""
     return MOST if rows <= FEW_ROWS else MOST // 2
 
 
