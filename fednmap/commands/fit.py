@@ -174,6 +174,8 @@ def fit(
         _write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
         lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
         lines = [f"{config.family}, penalty {penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
+        if not choice and penalty != "none" and "lam" not in values:
+            lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
         lines += [_cost(estimator), *notes]
         lines += [f"Coefficients are for {goals} = {classes[1]}."] if len(classes) == 2 else []
         lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
