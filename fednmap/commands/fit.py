@@ -46,7 +46,7 @@ COLUMNS = ("target", "time", "event", "entry", "strata", "trials_column", "offse
 """Settings that name a column that every file must have."""
 
 
-@with_config(hidden=("step",), words={"family": "Default: from the target."}, settings=FitConfig, family=None)
+@with_config(words={"family": "Default: from the target."}, settings=FitConfig, family=None)
 def fit(
     values: dict[str, Any],
     data: Annotated[str, typer.Option(help="csv:FOLDER or csv:a.csv,b.parquet: one file per site.")],
@@ -361,9 +361,8 @@ def _modelled(target: str, classes: tuple[str, ...]) -> str:
 
 
 def _cost(estimator: Any) -> str:
-    """What the fit took: rounds of `estimators.path_solver`, which the Flower app does not use."""
-    spent = f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB"
-    return f"simulated: {spent}; the Flower app uses another solver, with other counts"
+    """What the fit took, also between machines, where messages are a little longer than their vectors."""
+    return f"simulated: {estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB of vectors"
 
 
 def _say(quiet: bool, line: str) -> None:

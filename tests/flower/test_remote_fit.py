@@ -177,6 +177,60 @@ def test_more_families_are_the_estimators(hospitals, family):
     close(found["standard error"], errors.error)
 
 
+def numbers(said, name=""):
+    """All numbers in an answer, each with the name under which it stands."""
+    if isinstance(said, dict):
+        return [pair for key, part in said.items() for pair in numbers(part, key)]
+    if isinstance(said, list):
+        return [pair for part in said for pair in numbers(part, name)]
+    return [(name, said)] if isinstance(said, int | float) else []
+
+
+def test_under_masks_no_number_is_in_the_clear_but_rows(hospitals):
+    sent = []
+
+    def listen(name, message, answer):
+        reply = answer()
+        sent.append(reply.content)
+        return [reply]
+
+    fit(hospitals, fault=listen, secagg=True, **SICK)
+    assert not any("sum" in content for content in sent)
+    assert sum("masked" in content for content in sent) > 40
+    said = [json.loads(str(content["answer"]["json"])) for content in sent if "answer" in content]
+    assert {name for part in said for name, _ in numbers(part)} == {"rows"}
+
+
+def test_a_server_that_asks_in_the_clear_gets_no_sum(hospitals):
+    """Although the settings, which the site knows, say secagg."""
+    asked = []
+
+    def unmask(name, message, answer):
+        if name == "bern" and "secagg" in message.content and '"sums"' in str(message.content.get("question", "")):
+            del message.content["secagg"]
+            asked.append(str((reply := answer()).content))
+            return [reply]
+        return [answer()]
+
+    with pytest.raises(InputError, match="bern: secagg: the server asks for a vector in the clear; refused"):
+        fit(hospitals, fault=unmask, secagg=True, **SICK)
+    assert "sum.x" not in asked[0]
+
+
+def test_a_reply_that_got_lost_under_masks_is_asked_for_again(hospitals):
+    lost = []
+
+    def fault(name, message, answer):
+        if name == "chur" and '"gradients"' in str(message.content.get("question", "")) and len(lost) < 2:
+            lost.append(answer())
+            return []
+        return [answer()]
+
+    closing, _ = fit(hospitals, fault=fault, deadline=0.5, secagg=True, **SICK)
+    assert len(lost) == 2
+    assert closing["ended"] == "converged"
+
+
 MADE_UP = {
     "cv": {"penalty": "l1", "cv": "4"},
     "errors": {"penalty": "none", "secagg": True},
