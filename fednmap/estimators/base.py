@@ -78,7 +78,8 @@ class Federated(_Attributes):
         rows = self._read(X, y, sites, sample_weight)
         prepared = self._prepare(rows)
         self._keep(prepared, self._solve(prepared))
-        self._finish(rows)
+        if rows.remote is None:
+            self._finish(rows)
         return self
 
     def path(
@@ -193,7 +194,9 @@ class Federated(_Attributes):
         return estimator, estimator._read(X, y, sites, sample_weight)
 
     def _read(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Rows:
-        """What was given, checked; the classes and names of columns are kept."""
+        """What was given, checked; the classes and names of columns are kept. Rows have been read before."""
+        if isinstance(X, Rows):
+            return X
         if self.weights not in ("samples", "sites"):
             raise InputError(
                 f"weights is {self.weights!r}; 'samples' counts every row once, 'sites' every site as much as any other"

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from fednmap.estimators.families import FAMILIES, CoxResponse, family
+from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
+from fednmap.estimators.model_selection import (
+    SELECT,
+    FederatedCoxRegressionCV,
+    FederatedGLMCV,
+    FederatedOrdinalRegressionCV,
+)
 from fednmap.estimators.penalties import PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose, is_number
@@ -71,7 +78,7 @@ class FitConfig(Settings):
         return (value,) if isinstance(value, str) else value
 
     @classmethod
-    def make(cls, **values: Any) -> FitConfig:
+    def make(cls, **values: Any) -> Self:
         """Validated as a whole: one InputError with a line for each mistake."""
         try:
             task = cls(**values)
@@ -210,6 +217,46 @@ def with_weight(values: dict[str, Any]) -> dict[str, Any]:
         second = float(others[0]) * (2 if name == "elastic-net" else 1)  # nu1 |b|_1 + nu2 |b|^2, as in `train`
         return values | {"penalty": name, "lam": lam + second, "l1_ratio": lam / ((lam + second) or 1.0)}
     return values | {"penalty": ":".join([name, *([",".join(others)] if others else [])]), "lam": lam}
+
+
+def fit_choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
+    """The options of an estimator that chooses lam; empty where lam is given."""
+    if select not in SELECT:
+        raise InputError(f"select is {select!r}; choose from {', '.join(SELECT)}")
+    if cv is None and select == "1se":
+        raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
+    if cv is not None and select not in ("min", "1se"):
+        raise InputError(f"--select {select} is a criterion without folds; leave --cv out")
+    if cv is None and select == "min":
+        return {}
+    if lam is not None:
+        raise InputError("--cv and --select choose lam; leave --lam out")
+    if penalty_name(penalty) in WITHOUT_WEIGHT:
+        raise InputError(f"penalty {penalty!r} has no weight to choose; leave --cv and --select out")
+    return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
+
+
+def estimator_of(
+    config: FitConfig,
+    choice: dict[str, Any],
+    effects: dict[str, Any],
+    classes: tuple[str, ...],
+    by_column: dict[str, Any],
+) -> Any:
+    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how.
+
+    by_column: groups, penalty factors and bounds of columns.
+    """
+    names = ("penalty", "l1_ratio", "standardize", "weights")
+    common = {name: getattr(config, name) for name in names} | by_column | effects
+    common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
+    common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
+    if config.family == "ordinal":
+        return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
+    if config.family == "cox":
+        common |= {"ties": config.ties, "strata": config.strata}
+        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(**common)
+    return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
 
 
 def check_goals(kind: str | None, target: str | None, time: str | None, event: str | None) -> None:
