@@ -17,7 +17,7 @@ from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.engine import Fit, infinite, solve
 from fednmap.estimators.factors import Bounded, Bounds, PenaltyFactor, bounds_of, by_factor, factors_of
-from fednmap.estimators.families import with_outputs
+from fednmap.estimators.family_problems import with_outputs
 from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
 from fednmap.estimators.prepare import Parameters, Prepared, dense
 from fednmap.estimators.rows import Floats, Rows

@@ -19,7 +19,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import AnyPenalty, Federated
-from fednmap.estimators.families import CoxResponse, expected, family, first_level, outputs_at
+from fednmap.estimators.family_problems import CoxResponse, expected, family, first_level, outputs_at
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
 from fednmap.estimators.rows import LARGEST, Floats, Rows
