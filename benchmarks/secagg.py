@@ -2,18 +2,21 @@
 
 python benchmarks/secagg.py rounding        how far from the optimum of a lasso the method ends on the grid
 python benchmarks/secagg.py cryptography    processor time of the stages, without messages
-python benchmarks/secagg.py processes [n]   bytes and seconds per round of real processes on this machine, n clients
+python benchmarks/secagg.py processes [n]   seconds and bytes per round of real processes on this machine, n clients,
+                                            with and without secure aggregation in turn, and their ratio
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ from fednmap.testing.algorithm import heterogeneous, optimum, smoothness
 CLIENTS = (3, 5, 10)
 TRIAL = ["--data", "digits", "--model", "logistic", "--json", "--quiet"]
 UP = [sys.executable, "-m", "fednmap", "flower", "up", *TRIAL]
-ROUNDS = 5
+ROUNDS, TURNS = 8, 3
 
 
 def rounding() -> None:
@@ -84,25 +87,35 @@ def stages(n: int, size: int) -> tuple[float, float]:
 
 
 def processes() -> None:
-    print("clients  secagg  s per round  kB up per client  kB down per client", flush=True)
+    """Plain and masked runs in turn, so that other work on the machine is in both; the first round of each left out."""
+    print("clients  secagg  s per round: median  least  kB up per client  kB down per client", flush=True)
     for n in [int(word) for word in sys.argv[2:]] or CLIENTS:
-        for secagg in (False, True):
-            found = measured(n, secagg)
-            each = n * ROUNDS * 1000
-            sizes = f"{found['wire_up'] / each:>16.1f}  {found['wire_down'] / each:>18.1f}"
-            print(
-                f"{n:>7}  {'yes' if secagg else 'no':>6}  {found['train_seconds'] / ROUNDS:>11.2f}  {sizes}", flush=True
-            )
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        sizes: dict[bool, list[float]] = {}
+        for _ in range(TURNS):
+            for secagg in (False, True):
+                each, sizes[secagg] = measured(n, secagg)
+                seconds[secagg] += each
+        for secagg, each in seconds.items():
+            words = f"{n:>7}  {'yes' if secagg else 'no':>6}  {median(each):>19.2f}  {min(each):>5.2f}"
+            print(words + "".join(f"  {size:>18.1f}" for size in sizes[secagg]), flush=True)
+        ratios = [f(seconds[True]) / f(seconds[False]) for f in (median, min)]
+        print(f"{n:>7}   ratio  {ratios[0]:>19.2f}  {ratios[1]:>5.2f}", flush=True)
 
 
-def measured(clients: int, secagg: bool) -> dict[str, float]:
+def measured(clients: int, secagg: bool) -> tuple[list[float], list[float]]:
+    """Seconds of each round but the first; kB up and down per client and round."""
     with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
         options = ["--clients", str(clients), "--rounds", str(ROUNDS), "--eval-every", str(ROUNDS)]
-        options += ["--out", str(Path(place) / "run"), *(["--secagg"] if secagg else [])]
+        options += ["--out", str(run), *(["--secagg"] if secagg else [])]
         done = subprocess.run([*UP, *options], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{clients} clients, secagg {secagg}: {done.stderr[-2000:]}")
-        return dict(json.loads(done.stdout))
+        found = json.loads(done.stdout)
+        rounds = re.findall(r"clients counted.*, ([0-9.]+) s$", (run / "server.log").read_text(), re.MULTILINE)
+    sizes = [found[key] / (clients * ROUNDS * 1000) for key in ("wire_up", "wire_down")]
+    return [float(word) for word in rounds[1:]], sizes
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from rich import box
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
+from fednmap.estimators.factors import bounds_of, factors_of
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.fit_config import (
     FitConfig,
@@ -115,8 +116,12 @@ def fit(
     if len(classes) == 2:
         _say(quiet, _modelled(config.goals[0], classes))
     effects = {"site_effects": site_effects, "mu": mu}
-    groups = preprocessor.groups() if penalty_name(penalty) in GROUPED else None
-    estimator = _estimator(config, choice, effects, classes, groups)
+    terms = preprocessor.groups()
+    by_column: dict[str, Any] = {"groups": terms if penalty_name(penalty) in GROUPED else None}
+    by_column |= {"penalty_factor": config.factors(columns, terms), "bounds": config.limits(columns, terms)}
+    factors_of(by_column["penalty_factor"], penalty, columns, {})  # refused before there is a folder
+    bounds_of(by_column["bounds"], columns, {})
+    estimator = _estimator(config, choice, effects, classes, by_column)
     frame = _frame(X, columns, config, sites)
     if choice:
         estimator.on_fold = lambda k, of, name: _say(
@@ -125,7 +130,7 @@ def fit(
         gaps = any(s.kind == "number" and s.missing for s in preprocessor.statistics_)
         if gaps and isinstance(preprocessor, tables.FederatedPreprocessor):
             estimator.refill = _refill(preprocessor, list(features.values()))
-    estimator._mu(len(classes) if len(classes) > 2 else 1)  # refused before there is a folder
+    estimator._mu(len(classes) if len(classes) > 2 else 1)
     folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path} | effects)
     with locked(folder.path):
         folder.repair()
@@ -179,7 +184,7 @@ def fit(
                 write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
         _write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
         _finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
-        folder.seal("report.html")
+        folder.write_checksums("report.html")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
@@ -283,11 +288,18 @@ def _ordered(y: Any, config: FitConfig) -> tuple[str, ...]:
 
 
 def _estimator(
-    config: FitConfig, choice: dict[str, Any], effects: dict[str, Any], classes: tuple[str, ...], groups: Any
+    config: FitConfig,
+    choice: dict[str, Any],
+    effects: dict[str, Any],
+    classes: tuple[str, ...],
+    by_column: dict[str, Any],
 ) -> Any:
-    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how."""
+    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how.
+
+    by_column: groups, penalty factors and bounds of columns.
+    """
     names = ("penalty", "l1_ratio", "standardize", "weights")
-    common = {name: getattr(config, name) for name in names} | {"groups": groups} | effects
+    common = {name: getattr(config, name) for name in names} | by_column | effects
     common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
     common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
     if config.family == "ordinal":
@@ -319,7 +331,7 @@ def _folder(
     folder = RunFolder.open(out)
     if words := folder.changed(finite(settings), frozenset()):
         raise InputError(f"{out} holds a fit that was stopped, of other settings ({words}); choose another folder")
-    folder.unseal()
+    folder.remove_checksums()
     return folder
 
 
@@ -437,7 +449,7 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
         "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
         "bytes_down": estimator.bytes_sent_ / 2,
     }
-    folder.forget_after(job, -1)
+    folder.delete_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
     ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}

@@ -23,7 +23,9 @@ AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fedn
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Data": ("data", "target", "formula", "time", "event", "exclude", "clients", "partition"),
-    "Model and penalty": ("family", "model", "penalty", "lam", "site_effects", "mu", "heterogeneity"),
+    "Model and penalty": (
+        *("family", "model", "penalty", "lam", "penalty_factor", "bounds", "site_effects", "mu", "heterogeneity"),
+    ),
     "Choice of lam": ("path", "cv", "select"),
     "Sweep": ("over", "sweep_values"),
     "Method and steps": ("algorithm", "algorithms", "eta_a", "local_steps", "batch_size", "budget"),
@@ -35,7 +37,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 """The panels of the help, in order; every other option is in the last one."""
 ADVANCED = "Advanced"
 FLAGS = {"asynchronous": "async"}
-"""Options that are not called like their setting."""
+"""Options whose name differs from that of their setting."""
 
 
 def with_config(
@@ -62,7 +64,7 @@ def with_config(
             if name in hidden or name in ("algorithms", "set", "labels"):
                 continue
             default = defaults.get(name, field.default)
-            shown = f"(default {default})" if default not in (None, "") else None
+            shown = f"(default {default})" if default not in (None, "", ()) else None
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
             flag = _flag(name)
@@ -70,6 +72,7 @@ def with_config(
             flag = f"{flag}/--no-{flag[2:]}" if may_be_no else flag
             kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind in PLAIN]
             kind = str if word or len(kinds) != 1 else kinds[0]  # everything but numbers and flags as text
+            kind = list[str] if field.default == () else kind
             fields.append(_option(name, Annotated[kind | None, typer.Option(flag, help=help, show_default=False)]))
             for old in (old for old, new in settings.RENAMED.items() if new == name):
                 fields.append(_option(old, Annotated[kind | None, typer.Option(_flag(old), hidden=True)]))
@@ -117,14 +120,14 @@ def _option(name: str, annotation: Any, default: Any = None) -> inspect.Paramete
 
 
 def take_threads(given: int | None, processes: int = 1) -> None:
-    """This process takes as many threads as were asked for; else its share of the cores, where several work."""
+    """Limit the threads of this process to `given`, by default to its share of the cores."""
     threads.limit(given)
     if processes > 1:
         threads.limit(threads.share(processes))
 
 
 def trusting(config: Config) -> str:
-    """What the command that goes on with such a run needs besides its folder."""
+    """Return the options that `--resume` of such a run needs."""
     return " --trust-code" if code_in(config.model_dump()) else ""
 
 

@@ -15,7 +15,7 @@ from fednmap.core import Algorithm, State, next_broadcast, pack
 from fednmap.flower import secure, wire
 from fednmap.flower.audit import Answer, Settings, audited, private
 from fednmap.flower.identity import prove
-from fednmap.flower.ledger import Store, exclusive, round_of
+from fednmap.flower.ledger import Store, round_of
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.preflight import TEXT, Site
@@ -23,7 +23,7 @@ from fednmap.flower.settings import Node, read
 from fednmap.flower.worker import resident
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture, regularized
-from fednmap.simulation import schedules, uplink
+from fednmap.simulation import lock, schedules, uplink
 from fednmap.simulation.loop import dry_run
 from fednmap.simulation.participation import Uniform
 from fednmap.simulation.uplink import Traffic, client_round
@@ -93,7 +93,7 @@ def client_app(
             log.warning("%s: the server refused the last reply: %.200s", node.name, order["refused"])
         store, made = Store(node.folder, order["run"], node.name), (plan or _plan)(node.context, local)
         pipeline, privacy = made.pipeline(node.config), made.privacy
-        with exclusive(store.folder):
+        with lock.exclusive(store.folder / "lock"):  # a node that was replaced may not have noticed
             up = _answer(made, local, message.content, store, pipeline)
             if masks is None:
                 content = RecordDict({"up": wire.pack(pack(made.algorithm, up))})

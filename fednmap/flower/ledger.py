@@ -6,12 +6,9 @@ counted last. What was computed since is only pending, so a reply that got lost 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from fednmap.core import State
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
 from fednmap.runs.files import from_json, replacing, to_json, write_atomically
+from fednmap.simulation import lock
 
 TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -45,7 +43,7 @@ class Answers:
 
     def once(self, ticket: object, what: str) -> None:
         """Refuse a second time, even from a process that began before the first one ended."""
-        with exclusive(self.folder):
+        with lock.exclusive(self.folder / "lock"):
             mark = self.folder / f"{_checked(ticket)}.{what}"
             if mark.exists():
                 raise InputError(f"{what} of {ticket} was answered before; wait for the next round")
@@ -56,7 +54,7 @@ class Answers:
 
     def settle(self, run: object, kind: str, t: int, what: list[Any], otherwise: str) -> None:
         """As the function of that name, in the client's own file of this run and kind."""
-        with exclusive(self.folder):
+        with lock.exclusive(self.folder / "lock"):
             settle(self.folder / f"{_run(run)}.{kind}.json", t, what, otherwise)
 
 
@@ -82,14 +80,6 @@ def settle(file: Path, t: int, what: list[Any], otherwise: str) -> None:
 
 def _rounds(file: Path) -> dict[str, list[Any]]:
     return dict(from_json(file, dict)) if file.exists() else {}
-
-
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """One process at a time: an old node of the same name may not have noticed that it was replaced."""
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _run(run: object) -> str:

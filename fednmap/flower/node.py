@@ -24,6 +24,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import sklearn.datasets  # noqa: F401  # slow to import, and many a `load` does
 
 import fednmap.flower.client  # torch and all of ours
@@ -93,6 +94,7 @@ def _prepare(place: Path, requests: socket.socket) -> dict[str, str]:
 def serve(requests: socket.socket, node: subprocess.Popen[bytes]) -> None:
     """Fork for each message of the node, until it ends."""
     run = loopback.command(COMMAND)
+    httpx.Client().close()  # the first one imports httpcore and trio: more than half of what a fork does
     children: dict[int, socket.socket] = {}
     while node.poll() is None:
         with suppress(TimeoutError):
@@ -119,6 +121,7 @@ def _answer(run: loopback.Command, arguments: list[str], files: list[int]) -> No
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number, file in enumerate(files):
             os.dup2(file, number)
+        loopback.wait_less()
         sys.argv = [COMMAND, *arguments]
         run()
         code = 0

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fednmap.asynchronous import Asynchronous, draw
 from fednmap.core import Algorithm, State, pack, unpack
-from fednmap.flower import wire
+from fednmap.flower import loopback, wire
 from fednmap.flower.jobs import InFlight, Jobs, PendingMeasurement
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.roster import Content, Exchange, Mailbox, Roster
@@ -39,25 +39,28 @@ from fednmap.runs.configuration import Config
 from fednmap.runs.execution import DONE, extendable, scheduled_step, settings, stops_of, summary
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
-from fednmap.simulation import Diverged, Record, schedules
-from fednmap.simulation.callbacks import heard
+from fednmap.simulation import Callback, Diverged, Record, Round, schedules
+from fednmap.simulation.callbacks import Reason, first_reason
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, sampler_of, take_part
-from fednmap.simulation.trajectory import TOTALS
+from fednmap.simulation.states import Clients
+from fednmap.simulation.trajectory import TOTALS, measure_rounds
 from fednmap.simulation.uplink import Federation, Received, Traffic
 
 FACTS = "federation.json"
 CLIENTS = "clients.jsonl"
 SITES = "sites.json"
-UNHEARD = frozenset({"algorithms", "trials", "drop"})
-"""Settings of a trial that its server is not told, or not all of."""
 LOOK = 1.0  # seconds between looks whether the SuperLink is still there
 MISSED = 3  # rounds in succession after which a client that is drawn and not counted is warned of
 
 REPLIES = ("replies_counted", "replies_lost")
 """Of the clients that were asked: how many replies were counted so far, and how many were not."""
+KEPT = ("counted", "took_part", "missed", "late")
+"""What a checkpoint keeps besides the server's state and the totals."""
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
 """Bytes of the messages as they travel: of the rounds, and of the measurements."""
+
+LINE = "%(asctime)s %(levelname)s %(message)s"  # of server.log
 
 log = logging.getLogger("flwr")
 
@@ -80,6 +83,7 @@ def app_of(run: Callable[[Grid, Context], object]) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)
+        loopback.wait_less()
         end_with_the_superlink()
         run(grid, context)
 
@@ -117,7 +121,7 @@ class Step(NamedTuple):
     late: tuple[int, ...] = ()
 
 
-class Coordinator:
+class Coordinator(Callback):
     """One run between machines.
 
     counted:   client -> the ticket of its reply that was counted last.
@@ -128,6 +132,7 @@ class Coordinator:
                from it what is broadcast now.
     lost:      clients that could not follow the news once: they are sent everything.
     jobs:      of an asynchronous run: what clients work on, and a measurement that they make between two jobs.
+    reason:    of an asynchronous run: why it ends, by a measurement that was waited for.
     late:      rounds by which replies were late: their sum over all that were counted, and the most.
     exact:     whether the last round has counted everybody, with exact gradients.
     """
@@ -145,7 +150,7 @@ class Coordinator:
         self.stops = stops_of(config)
         self.late = {"sum": 0, "most": 0}
         self.measuring: PendingMeasurement | None = None
-        self.reason: str | None = None
+        self.reason: Reason | None = None
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not done yet; the closing numbers, also kept in the run folder.
@@ -160,7 +165,7 @@ class Coordinator:
         with locked(self.folder.path):
             self._open()
             file = logging.FileHandler(self.folder.path / "server.log", delay=True)
-            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            file.setFormatter(_JsonLines() if self.federation.log_json else logging.Formatter(LINE))
             log.addHandler(file)
             try:
                 return self._run()
@@ -183,16 +188,16 @@ class Coordinator:
         if tuple(known.get("names", self.names)) != self.names:
             raise InputError(f"{path} belongs to the clients {', '.join(known['names'])}; keep the names")
         if resume:
-            if words := self.folder.changed(now, extendable(self.config) | UNHEARD):
+            if words := self.folder.changed(now, extendable(self.config)):
                 raise InputError(f"{path}: {words}; put it back, or begin a new run")
             began = (self.folder.environment().get("settings") or now)["algorithms"][0]
             if began != self.job.method:
                 raise InputError(f"{path} is a run of {began}, not {self.job.method}; begin a new run")
-        self.folder.unseal()
+        self.folder.remove_checksums()
         self.folder.repair()
         if resume:  # what may be changed, and was, stands in run.toml from now on
             before = self.folder.config(trust=True)
-            after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE - UNHEARD})
+            after = before.model_copy(update={name: getattr(self.config, name) for name in EXTENDABLE})
             if after != before:
                 write_atomically(path / "run.toml", after.toml().encode())
         self.run_id = known.get("run") or secrets.token_hex(8)
@@ -222,30 +227,58 @@ class Coordinator:
         self.eta_a = scheduled_step(algorithm, self.config)
         self.up_like = dry_run(algorithm, server, client)
         self.traffic = Traffic(algorithm, server, self.up_like, pipeline)
-        done, server = self._restore(server)
-        reason, measured = None, 0.0
-        for record in self.folder.records(*self.job):
-            reason, measured = self._heard(record), record["round"]
-        if reason and measured < done:  # by a tolerance that has been loosened since
-            reason = self._heard(self._measure(done, server))
-        reason = self._measure_if_due(done, server) or reason
+        done, server = self.last = self._restore(server)
+        reason, begin = self._so_far(done)
         with Mailbox(self.roster.grid) as mail:
             self.jobs = Jobs(mail, self.federation.deadline)
-            while done < self.config.rounds and not reason:
-                before, server = server, self._round(done, server)
-                done += 1
-                reason = self._measure_if_due(done, server, before)
-                self._status(done=done)
-        if self.folder.records(*self.job)[-1]["round"] < done:  # what ended the run is of an earlier round
-            self._measure(done, server)
-        return self._finish(done, server, reason)
+            reason = reason or measure_rounds(
+                self._rounds(done, server, client),
+                server,
+                self.totals,
+                self._measure,
+                self._revealed,
+                rounds=self.config.rounds,
+                every=self.config.eval_every,
+                begin=begin,
+                judged=self._judged,
+                stops=self.stops,
+                others=[self],
+            )
+        return self._finish(reason)
+
+    def _so_far(self, done: int) -> tuple[Reason | None, int | None]:
+        """Of a run that is continued: a reason to end, if it still holds; the rounds after which to measure first."""
+        reason, measured = None, -1.0
+        for record in self.folder.records(*self.job):
+            reason, measured = self._reason_at(record), record["round"]
+        if measured == done:
+            return reason, None
+        # by a tolerance that has been loosened since, or a measurement that a kill has prevented
+        due = reason or done % self.config.eval_every == 0 or done == self.config.rounds
+        return None, done if due else None
+
+    def _rounds(self, done: int, server: State, client: State) -> Iterator[Round]:
+        """The rounds that are not done yet, each on disk before it is handed out; clients keep their states."""
+        nowhere = Clients(0, client).snapshot()
+        for t in range(done, self.config.rounds):
+            before = dict(self.totals)
+            server, *who = self._round(t, server)
+            self.last = t + 1, server
+            drawn, counted = (torch.tensor([self.names.index(name) for name in names]) for names in who)
+            up, down = (int(self.totals[key] - before[key]) for key in ("bytes_up", "bytes_down"))
+            yield Round(t, server, nowhere, drawn, counted, up, down)
+
+    def on_round(self, last: Round, totals: Record) -> Reason | None:
+        """Say where the run is; a reason to end that has come since."""
+        self._status(done=last.t + 1)
+        return self.reason
 
     def _least(self, drawn: int) -> int:
         """Replies that a round needs in which so many clients are drawn."""
         return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
 
-    def _round(self, t: int, server: State) -> State:
-        """Round t: the server's new state, on disk."""
+    def _round(self, t: int, server: State) -> tuple[State, list[str], list[str]]:
+        """Round t: the server's new state, on disk; who took part, and who of them was counted."""
         began, late = time.monotonic(), self.plan.asynchronous
         algorithm = schedules.at(self.plan.algorithm, self.eta_a, t)
         if late is None:
@@ -255,7 +288,7 @@ class Coordinator:
         if step is None:  # a sampler may name nobody
             self.exact = False
             self._save(t, server)
-            return server
+            return server, [], []
         server, order, absent = step.server, step.tickets, step.absent
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
@@ -273,11 +306,11 @@ class Coordinator:
         seconds = time.monotonic() - began
         words = f", without {', '.join(absent)}" if absent else ""
         words += f", up to {max(step.late)} rounds late" if any(step.late) else ""
-        log.info("round %d: %d of %d clients counted%s, %.1f s", t, len(order), step.asked, words, seconds)
+        log.info("round %d: %d of %d clients counted%s, %.2f s", t, len(order), step.asked, words, seconds)
         for name in absent:
             if self.missed[name] == MISSED:
                 log.warning(self._left_out()[name])
-        return server
+        return server, [*order, *absent], [*order]
 
     def _wait_for_all(self, t: int, server: State, algorithm: Algorithm) -> Step | None:
         """Round t, repeated until enough replies are good; None if nobody is drawn."""
@@ -386,7 +419,7 @@ class Coordinator:
             if not pending.left:
                 self.measuring = None
                 told = self._mean_of(pending.found, self._measured(pending.x))
-                self.reason = self._heard(self._record(pending.done, pending.x, told)) or self.reason
+                self.reason = self._reason_at(self._record(pending.done, pending.x, told)) or self.reason
         free = [i for i, name in enumerate(self.names) if name in nodes and name not in busy | jobs.open.keys()]
         at_work = len(busy) + sum(job.down is not None for job in jobs.open.values())
         slots = max(0, max(1, round(self.config.participation * self.n)) - at_work)
@@ -500,43 +533,30 @@ class Coordinator:
                 raise InputError(f"{name} has norm {float(v.norm()):.3g}, above the bound {bound:g}")
         return up
 
-    def _measure_if_due(self, done: int, server: State, before: State | None = None) -> str | None:
-        """Unless it was measured before the run was continued; a reason to end here."""
-        due = done % self.config.eval_every == 0 or done == self.config.rounds
-        spent = heard(self.stops, lambda stop: stop.on_spent(self.totals)) if before is not None else None
-        if due or spent or (before is not None and self._passes(before, server)):
-            records, late = self.folder.records(*self.job), self.plan.asynchronous
-            ends = before is None or done == self.config.rounds or spent
-            if late is not None and (late.buffer or late.window) and not ends:  # nobody is waited for
-                if self.measuring is None:
-                    x = self.plan.algorithm.model(server)
-                    self.measuring = PendingMeasurement(done, x, set(self.roster.nodes))
-            elif not records or records[-1]["round"] < done:
-                return self._heard(self._measure(done, server)) or spent
-        return spent or self.reason
+    def _revealed(self, before: State, last: Round) -> float | None:
+        """|F_nat| of the model before a round with exact gradients of everybody, by which the method knows it."""
+        known = self.plan.algorithm.known_gradient(before, last.server) if self.exact else None
+        return None if known is None else float(residual(*known, self.plan.phi, self.plan.measure_gamma).norm())
 
-    def _passes(self, before: State, server: State) -> bool:
-        """Whether the round has told that the model before it is good enough for a reason to stop."""
-        judges = [stop for stop in self.stops if stop.wants_residual]
-        known = self.plan.algorithm.known_gradient(before, server) if judges and self.exact else None
-        if known is None:
-            return False
-        size = float(residual(*known, self.plan.phi, self.plan.measure_gamma).norm())
-        return any([stop.on_residual(size) for stop in judges])
-
-    def _heard(self, record: Record) -> str | None:
-        """A reason to end here. What only some clients have measured is of another f: nothing is judged by it."""
-        if self.config.dp_noise:
-            return None
-        if (measured := record["clients_measured"]) < self.n:
+    def _judged(self, record: Record) -> bool:
+        """Whether to judge by it if the run ends: what only some clients have measured is of another f."""
+        if (measured := record["clients_measured"]) < self.n and not self.config.dp_noise:
             words = "round %d: %d of %d clients measured, so that it is not judged whether to end"
             log.warning(words, record["round"], measured, self.n)
-            return None
-        return heard(self.stops, lambda stop: stop.on_record(record))
+        return measured == self.n
 
-    def _measure(self, done: int, server: State) -> Record:
-        """The model as the clients see it: all are asked, and waited for."""
-        began, x = time.monotonic(), self.plan.algorithm.model(server)
+    def _reason_at(self, record: Record) -> Reason | None:
+        return first_reason(self.stops, lambda stop: stop.on_record(record)) if self._judged(record) else None
+
+    def _measure(self, done: int, server: State, ends: bool) -> Record | None:
+        """The model as the clients see it: all are asked, and waited for.
+
+        An asynchronous run waits for nobody before it ends: its record comes later.
+        """
+        began, x, late = time.monotonic(), self.plan.algorithm.model(server), self.plan.asynchronous
+        if late is not None and (late.buffer or late.window) and not ends:
+            self.measuring = self.measuring or PendingMeasurement(done, x, set(self.roster.nodes))
+            return None
         told = Sum([], None, Exchange()) if self.config.dp_noise else self._ask_about(done, x)
         self._spend(eval_seconds=time.monotonic() - began)
         return self._record(done, x, told)
@@ -599,25 +619,24 @@ class Coordinator:
         """
         if not self.federation.resume:
             return 0, server
-        plan, folder = self.plan, self.folder.checkpoints(self.job)
+        plan, folder, rows = self.plan, self.folder.checkpoints(self.job), partial(self.folder.measured, self.job)
         kept, refused = checkpoints.newest_server(
-            folder, plan.algorithm, plan.start, settings(self.config), measured=self._rows_measured
+            folder, plan.algorithm, plan.start, settings(self.config), measured=rows
         )
         for line in refused:
             log.warning(line)
         done = 0
         if kept is not None:
-            done, server, self.counted = kept.t + 1, kept.server, kept.totals["counted"]
-            self.totals = {name: kept.totals.get(name, 0.0) for name in self.totals}
-            self.took_part |= kept.totals.get("took_part", {})
-            self.missed |= kept.totals.get("missed", {})
-            self.late |= kept.totals.get("late", {})
+            done, server = kept.t + 1, kept.server
+            self.totals |= {name: kept.totals.get(name, 0.0) for name in self.totals}
+            for name in KEPT:
+                getattr(self, name).update(kept.totals.get(name, {}))
             log.info("continuing after round %d", kept.t)
-        self.folder.forget_after(self.job, done if kept is not None else -1)
+        self.folder.delete_after(self.job, done if kept is not None else -1)
         records = self.folder.records(*self.job)
         measured = records[-1]["round"] if records else -1
         if measured == done:
-            self.totals = {name: records[-1].get(name, 0.0) for name in self.totals}
+            self.totals |= {name: records[-1].get(name, 0.0) for name in self.totals}
         path = self.folder.path / CLIENTS
         if path.exists():
             lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -625,20 +644,19 @@ class Coordinator:
         return done, server
 
     def _save(self, t: int, server: State) -> None:
-        about = {"counted": self.counted, "took_part": self.took_part, "missed": self.missed, "late": self.late}
         self.folder.flush()
-        kept = checkpoints.Kept(t, server, self.totals | about)
+        kept = checkpoints.Checkpoint(t, server, self.totals | {name: getattr(self, name) for name in KEPT})
         measured = self.folder.measured(self.job)
-        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
-
-    def _rows_measured(self, rows: int) -> dict[str, Any]:
-        return self.folder.measured(self.job, rows)
+        checkpoints.write_checkpoint(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""
         write_atomically(self.folder.path / "status.json", to_json({"pid": os.getpid(), **facts}))
 
-    def _finish(self, done: int, server: State, reason: str | None) -> dict[str, Any]:
+    def _finish(self, reason: str | None) -> dict[str, Any]:
+        done, server = self.last
+        if self.folder.records(*self.job)[-1]["round"] < done:  # what ended the run is of an earlier round
+            self._measure(done, server, True)
         records = self.folder.records(*self.job)
         first, last = records[0], records[-1]
         closing = (
@@ -657,8 +675,13 @@ class Coordinator:
             log.warning(warning)
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=done, finished=True)
-        self.folder.seal()
+        self.folder.write_checksums()
         return closing
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"time": record.created, "level": record.levelname, "message": record.getMessage()})
 
 
 def _ticket(t: int) -> str:

@@ -59,6 +59,7 @@ class FederationSettings(BaseModel):
         description="The server's clients.toml: client -> fingerprint of the key that its node must prove.",
     )
     pin_on_first_use: bool = Field(False, description="Enter a client that is not in clients-file with its first key.")
+    log_json: bool = Field(False, description="Write server.log as JSON lines: time, level, message.")
     secagg_threshold: int | None = Field(
         None,
         ge=2,
@@ -135,13 +136,21 @@ def run_settings(config: Config, federation: FederationSettings) -> dict[str, An
 
 
 class Node:
-    """The client that a node runs for, as the node was started: its name and its folder; and the settings of a run."""
+    """The client that a node runs for, as the node was started: its name and its folder; and the settings of a run.
+
+    A node that has a `partition-id` and no name, as in Flower's simulation, is the client of that number.
+    """
 
     config: Config
     federation: FederationSettings
 
     def __init__(self, context: Context) -> None:
         self.context, about = context, context.node_config
+        if "client" not in about and "partition-id" in about:
+            names, number = str(context.run_config.get("names", "")).split(","), int(str(about["partition-id"]))
+            if not 0 <= number < len(names):
+                raise InputError(f"this is node {number} of a federation of {len(names)}; it takes no part")
+            about["client"] = names[number].strip()
         if "client" not in about:
             raise InputError("this node has no name; start it with --node-config \"client='hospital-a'\"")
         self.name = client_name(about["client"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from fednmap.core import Algorithm, Problem, Regularizer, State, info_of
 from fednmap.measure import EVALUATED, evaluate, objective, problem_gamma, quantity, residual, rise
 from fednmap.names import InputError
 from fednmap.simulation import distributed
-from fednmap.simulation.callbacks import Listener, Reason, Record, heard, listeners
+from fednmap.simulation.callbacks import Callback, Listener, Reason, Record, first_reason, listeners
 from fednmap.simulation.loop import (
     Diverged,
     Round,
@@ -63,13 +63,10 @@ class Result:
     """That psi ended above its start; empty if it did not."""
 
     def __repr__(self) -> str:
-        told = (
-            [quantity(key).words(value) for key, value in self.records[-1].items() if key in BRIEF]
-            if self.records
-            else []
-        )
-        done = f"{self.records[-1]['round']:g} rounds" if self.records else "no records"
-        return f"Result({', '.join([done, *told, *filter(None, (self.ended, self.warning))])})"
+        last = self.records[-1] if self.records else {}
+        words = [quantity(key).words(value) for key, value in last.items() if key in BRIEF]
+        done = f"{last['round']:g} rounds" if last else "no records"
+        return f"Result({', '.join([done, *words, *filter(None, (self.ended, self.warning))])})"
 
     @property
     def final(self) -> Record:
@@ -77,11 +74,11 @@ class Result:
         return self.records[-1]
 
     def column(self, name: str) -> list[float]:
-        """One quantity along the run, such as result.column("stationarity")."""
+        """Return one quantity along the run, such as result.column("stationarity")."""
         return [record[name] for record in self.records]
 
     def module(self) -> nn.Module:
-        """The trained torch.nn.Module, for problems made from one."""
+        """Return the trained torch.nn.Module, for problems made from one."""
         module = info_of(self.problem).module
         if module is None:
             raise InputError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")
@@ -130,7 +127,7 @@ def run_and_measure(
     gamma = problem_gamma(whole, phi, origin(problem, start)) if measure_gamma is None else measure_gamma
     found_gamma = time.perf_counter() - began
     others = listeners(callbacks)
-    hearers = [*others, *stops]
+    everyone = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
     pipeline, federation = Pipeline(with_secagg(uplink, secagg)), federation_of(problem, **options)
     earlier = list(earlier) or result.records
@@ -140,8 +137,9 @@ def run_and_measure(
     clock = result.totals
     clock["eval_seconds"] += found_gamma
 
-    def recorded(of: Problem, done: int, server: State) -> Record:
-        began, x = time.perf_counter(), algorithm.model(server)
+    def measure(done: int, server: State, ends: bool) -> Record:
+        """Measure: the last time on all rows."""
+        began, x, of = time.perf_counter(), algorithm.model(server), whole if ends else part
         values = evaluate(of, phi, x, gamma) | {name: float(f(x)) for name, f in (metrics or {}).items()}
         values |= algorithm.extra_metrics(server)
         values |= pipeline.spent(federation, done)
@@ -149,24 +147,16 @@ def run_and_measure(
         result.x = x.clone()  # the server's own, for many methods, from which a run may continue
         return {"round": done, **values, **clock}
 
-    def measure(done: int, server: State, *, ends: bool = False) -> Reason | None:
-        """Measure and call the callbacks; return a reason to end. The last measurement is on all rows."""
-        of = whole if ends or done == rounds else part
-        record = recorded(of, done, server)
-        reason = heard(stops, lambda callback: callback.on_record(record))
-        if of is not whole and distributed.first(reason):
-            record = recorded(whole, done, server)
+    def enter(record: Record) -> None:
         if not history:
             result.records.clear()
         result.records.append(record)
-        told = heard(others, lambda callback: callback.on_record(record))
-        return reason or told
 
-    for callback in hearers:
+    for callback in everyone:
         callback.on_begin()
     known = list(earlier)
     for record in known:
-        heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
+        first_reason(stops, lambda callback: callback.on_record(record))  # noqa: B023
 
     def psi_at_start() -> float:
         """As it was recorded, if on all rows."""
@@ -174,41 +164,28 @@ def run_and_measure(
             return known[0]["objective"]
         return float(objective(whole, phi, algorithm.model(algorithm.init(start)[0])))
 
-    def account(last: Round, seconds: float) -> None:
-        clock["train_seconds"] += seconds
-        clock["bytes_up"] += last.bytes_up
-        clock["bytes_down"] += last.bytes_down
+    def counted(rounds: Iterator[Round]) -> Iterator[Round]:
+        """The rounds, whose seconds and bytes are entered."""
+        began = time.perf_counter()
+        for last in rounds:
+            clock["train_seconds"] += time.perf_counter() - began
+            clock["bytes_up"] += last.bytes_up
+            clock["bytes_down"] += last.bytes_down
+            result.last = last
+            yield last
+            began = time.perf_counter()
 
-    judges = [callback for callback in stops if callback.wants_residual]
-    judges = judges if all(part.keeps_mean for part in pipeline.parts) else []
-
-    def passes(before: State, last: Round) -> bool:
-        """Whether the gradient that this round reveals lets a stopping rule pass: then the model is measured."""
-        if not judges or len(last.counted) < problem.n or not info_of(problem).exact_gradients:
-            return False
-        began, known = time.perf_counter(), algorithm.known_gradient(before, last.server)
-        if known is None:
-            return False
-        size = float(residual(*known, phi, gamma).norm())
+    def revealed(before: State, last: Round) -> float | None:
+        mean_of_all = all(part.keeps_mean for part in pipeline.parts) and len(last.counted) == problem.n
+        if not mean_of_all or not info_of(problem).exact_gradients:
+            return None
+        began, found = time.perf_counter(), algorithm.known_gradient(before, last.server)
+        size = None if found is None else float(residual(*found, phi, gamma).norm())
         clock["eval_seconds"] += time.perf_counter() - began
-        return distributed.any_process(any([callback.on_residual(size) for callback in judges]))
-
-    def close(before: State, last: Round) -> Reason | None:
-        """Measure if it is time and call the callbacks; return a reason to end, the same in all processes."""
-        done = last.t + 1
-        due = passes(before, last) or done % every == 0 or done > rounds - closing
-        reason = measure(done, last.server) if due else None
-        totals = dict(clock)
-        told = heard(hearers, lambda callback: callback.on_round(last, totals))
-        told = heard(stops, lambda callback: callback.on_spent(totals)) or told
-        reason = distributed.first(reason or told)
-        if reason and not due:
-            measure(done, last.server, ends=True)
-        return reason
+        return size
 
     try:
-        first = 0 if result.last is None else result.last.t + 1
-        rounds_to_go = simulate(
+        to_go = simulate(
             algorithm,
             problem,
             rounds=rounds,
@@ -218,17 +195,21 @@ def run_and_measure(
             uplink=pipeline.parts or None,
             **options,
         )
-        server = algorithm.init(start)[0] if result.last is None else result.last.server
-        reason = None if result.last or result.records else measure(0, server)
-        reason = distributed.first(reason)
+        reason = measure_rounds(
+            counted(to_go),
+            algorithm.init(start)[0] if result.last is None else result.last.server,
+            clock,
+            measure,
+            revealed,
+            rounds=rounds,
+            every=every,
+            closing=closing,
+            begin=None if result.last or result.records else 0,
+            sampled=sample is not None,
+            stops=stops,
+            others=[*listeners(enter), *others],
+        )
         known = known or [*result.records]
-        for _ in range(first, rounds):
-            if reason:
-                break
-            began = time.perf_counter()
-            result.last = next(rounds_to_go)
-            account(result.last, time.perf_counter() - began)
-            reason, server = close(server, result.last), result.last.server
         result.ended, result.ended_by = (str(reason), reason.by) if reason else ("", "")
         if result.records and result.final["round"]:
             result.warning = rise(psi_at_start(), result.final["objective"])
@@ -238,6 +219,68 @@ def run_and_measure(
         raise
     finally:
         pool.end()
+
+
+def measure_rounds(
+    to_go: Iterator[Round],
+    server: State,
+    totals: Record,
+    measure: Callable[[int, State, bool], Record | None],
+    revealed: Callable[[State, Round], float | None],
+    *,
+    rounds: int,
+    every: int,
+    closing: int = 1,
+    begin: int | None = 0,
+    sampled: bool = False,
+    judged: Callable[[Record], bool] = lambda record: True,
+    stops: Sequence[Callback] = (),
+    others: Sequence[Callback] = (),
+) -> Reason | None:
+    """Go through rounds, of a simulation or between machines; measure them, and return a callback's reason to end.
+
+    to_go:    the rounds that are not done yet; after each, `totals` has the bytes and seconds so far.
+    server:   its state before them.
+    measure:  (done, server, ends) -> the record; None if it comes later. `ends` at the last measurement.
+    revealed: |F_nat| of the model before a round, if the round reveals it.
+    begin:    the rounds done before, if the model is to be measured first; else None.
+    sampled:  whether a measurement that is not the last is on some of the rows.
+    judged:   whether stopping rules receive a record.
+    """
+    judges = [callback for callback in stops if callback.wants_residual]
+
+    def enter(done: int, server: State, ends: bool) -> Reason | None:
+        record = measure(done, server, ends)
+        if record is None:
+            return None
+        reason = first_reason(stops, lambda callback: callback.on_record(record)) if judged(record) else None
+        again = sampled and not ends and distributed.first(reason)
+        final = (measure(done, server, True) if again else None) or record
+        other = first_reason(others, lambda callback: callback.on_record(final))
+        return reason or other
+
+    def passes(before: State, last: Round) -> bool:
+        """Whether the gradient that this round reveals lets a stopping rule pass: then the model is measured."""
+        size = revealed(before, last) if judges else None
+        return size is not None and distributed.any_process(any([callback.on_residual(size) for callback in judges]))
+
+    def close(before: State, last: Round) -> Reason | None:
+        """Measure if it is time and call the callbacks; return a reason to end, the same in all processes."""
+        done = last.t + 1
+        due = passes(before, last) or done % every == 0 or done > rounds - closing
+        reason = enter(done, last.server, done == rounds) if due else None
+        now = dict(totals)
+        after_round = first_reason([*others, *stops], lambda callback: callback.on_round(last, now))
+        spent = first_reason(stops, lambda callback: callback.on_spent(now))
+        reason = distributed.first(reason or spent or after_round)
+        if reason and not due:
+            enter(done, last.server, True)
+        return reason
+
+    reason = None if begin is None else distributed.first(enter(begin, server, begin == rounds or not sampled))
+    while not reason and (last := next(to_go, None)) is not None:
+        reason, server = close(server, last), last.server
+    return reason
 
 
 def check_measuring(every: int, closing: int, measure_gamma: float | None, metrics: Mapping[str, Metric]) -> None:
@@ -280,9 +323,9 @@ def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeli
     if before is None and now is None:
         return
     if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9):
-        told = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
+        shown = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
         raise InputError(
-            f"expected an uplink with which the rounds so far spent an epsilon of {told[0]}, got {told[1]}; continue "
+            f"expected an uplink with which the rounds so far spent an epsilon of {shown[0]}, got {shown[1]}; continue "
             "with the same noise, delta and sampling, or begin a new run"
         )
 

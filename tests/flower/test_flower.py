@@ -16,6 +16,7 @@ import torch
 
 pytest.importorskip("flwr")
 
+import flower_grid
 from flower_grid import NAMES, Federation, context, make_problem
 from flwr.app import Array, ArrayRecord, Message, MessageType
 from hypothesis import given
@@ -1043,6 +1044,43 @@ def test_data_is_loaded_once_in_a_run(tmp_path):
     federation.load = lambda context: loads.append(context.node_config["client"]) or load(context)
     federation.start()
     assert sorted(loads) == sorted(NAMES)
+
+
+def test_nodes_that_have_a_number_and_no_name_are_the_clients_in_their_order(tmp_path, monkeypatch, caplog):
+    """As Flower's simulation starts them; a node more than there are names takes no part."""
+    named = flower_grid.context
+
+    def numbered(name, run_config, states):
+        found = named(name, run_config, states)
+        del found.node_config["client"]
+        found.node_config["partition-id"] = NAMES.index(name) if name in NAMES else len(NAMES)
+        return found
+
+    monkeypatch.setattr(flower_grid, "context", numbered)
+    federation = Federation(tmp_path)
+    federation.start(nodes={101 + i: name for i, name in enumerate((*NAMES, "spare"))})
+    assert_same(federation)
+    assert "node 4 of a federation of 4; it takes no part" in caplog.text
+
+
+def test_only_flowers_short_waits_are_shorter(monkeypatch):
+    waited = []
+    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waited.append(timeout))
+    loopback.wait_less()
+    code = compile("for seconds in (1.0, 25.0, 0.1, None): event.wait(seconds)", "", "exec")
+    for name in ("flwr.supercore.pull", "mine"):
+        exec(code, {"__name__": name, "event": threading.Event()})
+    assert waited == [0.1, 25.0, 0.1, None, 1.0, 25.0, 0.1, None]
+
+
+def test_the_server_logs_json_lines_if_asked(tmp_path):
+    logging.getLogger("flwr").setLevel(logging.INFO)
+    Federation(tmp_path, log_json=True).start()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "server.log").read_text().splitlines()]
+    assert all(sorted(line) == ["level", "message", "time"] for line in lines)
+    assert [line["message"][:8] for line in lines if line["message"].startswith("round")] == [
+        f"round {t}:" for t in range(6)
+    ]
 
 
 def test_a_connection_is_its_users_while_it_is_open_and_nobodys_afterwards():

@@ -361,13 +361,18 @@ def test_the_template_runs_as_it_is(running, tmp_path):
 @pytest.mark.ci(turn=3)
 @pytest.mark.parametrize("template", ["plain", "tables"])
 def test_up_runs_an_app_of_ones_own_in_one_command(tmp_path, template):
-    app = tmp_path / "my-federation"
+    app, loads = tmp_path / "my-federation", tmp_path / "loads"
     write(app, template)
+    module = app / "my_federation" / "client_app.py"
+    count = f"    print(context.node_config['client'], file=open({str(loads)!r}, 'a'))\n"
+    head, line, rest = module.read_text().partition('    """\n' if template == "plain" else "    return")
+    module.write_text(head + (line + count if template == "plain" else count + line) + rest)
     up = [sys.executable, "-m", "fednmap", "flower", "up", "--app", str(app), "--quiet"]
     done = subprocess.run(up, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     folder = app / "runs" / "my-federation"
     assert status(folder)["finished"]
+    assert sorted(loads.read_text().split()) == [f"client-{i}" for i in range(3)]  # once per node and run
     assert (folder / ("coefficients.csv" if template == "tables" else "plot.png")).exists()
     again = subprocess.run(up, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert again.returncode != 0
