@@ -37,9 +37,11 @@ from fednmap.testing import heterogeneous, smoothness
 def rounded() -> list[dict[str, object]]:
     problem = heterogeneous(n=10)
     gamma = 1 / smoothness(problem)
-    method, written, rows = FedNMap(L1(0.1), eta_a=0.1 * gamma, Q=5), states._Table.write, []
+    method, written, rows = FedNMap(L1(0.1), eta_a=0.1 * gamma, Q=5), states.Clients.replace, []
     for kind in (torch.float64, torch.bfloat16):
-        states._Table.write = lambda self, ids, v, kind=kind: written(self, ids, v.to(kind).to(v.dtype))  # type: ignore[method-assign]
+        states.Clients.replace = lambda self, ids, old, new, kind=kind: written(  # type: ignore[method-assign]
+            self, ids, old, type(new)(*(v.to(kind).to(v.dtype) for v in new))
+        )
         for r in simulate(method, problem, rounds=3000, participation=0.3):
             if r.t + 1 in (100, 1000, 3000):
                 apart = float((r.server.h - r.clients[torch.arange(10)].h.mean(0)).norm() / r.server.h.norm())

@@ -19,56 +19,12 @@ from fednmap.simulation import distributed
 BLOCK_BYTES = 1 << 28
 
 
-class _Table:
-    """Rows of equal shape in blocks: nothing is copied when the table grows. Row 0 is `first`.
-
-    rows: how many there can be, which is never more than what is allocated at first.
-    file: block k is the memory-mapped file `file`.k.bin; default: in memory.
-    """
-
-    def __init__(self, first: Tensor, rows: int, file: Path | None) -> None:
-        self.first, self._file = first.detach().clone(), file
-        self._length = max(1, min(rows, BLOCK_BYTES // max(1, first.nbytes)))
-        self._blocks: list[Tensor] = []
-        self.write(torch.zeros(1, dtype=torch.int64, device="cpu"), first.unsqueeze(0))
-
-    def read(self, rows: Tensor) -> Tensor:
-        """Return copies of these rows; a view if all of them are row 0."""
-        if not rows.any():
-            return self.first.expand(len(rows), *self.first.shape)
-        if len(self._blocks) == 1:
-            return self._blocks[0].index_select(0, rows.to(self._blocks[0].device)).to(self.first.device)
-        return torch.stack([self._row(row) for row in rows.tolist()]).to(self.first.device)
-
-    def write(self, rows: Tensor, values: Tensor) -> None:
-        while len(self._blocks) * self._length <= int(rows.max()):
-            self._blocks.append(self._block(len(self._blocks)))
-        values = values.expand(len(rows), *self.first.shape)
-        if len(self._blocks) == 1:
-            block = self._blocks[0]
-            block.index_copy_(0, rows.to(block.device), values.to(block.device, block.dtype))
-            return
-        for row, value in zip(rows.tolist(), values, strict=True):
-            self._row(row).copy_(value)
-
-    def _row(self, row: int) -> Tensor:
-        return self._blocks[row // self._length][row % self._length]
-
-    def _block(self, k: int) -> Tensor:
-        """Memory that takes no room before it is written."""
-        shape = (self._length, *self.first.shape)
-        if self._file is None:
-            return self.first.new_empty(shape)
-        path, dtype = f"{self._file}.{k}.bin", self.first.dtype
-        return torch.from_file(path, shared=True, size=prod(shape), dtype=dtype, device="cpu").view(shape)
-
-
 class Clients:
     """States of n clients: `clients[ids]` returns them stacked, `clients[ids] = states` replaces them.
 
-    Row 0 of every table is the initial state, which is what all clients without a row of their own have. Rows are
-    overwritten. The one rule that keeps a `Snapshot` a value: what is overwritten is given to the snapshots that
-    somebody still holds, unless it is the initial state.
+    States are rows of tables, which are in blocks: nothing is copied when they grow. Row 0 is the initial state, which
+    is what all clients without a row of their own have. Rows are overwritten. The one rule that keeps a `Snapshot` a
+    value: what is overwritten is given to the snapshots that somebody still holds, unless it is the initial state.
 
     folder: where the tables are kept as memory-mapped files; the system writes out what does not fit into memory.
             Whoever made such tables last there owns them.
@@ -76,9 +32,10 @@ class Clients:
 
     def __init__(self, n: int, initial: State, folder: Path | None = None) -> None:
         self.n = n
+        self.initial: State = type(initial)(*(v.detach().clone() for v in initial))
         self._make, self._folder = type(initial), folder
         self.row = torch.zeros(n, dtype=torch.int64, device="cpu")
-        """Of each client, in every table."""
+        """Of each client."""
         self.used = 1
         self._version = 0
         self._token = secrets.token_hex(8)
@@ -86,34 +43,43 @@ class Clients:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._owner.write_text(self._token)
-        names = [f"{name}-{distributed.rank()}" for name in self._make._fields]
-        self._tables = [
-            _Table(v, n + 1, None if folder is None else folder / name) for name, v in zip(names, initial, strict=True)
-        ]
+        self._length = max(1, min(n + 1, BLOCK_BYTES // max([1, *(v.nbytes for v in initial)])))
+        """Rows of a block."""
+        self._blocks = [self._block(0)]
+        for table, value in zip(self._blocks[0], initial, strict=True):
+            table[0] = value
 
     def __len__(self) -> int:
         """How many clients have a state of their own."""
         return self.used - 1
 
-    @property
-    def initial(self) -> State:
-        """The state of a client that has not taken part."""
-        return self._make(*(table.first for table in self._tables))
-
     def __getitem__(self, ids: Tensor) -> State:
-        return self.read(self.row[ids.reshape(-1)], ids.shape)
+        return self.read(ids)
 
-    def read(self, rows: Tensor, shape: torch.Size) -> State:
-        """Return the states in these rows of the tables, stacked in this shape; they must not be changed in place."""
-        found = (table.read(rows) for table in self._tables)
-        return self._make(*(v.reshape((*shape, *v.shape[1:])) for v in found))
+    def read(self, ids: Tensor, used: int | None = None) -> State:
+        """Return the states of these clients, stacked; they must not be changed in place.
+
+        used: as they were when so many rows were in use, but for rows that were overwritten since.
+        """
+        rows = self.row[ids.reshape(-1)]
+        if used is not None:
+            rows = torch.where(rows < used, rows, 0)
+        if not rows.any():
+            found = [v.expand(len(rows), *v.shape) for v in self.initial]
+        elif len(self._blocks) == 1:
+            found = [table.index_select(0, rows.to(table.device)) for table in self._blocks[0]]
+        else:
+            blocks = [(self._blocks[row // self._length], row % self._length) for row in rows.tolist()]
+            found = [torch.stack([tables[k][row] for tables, row in blocks]) for k in range(len(self.initial))]
+        pairs = zip(found, self.initial, strict=True)
+        return self._make(*(v.to(like.device).reshape((*ids.shape, *like.shape)) for v, like in pairs))
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
         self.replace(ids, self[ids], states)
 
     def replace(self, ids: Tensor, old: State, new: State) -> None:
         """Overwrite the states of these clients; `old` is `clients[ids]`."""
-        if not self._tables or not len(ids):
+        if not self.initial or not len(ids):
             return
         self._version += 1
         if self._folder is None:
@@ -125,8 +91,26 @@ class Clients:
         end = self.used + len(without)
         self.row[without] = torch.arange(self.used, end, device="cpu")
         self.used, rows = end, self.row[ids]
-        for table, values in zip(self._tables, new, strict=True):
-            table.write(rows, values)
+        while len(self._blocks) * self._length < end:
+            self._blocks.append(self._block(len(self._blocks)))
+        for k, values in enumerate(new):
+            values = values.expand(len(ids), *self.initial[k].shape)
+            if len(self._blocks) == 1:
+                table = self._blocks[0][k]
+                table.index_copy_(0, rows.to(table.device), values.to(table.device, table.dtype))
+                continue
+            for row, value in zip(rows.tolist(), values, strict=True):
+                self._blocks[row // self._length][k][row % self._length] = value
+
+    def _block(self, k: int) -> list[Tensor]:
+        """A block of each table; it takes no room before it is written."""
+        shapes = [(self._length, *v.shape) for v in self.initial]
+        if self._folder is None:
+            return [v.new_empty(shape) for v, shape in zip(self.initial, shapes, strict=True)]
+        files = [str(self._folder / f"{name}-{distributed.rank()}.{k}.bin") for name in self._make._fields]
+        each = zip(files, self.initial, shapes, strict=True)
+        made = (torch.from_file(f, shared=True, size=prod(s), dtype=v.dtype, device="cpu").view(s) for f, v, s in each)
+        return list(made)
 
     def snapshot(self) -> Snapshot:
         """Return the states as they are now, whatever comes later."""
@@ -172,8 +156,7 @@ class Snapshot:
 
     def __getitem__(self, ids: Tensor) -> State:
         self._check()
-        row = self._clients.row[ids]
-        states = self._clients.read(torch.where(row < self._used, row, 0).reshape(-1), ids.shape)
+        states = self._clients.read(ids, self._used)
         states = type(states)(*(v.clone() for v in states))
         if self._place is None:
             return states

@@ -590,16 +590,16 @@ def test_states_are_values(name, way, tmp_path):
 @pytest.mark.parametrize("name", ALIASING)
 def test_the_contract_notices_states_that_are_written_too_early(name, monkeypatch):
     check_algorithm(ALIASING[name], rounds=10, tolerance=torch.inf)
-    copies = Clients.__getitem__
+    copies = Clients.read
 
-    def lend(self, ids):
+    def lend(self, ids, used=None):
         """The tables' own rows, where they are neighbours."""
         rows = self.row[ids].tolist() if ids.ndim else []
         if not rows or rows != list(range(rows[0], rows[0] + len(rows))):
-            return copies(self, ids)
-        return self._make(*(table._blocks[0][rows[0] : rows[-1] + 1] for table in self._tables))
+            return copies(self, ids, used)
+        return self._make(*(table[rows[0] : rows[-1] + 1] for table in self._blocks[0]))
 
-    monkeypatch.setattr(Clients, "__getitem__", lend)
+    monkeypatch.setattr(Clients, "read", lend)
     with pytest.raises(AssertionError, match="than a loop over single clients"):
         check_algorithm(ALIASING[name], rounds=10, tolerance=torch.inf)
 
