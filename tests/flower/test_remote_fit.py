@@ -13,7 +13,7 @@ from table_fits import fit, pooled
 
 from fednmap import InputError
 from fednmap.cli import app
-from fednmap.estimators import folder as kept
+from fednmap.estimators import fitted_model
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.flower.launch import Launcher
@@ -78,7 +78,7 @@ def test_a_path_is_the_estimators(hospitals, family, secagg):
     assert found.columns == ["lam", *X.columns]
     close(found["lam"], path.lambdas)
     close(found[:, 1:], path.coefs[:, 0])
-    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
 
 
 @pytest.mark.parametrize("secagg", [False, True])
@@ -125,7 +125,7 @@ def test_the_choice_of_lam_is_the_estimators(hospitals, family, cv, select, seca
         close(found["mean"], alone.cv_mean_)
         close(found["se"], alone.cv_se_)
     assert json.loads((run / "model.json").read_text())["lam"] == pytest.approx(alone.lam_, rel=1e-9)
-    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
 
 
 def test_gaps_are_filled_by_the_rows_outside_of_a_fold(tmp_path):
@@ -170,7 +170,7 @@ def test_more_families_are_the_estimators(hospitals, family):
         alone = FederatedOrdinalRegression("none", order=("a", "b", "c"), **options).fit(frame, y.astype(str), where)
     else:
         alone = FederatedGLM(family, "none", **options).fit(frame, y.astype(float), where)
-    assert np.abs(kept.load(run).coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
+    assert np.abs(fitted_model.load(run).coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
     errors = alone.inference(frame, y.astype(str if family == "ordinal" else float), where)
     found = csv(run, "coefficients.csv")
     assert list(found["name"]) == list(errors.names)
@@ -267,4 +267,4 @@ def test_nodes_have_the_numbers_of_the_estimator(tmp_path, what):
     else:
         alone = FederatedGLM("logistic", "none", tol=TIGHT).fit(frame, y.astype(float), where)
         close(csv(run, "coefficients.csv")["standard error"], alone.inference(frame, y.astype(float), where).error)
-    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
