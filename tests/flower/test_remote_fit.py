@@ -103,6 +103,30 @@ def test_standard_errors_are_the_estimators(hospitals, family, cov_type, secagg)
     assert (run / "summary.txt").read_text() == errors.summary() + "\n"
 
 
+@pytest.mark.parametrize("options", [{"penalty": "none"}, {"penalty": "l1", "cv": "3"}], ids=["errors", "cv"])
+def test_sites_that_count_alike_have_the_estimators_numbers(hospitals, options):
+    """Errors are then those of the sandwich, of rows that weigh unequally."""
+    _, run = fit(hospitals, weights="sites", tol_absolute=TIGHT, **SICK, **options)
+    X, y, where = data(hospitals, "logistic")
+    if "cv" in options:
+        alone = FederatedGLMCV("logistic", "l1", cv=3, weights="sites", tol=TIGHT).fit(X, y, where)
+        close(csv(run, "cv.csv")["mean"], alone.cv_mean_)
+        close(csv(run, "cv.csv")["se"], alone.cv_se_)
+    else:
+        alone = FederatedGLM("logistic", "none", weights="sites", tol=TIGHT).fit(X, y, where)
+        close(csv(run, "coefficients.csv")["standard error"], alone.inference(X, y, where).error)
+    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+
+
+def test_penalty_factors_and_bounds_are_the_estimators(hospitals):
+    given = {"penalty_factor": "age=0,sex=2", "bounds": "pressure=0:"}
+    _, run = fit(hospitals, lam=0.02, tol_absolute=TIGHT, **SICK, **given)
+    X, y, where = data(hospitals, "logistic")
+    options = {"penalty_factor": {"age": 0.0, "sex=m": 2.0}, "bounds": {"pressure": (0.0, np.inf)}}
+    alone = FederatedGLM("logistic", "l1", 0.02, tol=TIGHT, **options).fit(X, y, where)
+    close(kept.load(run).coef, alone.coef_)
+
+
 @pytest.mark.parametrize("secagg", [False, True])
 @pytest.mark.parametrize(("cv", "select"), [("4", "min"), ("leave-one-site-out", "1se"), (None, "bic")])
 @pytest.mark.parametrize("family", PLAIN)
