@@ -115,7 +115,7 @@ def test_sites_that_count_alike_have_the_estimators_numbers(hospitals, options):
     else:
         alone = FederatedGLM("logistic", "none", weights="sites", tol=TIGHT).fit(X, y, where)
         close(csv(run, "coefficients.csv")["standard error"], alone.inference(X, y, where).error)
-    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
 
 
 def test_penalty_factors_and_bounds_are_the_estimators(hospitals):
@@ -124,7 +124,7 @@ def test_penalty_factors_and_bounds_are_the_estimators(hospitals):
     X, y, where = data(hospitals, "logistic")
     options = {"penalty_factor": {"age": 0.0, "sex=m": 2.0}, "bounds": {"pressure": (0.0, np.inf)}}
     alone = FederatedGLM("logistic", "l1", 0.02, tol=TIGHT, **options).fit(X, y, where)
-    close(kept.load(run).coef, alone.coef_)
+    close(fitted_model.load(run).coef, alone.coef_)
 
 
 @pytest.mark.parametrize("secagg", [False, True])
