@@ -18,6 +18,7 @@ from rich import box
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import folder as kept
+from fednmap.estimators.factors import bounds_of, factors_of
 from fednmap.estimators.families import FAMILIES
 from fednmap.estimators.fit_config import (
     FitConfig,
@@ -115,8 +116,12 @@ def fit(
     if len(classes) == 2:
         _say(quiet, _modelled(config.goals[0], classes))
     effects = {"site_effects": site_effects, "mu": mu}
-    groups = preprocessor.groups() if penalty_name(penalty) in GROUPED else None
-    estimator = _estimator(config, choice, effects, classes, groups)
+    terms = preprocessor.groups()
+    by_column: dict[str, Any] = {"groups": terms if penalty_name(penalty) in GROUPED else None}
+    by_column |= {"penalty_factor": config.factors(columns, terms), "bounds": config.limits(columns, terms)}
+    factors_of(by_column["penalty_factor"], penalty, columns, {})  # refused before there is a folder
+    bounds_of(by_column["bounds"], columns, {})
+    estimator = _estimator(config, choice, effects, classes, by_column)
     frame = _frame(X, columns, config, sites)
     if choice:
         estimator.on_fold = lambda k, of, name: _say(
@@ -125,7 +130,7 @@ def fit(
         gaps = any(s.kind == "number" and s.missing for s in preprocessor.statistics_)
         if gaps and isinstance(preprocessor, tables.FederatedPreprocessor):
             estimator.refill = _refill(preprocessor, list(features.values()))
-    estimator._mu(len(classes) if len(classes) > 2 else 1)  # refused before there is a folder
+    estimator._mu(len(classes) if len(classes) > 2 else 1)
     folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path} | effects)
     with locked(folder.path):
         folder.repair()
@@ -283,11 +288,18 @@ def _ordered(y: Any, config: FitConfig) -> tuple[str, ...]:
 
 
 def _estimator(
-    config: FitConfig, choice: dict[str, Any], effects: dict[str, Any], classes: tuple[str, ...], groups: Any
+    config: FitConfig,
+    choice: dict[str, Any],
+    effects: dict[str, Any],
+    classes: tuple[str, ...],
+    by_column: dict[str, Any],
 ) -> Any:
-    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how."""
+    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how.
+
+    by_column: groups, penalty factors and bounds of columns.
+    """
     names = ("penalty", "l1_ratio", "standardize", "weights")
-    common = {name: getattr(config, name) for name in names} | {"groups": groups} | effects
+    common = {name: getattr(config, name) for name in names} | by_column | effects
     common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
     common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
     if config.family == "ordinal":

@@ -23,7 +23,9 @@ AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fedn
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Data": ("data", "target", "formula", "time", "event", "exclude", "clients", "partition"),
-    "Model and penalty": ("family", "model", "penalty", "lam", "site_effects", "mu", "heterogeneity"),
+    "Model and penalty": (
+        *("family", "model", "penalty", "lam", "penalty_factor", "bounds", "site_effects", "mu", "heterogeneity"),
+    ),
     "Choice of lam": ("path", "cv", "select"),
     "Sweep": ("over", "sweep_values"),
     "Method and steps": ("algorithm", "algorithms", "eta_a", "local_steps", "batch_size", "budget"),
@@ -62,7 +64,7 @@ def with_config(
             if name in hidden or name in ("algorithms", "set", "labels"):
                 continue
             default = defaults.get(name, field.default)
-            shown = f"(default {default})" if default not in (None, "") else None
+            shown = f"(default {default})" if default not in (None, "", ()) else None
             word = "Or auto: found by short pilot runs." if name in AUTO else words.get(name)
             help = " ".join(part for part in (field.description, word, shown) if part)
             flag = _flag(name)
@@ -70,6 +72,7 @@ def with_config(
             flag = f"{flag}/--no-{flag[2:]}" if may_be_no else flag
             kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind in PLAIN]
             kind = str if word or len(kinds) != 1 else kinds[0]  # everything but numbers and flags as text
+            kind = list[str] if field.default == () else kind
             fields.append(_option(name, Annotated[kind | None, typer.Option(flag, help=help, show_default=False)]))
             for old in (old for old, new in settings.RENAMED.items() if new == name):
                 fields.append(_option(old, Annotated[kind | None, typer.Option(_flag(old), hidden=True)]))

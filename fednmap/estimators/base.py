@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,9 +16,10 @@ from sklearn.utils.validation import check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.engine import Fit, infinite, solve
+from fednmap.estimators.factors import Bounded, Bounds, PenaltyFactor, bounds_of, by_factor, factors_of
 from fednmap.estimators.families import with_outputs
 from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
-from fednmap.estimators.prepare import Parameters, Prepared
+from fednmap.estimators.prepare import Parameters, Prepared, dense
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import KINDS, SHARE
 from fednmap.names import InputError
@@ -64,6 +65,8 @@ class Federated(_Attributes):
     offset: str | int | None = None
     exposure: str | int | None = None
     formula: str | None = None
+    penalty_factor: PenaltyFactor = None
+    bounds: Bounds = None
 
     def _family(self) -> Response:
         """The family, from the estimator's parameters."""
@@ -234,6 +237,8 @@ class Federated(_Attributes):
             raise InputError(f"expected a linear, logistic, Poisson or Cox model with site_effects, got {what}")
         if self.offset is not None or self.exposure is not None:
             raise InputError("expected no offset and no exposure with site_effects, got one; use site_effects='none'")
+        if self.site_effects == "sparse" and self.bounds is not None:
+            raise InputError("expected no bounds with site_effects='sparse', got some; use site_effects='intercepts'")
         if self.site_effects == "intercepts" and not (family.level and self.fit_intercept):
             raise InputError(
                 "expected a model with an intercept for site_effects='intercepts', got one without; in a Cox model "
@@ -249,8 +254,31 @@ class Federated(_Attributes):
     def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
         """The penalty at lam, or at the estimator's own."""
         weight = settled_lam(self.penalty, self.lam if lam is None else lam)
-        groups = group_numbers(self.groups, self._names())
-        return regularizer(self.penalty, weight, self.l1_ratio, groups, prepared.outputs)
+        names, outputs = self._names(), prepared.outputs
+        groups, factors = group_numbers(self.groups, names), self._factors(names)
+
+        def make(factor: float = 1.0) -> Regularizer:
+            return regularizer(self.penalty, factor * weight, self.l1_ratio, groups, outputs)
+
+        return self._bounded(prepared, make() if factors is None else by_factor(make, np.tile(factors, outputs)))
+
+    def _bounded(self, prepared: Prepared, phi: Regularizer) -> Regularizer:
+        """phi on the coefficients of scaled columns, within the bounds of those of the given ones."""
+        limits = bounds_of(self.bounds, self._names(), self._terms())
+        if limits is None:
+            return phi
+        factor = prepared.scaling.factor
+        none = np.broadcast_to([[-np.inf], [np.inf]], limits.shape).copy()
+        ends = np.divide(limits, factor, out=none, where=factor > 0)
+        return Bounded(phi, *(dense(np.tile(end, prepared.outputs)) for end in ends))
+
+    def _factors(self, names: Sequence[str]) -> Floats | None:
+        """The penalty factor of every column; None where all are 1."""
+        return factors_of(self.penalty_factor, self.penalty, names, self._terms())
+
+    def _terms(self) -> Mapping[str, Sequence[str]]:
+        """The columns of each term of the formula."""
+        return {} if self.formula is None else self.formula_.groups()
 
     def _solve(self, prepared: Prepared) -> Fit:
         return solve(prepared, [self._regularizer(prepared)], self.tol, self.max_rounds)[0][0]

@@ -34,6 +34,8 @@ def debiased(fitted: Federated, estimator: Federated, rows: Rows, level: float, 
     """
     if penalty_name(fitted.penalty) not in ("l1", "elastic-net"):
         raise InputError(f"expected a fit with penalty l1 or elastic-net, got {fitted.penalty!r:.40}; use inference()")
+    if fitted.bounds is not None:
+        raise InputError("expected a fit without bounds, got some; the correction would leave them")
     prepared = estimator._prepare(rows)
     if prepared.outputs > 1 or prepared.constants or estimator.site_effects != "none":
         raise InputError("expected a model with one score per row, no scale and no site effects")

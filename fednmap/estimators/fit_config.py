@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from fednmap.estimators.families import FAMILIES, CoxResponse, family
 from fednmap.estimators.penalties import PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
@@ -55,11 +55,18 @@ class FitConfig(Settings):
     lam: float | None = Field(None, ge=0, description="Weight of the penalty; default 0.01.")
     l1_ratio: float = Field(0.5, ge=0, le=1, description="The share of l1 in elastic-net and sparse-group-lasso.")
     standardize: bool = Field(True, description="Penalise coefficients of standardised columns.")
+    penalty_factor: tuple[str, ...] = Field((), description="NAME=NUMBER, what lam counts for a column: age=0.")
+    bounds: tuple[str, ...] = Field((), description="NAME=LOW:HIGH for a coefficient, such as age=0:, or 0: for all.")
     weights: str = Field("samples", description="What counts the same: samples (rows), or sites.")
     ties: str = Field("efron", description="Cox: efron or breslow.")
     tol_absolute: float = Field(1e-6, gt=0, description="Stop when |F_nat| is at most this.")
     rounds: int = Field(1000, ge=1, description="Largest number of rounds.")
     step: float = Field(1.0, gt=0, le=1, description="Share of 1 / L that is a step; halve it if the run diverges.")
+
+    @field_validator("penalty_factor", "bounds", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @classmethod
     def make(cls, **values: Any) -> FitConfig:
@@ -80,7 +87,30 @@ class FitConfig(Settings):
             raise InputError(f"expected --order with family ordinal, got family {task.family}; leave --order out")
         if task.offset is not None and task.exposure is not None:
             raise InputError("expected --offset or --exposure, got both; the offset of an exposure is its logarithm")
+        task.factors([], {}), task.limits([], {})
         return task
+
+    def factors(self, columns: list[str], terms: Mapping[str, Sequence[str]]) -> dict[str, float] | None:
+        """The penalty factors by column; a name is that of a column of the model, or of a table or term behind it."""
+        found: dict[str, float] = {}
+        for said in self.penalty_factor:
+            name, equals, word = said.rpartition("=")
+            if not equals or not is_number(word):
+                raise InputError(f"expected --penalty-factor NAME=NUMBER, got {said!r:.60}; such as age=0")
+            found |= dict.fromkeys(_columns_of(name, columns, terms), float(word))
+        return found or None
+
+    def limits(self, columns: list[str], terms: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]] | None:
+        """The bounds by column, as `factors`."""
+        found: dict[str, tuple[float, float]] = {}
+        for said in self.bounds:
+            name, equals, words = said.rpartition("=")
+            low, colon, high = words.partition(":")
+            if not colon or not all(is_number(word or "0") for word in (low, high)):
+                raise InputError(f"expected --bounds NAME=LOW:HIGH, or LOW:HIGH for all, got {said!r:.60}; as age=0:")
+            named = _columns_of(name, columns, terms) if equals else columns
+            found |= dict.fromkeys(named, (float(low or "-inf"), float(high or "inf")))
+        return found or None
 
     @property
     def goals(self) -> list[str]:
@@ -119,6 +149,11 @@ class FitConfig(Settings):
             return np.array([as_word(v) for v in complete(rows, self.target)], object)
         found, of = numbers(rows, self.target, KINDS.get(self.family)), self.trials_column
         return found if of is None else np.stack([found, numbers(rows, of, "trials")], 1)
+
+
+def _columns_of(name: str, columns: list[str], terms: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """The columns of the model that a name means; an unknown one is refused where the model is made."""
+    return [name] if name in columns else terms.get(name, [name])
 
 
 def listed(words: str | None) -> list[str]:

@@ -172,6 +172,8 @@ def inference(
             "expected site_effects 'none' or 'intercepts' for standard errors, got 'sparse'; the sites' deviations are "
             "penalised, and heterogeneity() tests them"
         )
+    if estimator.bounds is not None:
+        raise InputError("expected no bounds for standard errors, got some: estimates at a bound are not normal")
     prepared = estimator._prepare(rows)
     return wald(estimator, prepared, rows, fitted_point(fitted, prepared), level, cov_type)
 

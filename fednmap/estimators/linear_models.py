@@ -154,6 +154,10 @@ class FederatedGLM(_RowModel):
     exposure:      the same with the logarithm of the column: times at risk, in models with a log link.
     formula:       such as "visits ~ age * sex + bs(bmi, 4)": X is then a frame with these columns, and y the left side
                    unless it is given; see `fednmap.tables.FederatedFormula`.
+    penalty_factor: {column: factor} or one for each: lam counts so much for that coefficient, 0 leaves it unpenalised.
+                   A column by name or number, or a term of the formula. For l1, ridge, elastic-net, mcp and scad.
+    bounds:        {column: (low, high)} or one pair for all: bounds of coefficients of the columns as they were given,
+                   None for an open end, with 0 between them.
 
     Fitted: coef_, intercept_, n_iter_ (rounds), n_features_in_, feature_names_in_, bytes_sent_, objective_, residual_,
     converged_, sites_, site_report_, and with site effects site_effects_. Of a negative binomial model also dispersion_

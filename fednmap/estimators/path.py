@@ -83,15 +83,15 @@ def null_model(estimator: Federated, prepared: Prepared) -> Null:
     """From sums where the family has it in closed form and every column is penalised, else by rounds of its own."""
     end = prepared.end
     free = torch.zeros(end, dtype=torch.bool, device="cpu")
-    if isinstance(estimator.penalty, Regularizer):  # whose prox may leave some alone, however small they are
-        phi = estimator._regularizer(prepared, 1.0)
+    if isinstance(estimator.penalty, Regularizer) or estimator.penalty_factor is not None:
+        phi = estimator._regularizer(prepared, 1.0)  # whose prox may leave some alone, however small they are
         small = torch.full((end,), 1e-100, dtype=torch.float64, device="cpu")
-        free = phi.prox(small, _step(phi)) == small
+        free = (phi.prox(small, _step(phi)) == small) | (phi.prox(-small, _step(phi)) == -small)
         free = free & ~free.all()
     if not prepared.constants and not bool(free.any()):
         start = prepared.gradients(prepared.start[None])[0]
         return Null(start[:end], None, start)
-    only_free = L1(torch.where(free, 0.0, LARGEST))
+    only_free = estimator._bounded(prepared, L1(torch.where(free, 0.0, LARGEST)))
     fit = solve(prepared, [only_free], estimator.tol, estimator.max_rounds)[0][0]
     return Null(prepared.gradient(fit.x)[:end].masked_fill(free, 0.0), fit, None)
 
@@ -109,9 +109,10 @@ def lambda_max(estimator: Federated, prepared: Prepared, null: Null) -> float:
         return 0.0
     if is_ridge(estimator):
         return float(prepared.diagonal[: len(null.gradient)].max()) / RIDGE
-    if penalty_name(penalty) in ("l1", "mcp", "scad"):
+    alike = estimator.penalty_factor is None and estimator.bounds is None
+    if alike and penalty_name(penalty) in ("l1", "mcp", "scad"):
         return largest
-    if penalty_name(penalty) == "elastic-net":
+    if alike and penalty_name(penalty) == "elastic-net":
         return largest / estimator.l1_ratio
 
     def is_zero(lam: float) -> bool:

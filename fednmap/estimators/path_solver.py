@@ -56,7 +56,7 @@ Gradients = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Penalties:
-    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 (k, 1) or (k, end), l2 (k, 1)."""
+    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 and l2 are (k, 1) or (k, end)."""
 
     l1: Floats
     l2: Floats
@@ -73,7 +73,7 @@ class Penalties:
 
     def value(self, x: Floats) -> Floats:
         w = x[:, : self.end]
-        found: Floats = (self.l1 * np.abs(w)).sum(1) + 0.5 * self.l2[:, 0] * _dots(w, w)
+        found: Floats = (self.l1 * np.abs(w)).sum(1) + 0.5 * (self.l2 * np.square(w)).sum(1)
         return found
 
     def some(self, rows: Numbers) -> Penalties:
@@ -155,26 +155,26 @@ class HessianModel:
     def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """argmin of the model for each row of x."""
         if len(x) == 1:
-            found = self.by_sets(x[0], g[0], phi.l1[0], float(phi.l2[0, 0]), phi.end)
+            found = self.by_sets(x[0], g[0], phi.l1[0], phi.l2[0], phi.end)
             if found is not None:
                 return found[None]
         return self._by_steps(x, g, phi, close)
 
-    def by_sets(self, x: Floats, g: Floats, l1: Floats | float, l2: float, end: int) -> Floats | None:
+    def by_sets(self, x: Floats, g: Floats, l1: Floats | float, l2: Floats | float, end: int) -> Floats | None:
         """Semismooth Newton: guess which coefficients are not 0 and of what sign, solve, look again; None: no end."""
-        D, b = self.D, self.D @ x - g
+        D, b, l2 = self.D, self.D @ x - g, np.broadcast_to(l2, end)
         diagonal, pull = D.diagonal().copy(), np.zeros_like(x)
         diagonal[:end] += l2
         pull[:end] = l1
         if not pull.any():
-            return _solved(_ridged(D.copy(), l2, end), b)
+            return _solved(_ridged(D.copy(), l2), b)
         v = x * diagonal - g  # of a step by the diagonal alone, times the diagonal
         v[:end] -= l2 * x[:end]
         sign = _signs(v, pull)
         for _ in range(NEWTON):
             inside = sign.nonzero()[0]
             A = D[inside[:, None], inside]
-            solved = _solved(_ridged(A, l2, int(np.count_nonzero(inside < end))), (b - pull * sign)[inside])
+            solved = _solved(_ridged(A, l2[inside[inside < end]]), (b - pull * sign)[inside])
             if solved is None:
                 return None
             u = np.zeros_like(x)
@@ -331,10 +331,10 @@ def _signs(v: Floats, pull: Floats) -> Floats:
     return np.where(pull > 0, np.sign(v) * (np.abs(v) > pull), 2.0)
 
 
-def _ridged(A: Floats, l2: float, end: int) -> Floats:
-    """A + l2 on the first `end` places of the diagonal, in place."""
-    if l2:
-        A[np.arange(end), np.arange(end)] += l2
+def _ridged(A: Floats, l2: Floats) -> Floats:
+    """A + l2 on the first places of the diagonal, in place."""
+    if l2.any():
+        A[np.arange(len(l2)), np.arange(len(l2))] += l2
     return A
 
 

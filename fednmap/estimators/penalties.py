@@ -19,6 +19,7 @@ from fednmap.regularizers import (
     GroupLasso,
     NonNegative,
     Scaled,
+    Separable,
     SparseGroupLasso,
     SquaredL2,
     Zero,
@@ -112,8 +113,8 @@ def regularizer(
     return GroupLasso(lam * labels.bincount().double().sqrt(), labels)
 
 
-def shrinkage(phi: Regularizer, size: int) -> tuple[Any, float] | None:
-    """l1 (a number, or one for each of the `size` coefficients) and l2 where phi is l1 |b|_1 + l2 |b|^2 / 2, else
+def shrinkage(phi: Regularizer, size: int) -> tuple[Any, Any] | None:
+    """l1 and l2 (a number, or one for each of the `size` coefficients) where phi is l1 |b|_1 + l2 |b|^2 / 2, else
     None."""
     if isinstance(phi, Zero):
         return 0.0, 0.0
@@ -127,6 +128,13 @@ def shrinkage(phi: Regularizer, size: int) -> tuple[Any, float] | None:
         return 0.0, 2 * phi.weight
     if isinstance(phi, Scaled) and (inner := shrinkage(phi.phi, size)) is not None:
         return phi.factor * inner[0], phi.factor * inner[1]
+    if isinstance(phi, Separable):
+        l1, l2 = np.zeros(size), np.zeros(size)
+        for where, part in phi.parts:
+            if (inner := shrinkage(part, where.stop - (where.start or 0))) is None:
+                return None
+            l1[where], l2[where] = inner
+        return l1, l2
     return None
 
 

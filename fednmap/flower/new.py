@@ -114,6 +114,6 @@ def _settings(kinds: tuple[type[BaseModel], ...], first: dict[str, Any], left_ou
     lines = []
     for key, field in {key: field for kind in kinds for key, field in kind.model_fields.items()}.items():
         value = first.get(key, None if field.is_required() else field.default)
-        setting = tomli_w.dumps({key.replace("_", "-"): "" if value is None else value}).strip()
+        setting = tomli_w.dumps({key.replace("_", "-"): "" if value in (None, ()) else value}).strip()
         lines += [] if key in left_out else [f"# {MEANING.get(key, field.description or '')}\n{setting}"]
     return "\n".join(lines)

@@ -56,7 +56,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
     if federation.secagg_threshold is not None:
         raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
     task = FitConfig.make(**with_weight(given))
-    used = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
+    used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
+    used |= {"penalty-factor": task.penalty_factor or None, "bounds": task.bounds or None}
     alone = [name for name, value in used.items() if value is not None]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:

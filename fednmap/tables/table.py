@@ -185,7 +185,8 @@ def is_words(values: Column) -> bool:
 def refuse_dates(name: str, values: Column, at: str = "") -> None:
     """Raise SiteError if most words of a column are dates, times or durations."""
     words = values[~missing(values)] if is_words(values) else values[:0]
-    if len(words) and sum(DATE.fullmatch(word) is not None for word in words) >= MOSTLY * len(words):
+    dates = [word for word in words if isinstance(word, str) and DATE.fullmatch(word)]
+    if len(words) and len(dates) >= MOSTLY * len(words):
         raise SiteError(
             f"column {name!r} holds dates or times{at}; turn it into a number, such as days since admission, or "
             "exclude the column",

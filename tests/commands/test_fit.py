@@ -537,3 +537,29 @@ def test_the_coefficients_are_readable_at_80_columns(command, hospitals, monkeyp
     assert next(row[1] for row in cells if row[0] == "sex=m") == f"{table['coefficient'][1]:.4g}"
     pieces = [row[0] for row in cells if row[0] and row[0] in f"{name}=missing"]
     assert len(pieces) <= 6 * (1 + len(name) // 30)  # two names in three stacked tables
+
+
+def test_factors_and_bounds_by_names_of_any_signs(command, tmp_path):
+    """A column of words is meant with all its levels; brackets, commas and = belong to names."""
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        dose, age, stage = rng.normal(size=40), rng.normal(60, 9, 40), rng.choice(["I", "II", "III"], 40)
+        y = dose + (stage == "II") + rng.normal(size=40)
+        lines = [f"{a},{b},{c},{d}" for a, b, c, d in zip(dose, age, stage, y, strict=True)]
+        (folder / f"{site}.csv").write_text("\n".join(['"dose, [mg]=x",age,stage,y', *lines]))
+    common = ["fit", "--data", f"csv:{folder}", "--target", "y", "--family", "gaussian", "--penalty", "l1:1.5"]
+    given = ["--penalty-factor", "dose, [mg]=x=0", "--penalty-factor", "stage=0", "--bounds", "dose, [mg]=x=0:0.25"]
+    code, _, err = command(*common, *given, "--out", tmp_path / "RUN")
+    assert code == 0, err
+    model = fednmap.load(tmp_path / "RUN")
+    coef = dict(zip(model.columns, model.coef[0], strict=True))
+    assert coef["dose, [mg]=x"] == pytest.approx(0.25)
+    assert coef["age"] == 0
+    assert coef["stage=II"] != 0 != coef["stage=III"]
+    for option, words in (("--penalty-factor", "stage"), ("--bounds", "age=0"), ("--bounds", "age=1:2")):
+        code, _, err = command(*common, option, words, "--out", tmp_path / "OTHER")
+        assert code == 2
+        assert "expected" in err
+        assert not (tmp_path / "OTHER").exists()
