@@ -1,4 +1,4 @@
-"""The command `fednmap`: each subcommand is loaded when it is called, so that `--help` is there at once."""
+"""The command `fednmap`: a subcommand is imported when it is called, which keeps `--help` fast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMANDS = {
     "speedup": "Sweep over clients or local steps at a fixed eta_a eta_s Q; fit the slope and say whether speedup is "
     "linear.",
     "show": "Show a run in the terminal, or list the runs of a folder.",
-    "watch": "Watch a run while it goes on: in the terminal, as JSON lines, or for Prometheus.",
+    "watch": "Monitor a run: in the terminal, as JSON lines, or for Prometheus.",
     "report": "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, "
     "configuration.",
     "list": "List algorithms, topologies, regularizers, datasets, partitions, models or presets.",
@@ -82,8 +82,8 @@ class LazyCommand(TyperCommand):
         return context.command.invoke(context)
 
 
-def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
+def _version(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if given:
         print(f"fednmap {__version__}")
         context.exit()
 
@@ -107,15 +107,18 @@ app = TyperGroup(
 
 
 def main(command: click.Command = app, name: str | None = None) -> NoReturn:
-    """Run the command. What the user did wrong is one line and exit code 2; a run that ended badly, by diverging or for
-    want of memory, disk or a connection, is one line and 1; a fault of ours keeps its traceback, and is 70. So does
-    one of code of the user's own, package.module:Name, which is 2. `name` is the program's name in the help."""
+    """Run the command and exit.
+
+    Wrong input prints one line, with exit code 2. A run that failed (it diverged, or memory, disk or connection failed)
+    prints one line, with exit code 1. An error in fednmap prints a traceback, with exit code 70; an error in the user's
+    code, package.module:Name, prints a traceback, with exit code 2. `name` is the program's name in the help.
+    """
     if "_FEDNMAP_COMPLETE" in os.environ:  # eval "$(_FEDNMAP_COMPLETE=source_bash fednmap)"
         import_module("typer.completion").completion_init()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            code = None if _follows_torchrun() else command(prog_name=name, standalone_mode=False)
+            code = None if _ran_as_torchrun_worker() else command(prog_name=name, standalone_mode=False)
         except click.ClickException as error:
             # click and typer both suggest; without a subcommand the help was shown, and there is no message
             message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
@@ -136,10 +139,10 @@ def main(command: click.Command = app, name: str | None = None) -> NoReturn:
 
 
 def outcome(error: Exception) -> str | None:
-    """What to say of an end that is nobody's mistake; None where it must be ours."""
+    """Return what to say of an end that is nobody's mistake; None where it must be ours."""
     if _is_out_of_memory(error):
         return "out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk"
-    if isinstance(error, OSError):  # with a number it is the system's, about a file that we should have taken care of
+    if isinstance(error, OSError):  # with a number it is the system's, which should have been caught
         return str(error) if error.errno is None else None
     if isinstance(error, ArithmeticError):  # the iterates are not finite; Python's own kinds are mistakes in a formula
         return None if isinstance(error, ZeroDivisionError | OverflowError | FloatingPointError) else str(error)
@@ -147,21 +150,24 @@ def outcome(error: Exception) -> str | None:
 
 
 def _blame(error: Exception) -> tuple[str, int]:
-    """Whose fault an unexpected error is, and the exit code: that of the last line that is ours or the user's own."""
+    """Return a line that says whether fednmap or the user's code raised the error, and the exit code."""
     ours = os.path.dirname(os.path.abspath(__file__)) + os.sep
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     last = next((file for file in reversed(files) if file in FOREIGN or file.startswith(ours)), "")
     if last in FOREIGN and not last.startswith(ours):
-        return f"the error is in {FOREIGN[last]}, which is code of your own; see the lines above", 2
+        return f"the error is in {FOREIGN[last]}, which is your own code; see the lines above", 2
     foreign = [name for file, name in FOREIGN.items() if not file.startswith(ours)]
     if foreign:
         names = ", ".join(foreign)
-        return f"this is a fault in fednmap, or in what {names} gave it; if the latter is right, please report it", 70
-    return "this is a fault in fednmap, not in your input; please report it with the lines above", 70
+        return (
+            f"this is an error in fednmap, or in what {names} passed to it; if the latter is right, please report it",
+            70,
+        )
+    return "this is an error in fednmap, not in your input; please report it with the lines above", 70
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Python's and numpy's word for it, or torch's on a GPU or on a processor."""
+    """Whether it is the out-of-memory error of Python, numpy or torch."""
     if isinstance(error, MemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -175,13 +181,13 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"fednmap: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _follows_torchrun() -> bool:
-    """Whether torchrun has made this process one that works for process 0; if so its work is done."""
+def _ran_as_torchrun_worker() -> bool:
+    """Whether torchrun started this process to work for process 0; its work is then done."""
     if "WORLD_SIZE" not in os.environ:
         return False
-    from fednmap.runs.workers import follow_torchrun
+    from fednmap.runs.workers import run_as_torchrun_worker
 
-    return follow_torchrun()
+    return run_as_torchrun_worker()
 
 
 def fail(message: str, code: int) -> NoReturn:

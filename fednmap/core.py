@@ -20,7 +20,7 @@ from torch import Tensor
 from fednmap.names import InputError, renamed
 
 Oracle = Callable[[Tensor, int], Tensor]
-"""g(x, q): the gradient at x on the minibatch of local step q. x is only lent: the next step may be written over it.
+"""g(x, q): the gradient at x on the minibatch of local step q. The next step may overwrite x.
 
 An `AccumulatingOracle` saves a local step the memory traffic of its gradient."""
 
@@ -35,7 +35,7 @@ class AccumulatingOracle(Protocol):
     def __call__(self, x: Tensor, q: int) -> Tensor: ...
 
     def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
-        """z += scale g(x, q), in place. z is as large as the gradient, and may be x itself."""
+        """Compute z += scale g(x, q) in place. z is as large as the gradient, and may be x itself."""
         ...
 
 
@@ -94,14 +94,14 @@ class Regularizer(ABC):
 
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
-        """phi(x), a real number or +inf."""
+        """Return phi(x), a real number or +inf."""
 
     @abstractmethod
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
-        """argmin_y phi(y) + |y - v|^2 / (2 step). At step 0: v itself, for a constraint the projection."""
+        """Return argmin_y phi(y) + |y - v|^2 / (2 step). At step 0: v itself, for a constraint the projection."""
 
     def check_step(self, step: float | Tensor) -> float:
-        """`step` as a float, refused where the prox would have more than one value; at rho = inf that is accepted."""
+        """Return `step` as a float; raise InputError where the prox has several values, except for rho = inf."""
         step = float(step)
         if not 0.0 <= step < float("inf"):
             raise InputError(f"the prox step is {step:g}; it must be finite and at least 0")
@@ -114,7 +114,7 @@ class Regularizer(ABC):
 
 
 class FixedPoint(Enum):
-    """Where a method ends with exact gradients on heterogeneous clients; the contract check asks for what is said."""
+    """Where a method ends with exact gradients on heterogeneous clients; `check_algorithm` tests EXACT."""
 
     EXACT = "exact"
     EXACT_IN_THE_LIMIT = "exact as t grows"
@@ -156,16 +156,16 @@ class Traits:
     steps_may_change: bool = True
     """eta_a may be another one in every round; else it only sets gamma, before the first round."""
     hessians: int = 0
-    """Symmetric matrices that a client sends besides, p (p + 1) / 2 numbers each; the oracle is then a `SecondOrder`,
+    """Symmetric matrices that a client sends too, p (p + 1) / 2 numbers each; the oracle is then a `SecondOrder`,
     and gradients must be exact."""
 
 
 class Algorithm(ABC):
     """A federated method: frozen hyper-parameters and pure functions, a client half and a server half.
 
-    A subclass declares NamedTuples `Server` and `Up`, `Client` unless its clients keep nothing (`NoState`), and `Down`
-    where they do not receive the server's state as it is; `Up` and `Down` are what is sent. `local` is written
-    for one client; given stacked client states (k, p) the same lines run k clients.
+    A subclass declares NamedTuples: `Server` and `Client` are the states, `Up` and `Down` the messages. `Client` may be
+    left out if clients have no state, `Down` if they receive the server's state. `local` is written for one client;
+    given stacked client states (k, p) the same lines run k clients.
     """
 
     traits: ClassVar[Traits]
@@ -185,42 +185,42 @@ class Algorithm(ABC):
 
     @abstractmethod
     def init(self, start: Tensor) -> tuple[State, State]:
-        """The server's state and one client's state before the first round."""
+        """Return the server's state and one client's state before the first round."""
 
     def broadcast(self, server: State) -> State:
-        """What every participating client receives: the server's state, unless the method says otherwise."""
+        """Return the message to every participating client, by default the server's state."""
         return server
 
     @abstractmethod
     def local(self, down: State, client: State, g: Oracle) -> tuple[State, State]:
-        """The local steps of one client, or of a stack of clients: what it sends, and its new state."""
+        """Run the local steps of one client, or of a stack of clients; return the uplink and the new client state."""
 
     def state_after_sending(self, down: State, client: State, up: State, sent: State) -> State:
         """Return the client's new state if `sent`, and not the `up` that `local` made, is what was summed.
 
-        For whatever changes an uplink on its way out (clipping, rounding to a grid): a state that is built from the
-        vector that really left keeps the method exact. With sent = up it is the state that `local` returned. A method
-        without state on the clients has nothing to say here; any other must, or its uplinks cannot be changed.
+        Clipping and rounding change an uplink after `local`. The method stays exact if its client state is computed
+        from the vector that was sent. With sent = up it is the state that `local` returned. A method with client state
+        that does not override this function raises InputError when its uplink is changed.
         """
         if not client:
             return client
         raise InputError(
-            f"{type(self).__name__} cannot say what its state is when its uplink is changed; use FedNMap, Zhang, "
-            "FedCanon, SCAFFOLD or a method without client state, such as FedAvg, or write its state_after_sending"
+            f"{type(self).__name__} has no state_after_sending, which clipped or rounded uplinks need; write it, or "
+            "use FedNMap, Zhang, FedCanon, SCAFFOLD or a method without client state, such as FedAvg"
         )
 
     @abstractmethod
     def aggregate(self, server: State, up: State, share: float) -> State:
-        """The server's new state from the MEAN of the uplinks received and the share of clients they are."""
+        """Return the new server state from the MEAN of the uplinks received and the share of clients that sent them."""
 
     @abstractmethod
     def model(self, server: State) -> Tensor:
-        """x_t: what is measured and returned."""
+        """Return the model x_t, which is measured and returned."""
 
     def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
         """Return (x, grad f(x)) if the round from `before` to `after` reveals it to the server, else None.
 
-        Asked only of rounds in which every client was counted, with exact gradients: the model can then be judged
+        Called only for rounds in which every client was counted, with exact gradients. Tolerances can then be checked
         without another pass over the data.
         """
         return None
@@ -311,16 +311,16 @@ class Problem(Protocol):
     def dim(self) -> int: ...
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
-        """The gradients of round t for `clients`, a LongTensor (k,): x is (k, p), or one common point (p,)
+        """Return the gradients of round t for `clients`, a LongTensor (k,): x is (k, p), or one common point (p,)
         for all k; the result is (k, p). For one client (0-d `clients`) it maps (p,) to (p,)."""
         ...
 
     def loss(self, x: Tensor) -> Tensor:
-        """f(x) on all data."""
+        """Return f(x) on all data."""
         ...
 
     def gradient(self, x: Tensor) -> Tensor:
-        """The exact gradient of f."""
+        """Return the exact gradient of f."""
         ...
 
 
@@ -421,7 +421,7 @@ def _weights(problem: Problem, given: Any) -> Tensor:
 
 
 def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -> Oracle:
-    """The oracle of `clients` in round t that the method needs: of gradients, or also of Hessians."""
+    """Return the oracle of `clients` in round t that the method needs: of gradients, or also of Hessians."""
     g = problem.oracle(clients, t)
     if not algorithm.traits.hessians:
         return g

@@ -72,14 +72,14 @@ class Quantity(NamedTuple):
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def text(self, value: float | None) -> str:
-        """The number as it is shown; `-` where there is none."""
+        """Return the number as it is shown; `-` where there is none."""
         if value is None or math.isnan(value):
             return "-"
         text = f"{self.scale * value:{self.digits}}"
         return text if len(text) <= 10 else f"{self.scale * value:.3e}"
 
     def words(self, value: float | None) -> str:
-        """The number with its label and unit, in a line of several."""
+        """Return the number with its label and unit, in a line of several."""
         words = (self.text(value), self.head) if self.cost else (self.label, self.text(value), self.unit)
         return " ".join(word for word in words if word)
 
@@ -155,12 +155,12 @@ QUANTITIES = {
 
 
 def quantity(key: str) -> Quantity:
-    """How a number is shown: by the catalogue, or for your own metric under its name."""
+    """Return how a number is shown: by the catalogue, or for your own metric under its name."""
     return QUANTITIES.get(key) or Quantity(key, key, key, brief=True)
 
 
 def quantities(keys: Iterable[str]) -> list[Quantity]:
-    """Of these keys those that are shown: of the model, your own metrics, then what was spent."""
+    """Return those of these keys that are shown: quantities of the model, your own metrics, then costs."""
     asked = list(dict.fromkeys(keys))
     places = {key: place for place, key in enumerate(QUANTITIES)}
     found = [q for q in map(quantity, asked) if q.shown]
@@ -168,7 +168,7 @@ def quantities(keys: Iterable[str]) -> list[Quantity]:
 
 
 def rise(first: float, last: float) -> str:
-    """What to say of a run whose psi ended above its start by more than rounding; nothing of any other.
+    """Return what to say of a run whose psi ended above its start by more than rounding; nothing of any other.
 
     >>> rise(2.5, 2.5), rise(2.5, 40.0)
     ('', 'psi ended at 40, above its start of 2.5: the model got worse; use a smaller eta_a')
@@ -179,12 +179,12 @@ def rise(first: float, last: float) -> str:
 
 
 def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:
-    """psi(x) = f(x) + phi(x)."""
+    """Return psi(x) = f(x) + phi(x)."""
     return problem.loss(x) + phi.value(x)
 
 
 def hessian_norms(gradient: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, iterations: int) -> Tensor:
-    """|H| at x for each row of a stack of functions with these gradients, by power iteration from the vectors v (k, p).
+    """Return |H| at x for each row of a stack of functions with these gradients, by power iteration from v (k, p).
 
     H v = (grad(x + e v) - grad(x - e v)) / (2 e), e = eps^(1/3) max(1, |x|): two gradients per iteration.
     """
@@ -198,7 +198,7 @@ def hessian_norms(gradient: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, it
 
 @torch.no_grad()
 def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int = 8) -> float:
-    """The gamma with which a problem is measured by default: 1 / L, at most 0.5 / rho; 1 where f is linear at x.
+    """Return the gamma with which a problem is measured by default: 1 / L, at most 0.5 / rho; 1 where f is linear at x.
 
     L is the smoothness of f at x, the problem's first point, by a few power iterations, in two digits: a yardstick
     that belongs to the problem, the same for every method and step size, and for every way of adding up f. Very large
@@ -215,7 +215,7 @@ def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int
 
 
 def residual(x: Tensor, gradient: Tensor, phi: Regularizer, gamma: float) -> Tensor:
-    """(x - prox(x - gamma gradient, gamma)) / gamma, where the gradient of f at x is known already.
+    """Return (x - prox(x - gamma gradient, gamma)) / gamma, where the gradient of f at x is known already.
 
     In float64: the difference of two float32 numbers is off by 1e-7 |x|, which 1 / gamma magnifies, or 0 where
     gamma |gradient| is less than that.
@@ -241,12 +241,12 @@ def normal_map(problem: Problem, phi: Regularizer, z: Tensor, gamma: float) -> T
 
 
 def stationarity(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:
-    """|F_nat(x)|^2, what the paper plots."""
+    """Return |F_nat(x)|^2, what the paper plots."""
     return natural_residual(problem, phi, x, gamma).square().sum()
 
 
 def zeros(x: Tensor) -> Tensor:
-    """The share of coordinates that are exactly zero."""
+    """Return the share of coordinates that are exactly zero."""
     return (x == 0).to(x.dtype).mean()
 
 
@@ -276,7 +276,7 @@ def support(x: Tensor, truth: Tensor) -> tuple[float, float]:
 
 
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """The share of labels that were predicted."""
+    """Return the share of labels that were predicted."""
     return float((predictions == labels).double().mean())
 
 
@@ -286,14 +286,14 @@ EVALUATED = ("objective", "loss", "stationarity", "zeros", "hoyer")
 
 @torch.no_grad()
 def evaluate(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> dict[str, float]:
-    """The numbers a run reports of a model."""
+    """Return the numbers a run reports of a model."""
     together = info_of(problem).value_and_gradient
     loss, gradient = (problem.loss(x), problem.gradient(x)) if together is None else together(x)
     return numbers(x, float(loss), gradient, phi, gamma)
 
 
 def numbers(x: Tensor, loss: float, gradient: Tensor | None, phi: Regularizer, gamma: float) -> dict[str, float]:
-    """The numbers a run reports of a model whose loss is known; no stationarity where the gradient is not."""
+    """Return the numbers a run reports of a model whose loss is known; no stationarity where the gradient is not."""
     found = {"objective": loss + float(phi.value(x)), "loss": loss}
     if gradient is not None:
         found["stationarity"] = float(residual(x, gradient, phi, gamma).square().sum())

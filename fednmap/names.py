@@ -1,4 +1,4 @@
-"""Looking a name up, with an error that helps; a name may also be code of the user's own, package.module:Name."""
+"""Look up names, with errors that suggest; a name may also be the user's code, package.module:Name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def current(
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> InputError:
-    """The error for a name that is not among `allowed`, with the nearest match."""
+    """Return the error for a name that is not among `allowed`, with the nearest match."""
     names = sorted(allowed)
     near = get_close_matches(name.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -66,14 +66,14 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> InputError:
 
 
 def choose(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """known[name], or an error naming what there is."""
+    """Return known[name], or an error naming what there is."""
     if name not in known:
         raise unknown(kind, name, known)
     return known[name]
 
 
 def some_of(names: Iterable[str], most: int = 20) -> str:
-    """The names for a message, or the first of them; long ones are cut.
+    """Return the names for a message, or the first of them; long ones are cut.
 
     >>> some_of(["age", "sex"]), some_of("abcde", most=3)
     ('age, sex', 'a, b, c and 2 more')
@@ -87,11 +87,11 @@ CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(:.*)?", re.DOTALL
 
 
 FOREIGN: dict[str, str] = {}
-"""The modules that were loaded because a name stood for code of the user's own: file -> name."""
+"""The modules that were loaded because a name was the user's code: file -> name."""
 
 
 def is_code(spec: str, known: Container[str]) -> bool:
-    """Whether `spec` is package.module:Name, with or without arguments, rather than a known name.
+    """Return whether `spec` is package.module:Name, with or without arguments, rather than a known name.
 
     >>> is_code("my.penalties:Huber:0.1", ["l1"]), is_code("l1:0.1", ["l1"])
     (True, False)
@@ -100,7 +100,7 @@ def is_code(spec: str, known: Container[str]) -> bool:
 
 
 def parted(spec: str, known: Container[str]) -> tuple[str, str]:
-    """The name and what follows its colon.
+    """Return the name and what follows its colon.
 
     >>> parted("my.penalties:Huber:0.1", ["l1"]), parted("l1:0.1", ["l1"])
     (('my.penalties:Huber', '0.1'), ('l1', '0.1'))
@@ -113,7 +113,7 @@ def parted(spec: str, known: Container[str]) -> tuple[str, str]:
 
 
 def imported(kind: str, spec: str, known: Iterable[str], base: type | None = None) -> Any:
-    """What package.module:Name stands for; the current folder is searched too, last.
+    """Return what package.module:Name stands for; the current folder is searched too, last.
 
     base: the class that it must be made from; without one it must be callable.
     """
@@ -126,7 +126,7 @@ def imported(kind: str, spec: str, known: Iterable[str], base: type | None = Non
         if f"{module_name}.".startswith(f"{error.name}."):
             raise InputError(f"{unknown(kind, module_name, known)}; nor is there a module {error.name!r}") from None
         raise InputError(f"{kind} {spec!r}: {module_name} needs {error.name}, which is not installed") from None
-    except Exception as error:  # whatever the user's own lines provoke
+    except Exception as error:  # any error in the user's module
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(f"{kind} {spec!r}: {module_name} cannot be imported, {said}") from error
     FOREIGN[str(vars(module).get("__file__"))] = module_name
@@ -141,7 +141,7 @@ def imported(kind: str, spec: str, known: Iterable[str], base: type | None = Non
 
 
 def look_up(kind: str, name: str, known: Mapping[str, T], base: type | None = None) -> T:
-    """known[name], or what package.module:Name stands for."""
+    """Return known[name], or what package.module:Name stands for."""
     if is_code(name, known):
         found: T = imported(kind, name, known, base)
         return found
@@ -149,7 +149,7 @@ def look_up(kind: str, name: str, known: Mapping[str, T], base: type | None = No
 
 
 def parsed(text: str) -> bool | int | float | str:
-    """A word of a command line: a number, true, false, or itself."""
+    """Return a word of a command line: a number, true, false, or itself."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -161,7 +161,7 @@ def parsed(text: str) -> bool | int | float | str:
 
 
 def is_number(word: str) -> bool:
-    """Whether a word of a table is a number, also nan and inf."""
+    """Return whether a word of a table is a number, also nan and inf."""
     try:
         float(word)
     except ValueError:
@@ -170,7 +170,7 @@ def is_number(word: str) -> bool:
 
 
 def called(spec: str, make: Callable[..., T], first: Sequence[Any], argument: str) -> T:
-    """make(*first, ...) with the words of `argument`, separated by commas; refused where they do not fit."""
+    """Return make(*first, ...) with the words of `argument`, separated by commas; refused where they do not fit."""
     arguments = [*first, *(parsed(word.strip()) for word in argument.split(",") if argument)]
     try:
         inspect.signature(make).bind(*arguments)

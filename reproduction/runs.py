@@ -46,7 +46,7 @@ def trained(config: Config, columns: tuple[str, ...], path: Path) -> list[Record
     if "error" in result:
         raise ArithmeticError(f"{path}: {result['error']}")
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
-    folder.seal()
+    folder.write_checksums()
     return [{name: record[name] for name in ("round", *columns)} for record in folder.records(result["method"], 0)]
 
 

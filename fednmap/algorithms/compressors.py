@@ -43,7 +43,7 @@ class ContractiveCompressor(core.Compressor, ABC):
 
     @abstractmethod
     def delta(self, p: int) -> float:
-        """How much of a vector of length p gets through; 1: all of it."""
+        """Return how much of a vector of length p gets through; 1: all of it."""
 
     @abstractmethod
     def __call__(self, v: Tensor, t: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class ContractiveCompressor(core.Compressor, ABC):
         return min(1.0, delta / (3 * rest * (1 + rest))) if delta < 1 else 0.0
 
     def pace(self, p: int) -> float:
-        """The share of a step that is stable if an entry is sent every 1/delta rounds only: 1 - sqrt(1 - delta).
+        """Return the share of a step that is stable if an entry is sent every 1/delta rounds only: 1 - sqrt(1 - delta).
 
         That is what EF21's theorem allows of 1/L; about delta / 2 where little gets through, 1 where all does.
         """

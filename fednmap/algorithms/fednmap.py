@@ -107,7 +107,7 @@ class FedNMap(Algorithm):
         return self._prox(server.z)
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        """With Q = 1 the mean uplink is the normal map at z, and h, which is it without (z - x)/gamma, grad f(x)."""
+        """Return x and h if Q = 1: the mean uplink is then grad f(x) + (z - x)/gamma, and h is grad f(x)."""
         return (self.model(before), after.h) if self.Q == 1 and not self.forget else None
 
     def _prox(self, z: Tensor) -> Tensor:

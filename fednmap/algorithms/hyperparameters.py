@@ -17,7 +17,7 @@ class HasPhi(Protocol):
 
 
 def check(algorithm: Algorithm, *names: str) -> None:
-    """phi is a regularizer, Zero() for smooth methods; each named number is finite and positive, Q an integer."""
+    """Check that phi is a regularizer, Zero() for smooth methods, that named numbers are positive and Q an integer."""
     composite, phi = algorithm.traits.composite, algorithm.phi
     regularizer(algorithm, "phi", "L1(0.1), as the first argument" if composite else "Zero(), its default")
     if not composite and not isinstance(phi, Zero):
@@ -34,7 +34,7 @@ def check(algorithm: Algorithm, *names: str) -> None:
 
 
 def weakly_convex(algorithm: HasPhi, name: str, step: float) -> None:
-    """The prox at `step` is single-valued: step * rho < 1. Where rho = inf none is, and phi was made knowing that."""
+    """Check that the prox at `step` is single-valued, step * rho < 1; not if rho = inf, where no step is."""
     rho = algorithm.phi.rho
     if rho < math.inf and step * rho >= 1:
         raise InputError(
@@ -44,7 +44,7 @@ def weakly_convex(algorithm: HasPhi, name: str, step: float) -> None:
 
 
 def convex(algorithm: Algorithm) -> None:
-    """phi is convex, for methods whose prox weight grows without bound."""
+    """Check that phi is convex, for methods whose prox weight grows without bound."""
     if algorithm.phi.rho > 0:
         raise InputError(
             f"{type(algorithm).__name__} needs a convex regularizer, {type(algorithm.phi).__name__} has "
@@ -53,23 +53,23 @@ def convex(algorithm: Algorithm) -> None:
 
 
 def default(algorithm: HasPhi, name: str, value: float) -> None:
-    """The named hyper-parameter is `value` if it was not given; it is finite and positive."""
+    """Set the named hyper-parameter to `value` if it was not given; it must be finite and positive."""
     if getattr(algorithm, name) is None:
         object.__setattr__(algorithm, name, value)
     positive(algorithm, name)
 
 
 def prox_step(algorithm: HasPhi, name: str, value: float) -> None:
-    """The same for the step of a prox: the default is at most half of what phi allows, and step * rho < 1."""
+    """Set the step of a prox: by default at most half of what phi allows; it must have step * rho < 1."""
     default(algorithm, name, safe_step(algorithm.phi, value))
     weakly_convex(algorithm, name, getattr(algorithm, name))
 
 
 def default_gamma(phi: Regularizer, eta_a: float, eta_s: float, Q: int) -> float:
-    """The paper's ratio gamma = 4 eta_a eta_s Q, at most half of what phi allows."""
+    """Return the paper's ratio gamma = 4 eta_a eta_s Q, at most half of what phi allows."""
     return safe_step(phi, 4 * eta_a * eta_s * Q)
 
 
 def safe_step(phi: Regularizer, step: float) -> float:
-    """A prox step for a default: at most half of what phi allows."""
+    """Return a prox step for a default: at most half of what phi allows."""
     return min(step, 0.5 / phi.rho) if 0 < phi.rho < math.inf else step

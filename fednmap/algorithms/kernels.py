@@ -44,7 +44,7 @@ class LocalSteps:
         return z
 
     def down(self, z: Tensor, x: Tensor, q: int, *directions: Tensor) -> Tensor:
-        """z - eta (g(x, q) + the sum of the directions); in place for an `AccumulatingOracle`."""
+        """Return z - eta (g(x, q) + the sum of the directions); in place for an `AccumulatingOracle`."""
         assert self._g is not None
         if self._add is None or (z is not self._space and self._space is not None):
             return self(z, self._g(x, q), *directions)
@@ -57,7 +57,7 @@ class LocalSteps:
         return z
 
     def mean(self, z: Tensor, last: Tensor, count: int) -> Tensor:
-        """(z - last) / (eta count), written over `last`, the iterate after `count` steps from z."""
+        """Return (z - last) / (eta count), written over `last`, the iterate after `count` steps from z."""
         return torch.sub(z, last, out=last).div_(self.eta * count)
 
 

@@ -93,7 +93,7 @@ def next_point(
     share: float,
     local: bool,
 ) -> tuple[Tensor, Past]:
-    """z of the next round, and what is remembered then.
+    """Return z of the next round, and what is remembered then.
 
     y: the mean uplink of this round, the plain direction.
     g: the mean of all clients' gradients, new ones at prox(z) from the share of clients that was counted.

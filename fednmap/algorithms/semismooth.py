@@ -42,7 +42,7 @@ def prox_jacobian(phi: Regularizer, z: Tensor, gamma: float) -> Tensor:
 
 
 def newton_point(phi: Regularizer, gamma: float, z: Tensor, g: Tensor, H: Tensor, mu: float) -> Tensor:
-    """z' with prox(z') = argmin_u <g, u> + <u - x, (H + mu I)(u - x)> / 2 + phi(u), x = prox(z).
+    """Return z' with prox(z') = argmin_u <g, u> + <u - x, (H + mu I)(u - x)> / 2 + phi(u), x = prox(z).
 
     The normal map of that model is solved by semismooth Newton steps; where they do not help, by accelerated prox
     steps. Negative eigenvalues of H count as positive. Both use the prox at the step 1/(largest eigenvalue + mu), which

@@ -71,11 +71,11 @@ class ServerOptimiser(Algorithm):
 
     @abstractmethod
     def begin(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The optimiser's vectors before the first round."""
+        """Return the optimiser's vectors before the first round."""
 
     @abstractmethod
     def step(self, x: Tensor, y: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
-        """The new x, and the optimiser's new vectors, where the method would go from x to y."""
+        """Return the new x, and the optimiser's new vectors, where the method would go from x to y."""
 
     def init(self, start: Tensor) -> tuple[State, State]:
         server, client = self.of.init(start)

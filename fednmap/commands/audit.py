@@ -57,7 +57,9 @@ def audit(
     words = f"uplinks: {sum(row.messages for row in vectors)}, of them in the clear {clear}"
     rest = f"clipped {_how_many(vectors, 'clipped')}, noised {_how_many(vectors, 'noised')}"
     screen.print(f"{words}, masked {_how_many(vectors, 'masked')}, {rest}", highlight=False)
-    screen.print("counted: what the server has told the client so far; of the last round it says so in the next")
+    screen.print(
+        "counted: replies that the server has confirmed; it confirms those of the last round in the next message"
+    )
 
 
 def _how_many(rows: list[AuditRow], word: str) -> int:

@@ -124,7 +124,7 @@ def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:
 
 
 def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A module that holds these tensors under these names, and computes nothing.
+    """Return a module that holds these tensors under these names, and computes nothing.
 
     >>> list(holding({"x": torch.zeros(2), "0.weight": torch.ones(1)}).state_dict())
     ['x', '0.weight']
@@ -151,7 +151,7 @@ def on_given_columns(module: nn.Module, shift: Tensor, scale: Tensor) -> None:
 
 
 def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:
-    """The model x of a problem; regressions become one linear layer, with a bias where they have an intercept.
+    """Return the model x of a problem; regressions become one linear layer, with a bias where they have an intercept.
 
     Binary logistic regression gives one score per sample, positive for label 1.
     """
@@ -164,7 +164,7 @@ def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A linear layer with these numbers, (outputs, features) and (outputs,)."""
+    """Return a linear layer with these numbers, (outputs, features) and (outputs,)."""
     outputs, features = weight.shape
     layer = nn.Linear(features, outputs, bias=bias is not None, dtype=weight.dtype, device=weight.device)
     with torch.no_grad():

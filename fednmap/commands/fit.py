@@ -184,7 +184,7 @@ def fit(
                 write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
         _write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
         _finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
-        folder.seal("report.html")
+        folder.write_checksums("report.html")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
@@ -331,7 +331,7 @@ def _folder(
     folder = RunFolder.open(out)
     if words := folder.changed(finite(settings), frozenset()):
         raise InputError(f"{out} holds a fit that was stopped, of other settings ({words}); choose another folder")
-    folder.unseal()
+    folder.remove_checksums()
     return folder
 
 
@@ -449,7 +449,7 @@ def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: flo
         "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
         "bytes_down": estimator.bytes_sent_ / 2,
     }
-    folder.forget_after(job, -1)
+    folder.delete_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
     ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
     closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}

@@ -114,7 +114,7 @@ def rotate(file: ClientsFile, name: Client, key: PublicKey) -> None:
 
 @clients_app.command()
 def revoke(file: ClientsFile, name: Client) -> None:
-    """A client's key counts no more, from the next round on."""
+    """Revoke a client's key, from the next round on."""
     print(f"revoked  {_identities(file, must_exist=True).revoke(name)}  of {name}")
 
 
@@ -214,7 +214,7 @@ def resume(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Start SuperLink, nodes and server anew and go on from the checkpoints: nothing that was counted is lost."""
+    """Start SuperLink, nodes and server again and continue from the checkpoints: nothing that was counted is lost."""
     _needs_flower()
     run, settings, federation = _resumed(folder)
     if deadline is not None:
@@ -272,7 +272,7 @@ def _base(file: Path) -> dict[str, Any]:
 def _trial(config: Config, federation: Any, console: Console, warm: bool, app: Path | None = None) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers.
 
-    app: an app of one's own; its clients' states, and tables if there are any, are in its folder.
+    app: the user's own app; its clients' states, and tables if there are any, are in its folder.
     """
     from fednmap.flower.identity import node_key
     from fednmap.flower.launch import Launcher
@@ -363,7 +363,7 @@ def _killed(folder: RunFolder, before: object) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
-    except OSError:  # nobody can tell
+    except OSError:  # not known
         return False
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 
@@ -24,25 +25,25 @@ from fednmap.runs.presets import presets
 
 
 def _algorithms() -> Group:
-    needs = Table(
-        Column("name", no_wrap=True), "solves", "up", "down", "prox", "everybody", "ends with exact gradients at"
-    )
+    first = Column("name", no_wrap=True)
+    needs = Table(first, "solves", "up", "down", "prox", "all clients", "fixed point", box=SIMPLE_HEAD, padding=0)
     for name, kind in ALGORITHMS.items():
         t = kind.traits
         solves = ("f + phi" if t.composite else "f") + (", central" if t.central else "")
         down = f"{t.down}, {t.up}" if t.broadcast_follows else str(t.down)
-        everybody = "required" if t.full_participation else "-"
+        everybody = "needed" if t.full_participation else "-"
         up = f"{t.up} + H" if t.hessians else str(t.up)
         needs.add_row(name, solves, up, down, t.prox, everybody, t.fixed_point.value)
     key = (
-        "up, down: vectors a client sends and receives in a round, less down if it was counted in the round before; "
-        "prox: evaluations on a client + on the server; H: p (p + 1) / 2 numbers more"
+        "up, down: vectors that a client sends and receives in a round (2, 1: only 1 after a round in which it was "
+        "counted); prox: evaluations on a client + on the server; H: p (p + 1) / 2 numbers more; fixed point: where it "
+        "ends with exact gradients on heterogeneous clients"
     )
     return Group(needs, key, _rates(ALGORITHMS, "s2 = gradient variance"), *_decentralized())
 
 
 def _rates(methods: Mapping[str, Any], symbol: str) -> Table:
-    table = Table(Column("name", no_wrap=True), f"convergence rate as published, {symbol}")
+    table = Table(Column("name", no_wrap=True), f"convergence rate as published, {symbol}", box=SIMPLE_HEAD, padding=0)
     for name, kind in methods.items():
         if kind.traits.rate != "-":
             table.add_row(name, kind.traits.rate)
@@ -51,9 +52,8 @@ def _rates(methods: Mapping[str, Any], symbol: str) -> Table:
 
 def _decentralized() -> tuple[RenderableType, ...]:
     """Methods without a server, which run with --topology."""
-    needs = Table(
-        "without a server", "vectors", "prox", "one-way links", "changing links", "ends with exact gradients at"
-    )
+    heads = ("without a server", "vectors", "prox", "one-way links", "changing links", "fixed point")
+    needs = Table(*heads, box=SIMPLE_HEAD, padding=0)
     for name, kind in DECENTRALIZED.items():
         t, fixed_point = kind.traits, kind.traits.fixed_point.value
         changing = ("exact" if fixed_point == "exact" else "runs") if t.changing else "may diverge"
@@ -74,7 +74,8 @@ def _topology(name: str) -> str:
 def _table(known: Mapping[str, Any], show: Callable[[str], str] = str, more: Mapping[str, str] | None = None) -> Table:
     """Return a table of names, as `show` prints them, and the first lines of docstrings; and `more` rows."""
     texts = {show(name): kind if isinstance(kind, str) else kind.__doc__.strip() for name, kind in known.items()}
-    rows = [(name, text.splitlines()[0]) for name, text in (texts | dict(more or {})).items()]
+    firsts = {name: text.splitlines()[0].removeprefix("Return ") for name, text in (texts | dict(more or {})).items()}
+    rows = [(name, text[:1].upper() + text[1:]) for name, text in firsts.items()]
     return DataTable(["name", "what it is"], rows).rich()
 
 
@@ -106,4 +107,4 @@ def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None
     screen = console()
     screen.print(choose("list", what, LISTS)())
     if what in OWN:
-        screen.print(f"or one of your own: {OWN[what]}, in a module that Python finds from here", highlight=False)
+        screen.print(f"or your own: {OWN[what]}, in a module in this folder or on Python's path", highlight=False)

@@ -1,4 +1,4 @@
-"""`fednmap watch`: a run while it goes on, in the terminal, as JSON lines, or for Prometheus."""
+"""`fednmap watch`: monitor a run in the terminal, as JSON lines, or for Prometheus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def watch(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
 ) -> None:
-    """Watch a run while it goes on: in the terminal, as JSON lines, or for Prometheus.
+    """Monitor a run: in the terminal, as JSON lines, or for Prometheus.
 
     Only the run folder is read, so that a run of train, compare or Flower can be watched from any process.
     """
@@ -105,20 +105,20 @@ def _news(folder: RunFolder, every: float) -> Iterator[tuple[Job, Record]]:
 
 
 def to_json_line(job: Job, record: Record) -> str:
-    """A measurement as one line of JSON; what is not finite is null."""
+    """Return a measurement as one line of JSON; what is not finite is null."""
     values = {name: v if math.isfinite(v) else None for name, v in record.items()}
     return json.dumps({"method": job.method, "trial": job.trial} | values)
 
 
 def to_prometheus(folder: RunFolder) -> str:
-    """The newest measurement of each method in Prometheus' text format.
+    """Return the newest measurement of each method in Prometheus' text format.
 
     Quantities are gauges `fednmap_NAME`, with the labels run, method and trial.
     """
     run, results = folder.path.name, folder.results()
     lines = []
     facts = {
-        "running": ("1 while the run goes on", int(folder.running())),
+        "running": ("1 while the run is active", int(folder.running())),
         "jobs_finished": ("methods and trials that are finished", len(results)),
         "jobs_expected": ("methods and trials of the run", expected(folder)),
     }
@@ -154,7 +154,7 @@ def _number(value: float) -> str:
 
 
 def server(folder: RunFolder, host: str, port: int) -> ThreadingHTTPServer:
-    """An HTTP server of /metrics and /healthz; the latter is 503 if the run has stopped before its end."""
+    """Return an HTTP server of /metrics and /healthz; the latter is 503 if the run has stopped before its end."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

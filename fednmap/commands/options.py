@@ -37,7 +37,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 """The panels of the help, in order; every other option is in the last one."""
 ADVANCED = "Advanced"
 FLAGS = {"asynchronous": "async"}
-"""Options that are not called like their setting."""
+"""Options whose name differs from that of their setting."""
 
 
 def with_config(
@@ -120,14 +120,14 @@ def _option(name: str, annotation: Any, default: Any = None) -> inspect.Paramete
 
 
 def take_threads(given: int | None, processes: int = 1) -> None:
-    """This process takes as many threads as were asked for; else its share of the cores, where several work."""
+    """Limit the threads of this process to `given`, by default to its share of the cores."""
     threads.limit(given)
     if processes > 1:
         threads.limit(threads.share(processes))
 
 
 def trusting(config: Config) -> str:
-    """What the command that goes on with such a run needs besides its folder."""
+    """Return the options that `--resume` of such a run needs."""
     return " --trust-code" if code_in(config.model_dump()) else ""
 
 

@@ -60,7 +60,7 @@ def show(
 
 
 def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
-    """A curve in one line of text, from the least to the largest of its own values, or of those of `scale`.
+    """Return a curve in one line of text, from the least to the largest of its own values, or of those of `scale`.
 
     >>> sparkline([0, 1, 2, 3, 2, 1, 0])
     '▁▃▆█▆▃▁'
@@ -140,7 +140,7 @@ def _few(words: Sequence[str]) -> str:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The run folders directly in `path`, oldest first."""
+    """Return the run folders directly in `path`, oldest first."""
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
     files = sorted(path.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime, file.parent.name))

@@ -72,7 +72,7 @@ def speedup(
         print(f"run folder: {sweep.folder.path}")
     with clear_errors(sweep.folder.path):
         plot(found, sweep.folder.path / PICTURE)
-    sweep.folder.seal()
+    sweep.folder.write_checksums()
 
 
 def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Sweep:
@@ -90,7 +90,7 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
         raise InputError(f"--values is {values!r}; give whole numbers separated by commas, such as 5,10,20") from None
     kind, numbers = checked(over, parts)
     config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs will tell
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs repeat them
         first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
     if kind == "n" and (own := last.config.clients) != numbers[-1]:
         raise InputError(f"{config.data} brings its own {own} clients; use --partition iid, or --over q")
@@ -119,7 +119,7 @@ def _outcome(found: Speedup, sweep: Sweep, config: Config) -> dict[str, Any]:
 
 
 def forecast(experiment: Experiment, eps2: float) -> Rounds:
-    """`rounds_to` the residual eps2, with constants measured at the start."""
+    """Return `rounds_to` the residual eps2, with constants measured at the start."""
     problem, phi, config = experiment.problem, experiment.phi, experiment.config
     x = phi.prox(problem.start, experiment.gamma)
     return rounds_to(

@@ -155,7 +155,7 @@ def _close(folder: RunFolder, results: list[dict[str, Any]], as_json: dict[str, 
         print(json_text(as_json))
     with clear_errors(folder.path):
         comparison(folder, folder.path / "plot.png")
-    folder.seal("plot.png")
+    folder.write_checksums("plot.png")
     if as_json is None:
         screen.print("\n".join(ending(folder, results)), highlight=False, soft_wrap=True)
     failed = {r["method"]: r["error"] for r in reversed(results) if "error" in r}

@@ -93,7 +93,7 @@ def tune(
 
 
 def take_auto(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings without those that are `auto`, and which these are."""
+    """Return the settings without those that are `auto`, and which these are."""
     auto = tuple(name for name in AUTO if values.get(name) == "auto")
     return {name: value for name, value in values.items() if name not in auto}, auto
 

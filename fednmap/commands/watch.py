@@ -1,4 +1,4 @@
-"""What the user sees while a command runs, and how it ends when the user asks it to stop."""
+"""Progress of a command on stderr, and how it ends on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def waiting(line: str, quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def watched(again: str, quiet: bool = False) -> Iterator[Reporter]:
-    """A bar in a terminal, lines elsewhere, only what must be told if `quiet`.
+    """Yield a reporter: a bar in a terminal, lines elsewhere, warnings only if `quiet`.
 
-    again: the command that goes on, told after Ctrl-C; exit code 130.
+    again: the command that continues the run, printed after Ctrl-C; exit code 130.
     """
     screen = console(stderr=True)
     try:
@@ -44,6 +44,6 @@ def watched(again: str, quiet: bool = False) -> Iterator[Reporter]:
             with bar.progress:
                 yield bar
     except (Interrupted, KeyboardInterrupt) as stop:
-        how = "stopped and saved" if isinstance(stop, Interrupted) else "stopped at once"
+        how = "stopped and saved" if isinstance(stop, Interrupted) else "stopped without saving"
         screen.print(f"{how}; continue with\n  {again}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None

@@ -14,7 +14,7 @@ _FRESH = "delete it and put a fresh copy there"
 
 
 def folders(name: str) -> list[Path]:
-    """The folders searched for the data set `name`, in order; the last one is where downloads go."""
+    """Return the folders searched for the data set `name`, in order; the last one is where downloads go."""
     import pooch
 
     found = [Path(pooch.os_cache("fednmap")) / name]
@@ -26,13 +26,13 @@ def folders(name: str) -> list[Path]:
 
 
 def find(name: str, files: Iterable[str]) -> Path | None:
-    """The first of `files` that there is in the folders of the data set `name`."""
+    """Return the first of `files` that there is in the folders of the data set `name`."""
     candidates = list(files)
     return next((d / f for d in folders(name) for f in candidates if (d / f).is_file()), None)
 
 
 def download(name: str, file: str, md5: str, addresses: Iterable[str]) -> Path:
-    """`file` from the first of `addresses` that answers with this md5, kept in the user's cache."""
+    """Return `file` from the first of `addresses` that answers with this md5, kept in the user's cache."""
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
@@ -60,7 +60,7 @@ def check(path: Path | str, contents: bytes, digest: str, kind: str = "md5") -> 
 
 
 def read(path: Path, digest: str, kind: str = "md5") -> bytes:
-    """The contents of a file, unpacked if its name ends in .gz; refused if they have not this digest."""
+    """Return the contents of a file, unpacked if its name ends in .gz; refused if they have not this digest."""
     import gzip
     import zlib
 

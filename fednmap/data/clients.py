@@ -104,7 +104,7 @@ class ClientData(Rows, Sequence[tuple[Tensor, Tensor]]):
 
     @classmethod
     def of(cls, pairs: Pairs) -> ClientData:
-        """From one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
+        """Make it from one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
         if isinstance(pairs, ClientData):
             return pairs
         whole = isinstance(pairs, Tensor | np.ndarray | TensorDataset | str) or is_scipy(pairs)
@@ -133,13 +133,13 @@ class ClientData(Rows, Sequence[tuple[Tensor, Tensor]]):
 
     @classmethod
     def split(cls, x: Any, y: Any, parts: Sequence[Tensor]) -> ClientData:
-        """From pooled data and, for each client, the indices of its rows (see `fednmap.data.partition`)."""
+        """Make it from pooled data and the indices of each client's rows (see `fednmap.data.partition`)."""
         x, y, order = tensor("x", x), tensor("y", y), torch.cat([tensor("parts", part) for part in parts])
         sizes = torch.tensor([len(part) for part in parts], device="cpu")
         return cls(take(x, order.to(x.device)), y[order.to(y.device)], sizes)
 
     def mixed(self, seed: int = 0) -> ClientData:
-        """The same with each client's rows shuffled."""
+        """Return the same with each client's rows shuffled."""
         generator = torch.Generator("cpu").manual_seed(seed)
         pairs = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
         return ClientData.split(
@@ -173,7 +173,7 @@ class ClientData(Rows, Sequence[tuple[Tensor, Tensor]]):
         return not is_sparse(self.x)
 
     def batch(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The samples and targets in these rows, in the shape of `rows`."""
+        """Return the samples and targets in these rows, in the shape of `rows`."""
         if isinstance(rows, slice):
             return take(self.x, rows), self.y[rows]
         flat = rows.reshape(-1).to(self.x.device)
@@ -198,7 +198,7 @@ class ClientData(Rows, Sequence[tuple[Tensor, Tensor]]):
 
 
 def tensor(name: str, values: Any) -> Tensor:
-    """Numbers in a form that others use, such as a numpy array, as a tensor; `name` says what they are."""
+    """Return numbers in a form that others use, such as a numpy array, as a tensor; `name` says what they are."""
     if isinstance(values, Tensor):
         return values
     if is_scipy(values):

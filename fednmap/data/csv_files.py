@@ -25,7 +25,7 @@ def csv(
     exclude: str | None = None,
     categorical: str | None = None,
 ) -> Dataset:
-    """A table, csv:PATH, with a header; it predicts the column `target` (else label, target, y, or the last).
+    """Return a table, csv:PATH, with a header; it predicts the column `target` (else label, target, y, or the last).
 
     A column `client` (if named or called so) says whose row it is. Every other column must be numbers.
     Without a `test` file every fifth row of every client is for the test. Whole numbers and words are

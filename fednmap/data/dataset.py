@@ -51,7 +51,7 @@ class Dataset:
 
 
 def standardized(data: Dataset, centre: bool) -> Dataset:
-    """Columns divided by their deviation over the training rows, and with `centre` with mean 0 there; both are sums
+    """Return columns divided by their deviation over training rows, and with `centre` with mean 0 there; both are sums
     over rows, so over clients. A column that does not vary is left as it is."""
     from fednmap.tables.statistics import scales  # which loads scikit-learn
 
@@ -65,7 +65,7 @@ def standardized(data: Dataset, centre: bool) -> Dataset:
 
 
 def hold_out(x: Tensor, y: Tensor, clients: Tensor | None = None, truth: Tensor | None = None) -> Dataset:
-    """Every fifth row (of every client) for the test: for sets that come without a test part."""
+    """Return every fifth row (of every client) for the test: for sets that come without a test part."""
     rank = torch.arange(len(x), device="cpu")
     if clients is not None:
         for i in torch.unique(clients):

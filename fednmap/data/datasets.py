@@ -69,7 +69,7 @@ RENAMED = {"label": "target", "drop": "exclude"}
 
 
 def load(name: str, **options: Any) -> Dataset:
-    """The data set called `name`, with `options` of the function that makes it.
+    """Return the data set called `name`, with `options` of the function that makes it.
 
     After a colon: the path of a file (svm:PATH, csv:PATH), numbers (synthetic:ALPHA,BETA, cifar10:N), or a word
     (heart-disease:flamby). Options may follow a path: csv:table.csv,target=outcome,client=hospital. One of the user's

@@ -91,7 +91,7 @@ def patients() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cells(hospital: str) -> list[list[str]]:
-    """The cells of a hospital's file, row by row; "?" is missing."""
+    """Return the cells of a hospital's file, row by row; "?" is missing."""
     name, file, md5 = "heart_disease", f"processed.{hospital}.data", HOSPITALS[hospital]
     path = cache.find(name, [file]) or cache.download(name, file, md5, ADDRESSES)
     return [line.split(",") for line in cache.read(path, md5).decode().split()]

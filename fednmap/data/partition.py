@@ -25,7 +25,7 @@ def sorted_by_label(y: Tensor, n: int, seed: int = 0) -> Parts:
 
 
 def iid(y: Tensor, n: int, seed: int = 0) -> Parts:
-    """A random permutation cut into n parts whose sizes differ by at most one."""
+    """Return a random permutation cut into n parts whose sizes differ by at most one."""
     y = _labels(y, n)
     return list(torch.from_numpy(np.random.default_rng(seed).permutation(len(y))).tensor_split(n))
 
@@ -44,7 +44,7 @@ def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
 
 
 def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
-    """Each label's samples are shared out in proportions from Dirichlet(alpha); small alpha is heterogeneous.
+    """Return each label's samples are shared out in proportions from Dirichlet(alpha); small alpha is heterogeneous.
 
     A client left with nothing is given one sample of the largest client.
 
@@ -69,7 +69,7 @@ def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
 
 
 def by_client(ids: Tensor) -> Parts:
-    """One client for each distinct id, in ascending order of the ids."""
+    """Return one client for each distinct id, in ascending order of the ids."""
     ids = tensor("ids", ids).cpu()
     return [(ids == i).nonzero().squeeze(1) for i in torch.unique(ids)]
 
@@ -83,7 +83,7 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 
 
 def partition(spec: str, y: Tensor, n: int, *, seed: int = 0, ids: Tensor | None = None) -> Parts:
-    """The partition `spec` names: sorted, iid, shards[:per client], dirichlet[:alpha], natural (by `ids`)."""
+    """Return the partition `spec` names: sorted, iid, shards[:per client], dirichlet[:alpha], natural (by `ids`)."""
     name, _, argument = spec.partition(":")
     if name == "natural":
         if ids is None:

@@ -63,7 +63,7 @@ def fashion_mnist() -> Dataset:
 
 
 def parse_idx(path: Path | str, contents: bytes) -> Tensor:
-    """The bytes in an idx file: 0, 0, type 8, number of axes, each length as 4 bytes, then the values."""
+    """Return the bytes in an idx file: 0, 0, type 8, number of axes, each length as 4 bytes, then the values."""
     axes = contents[3] if contents[:3] == b"\0\0\x08" and len(contents) > 3 else 0
     shape = np.frombuffer(contents, ">u4", axes, offset=4).tolist() if len(contents) >= 4 + 4 * axes else []
     start = 4 + 4 * axes
@@ -121,7 +121,7 @@ def _in_folder(folder: Path) -> list[tuple[str, bytes]]:
             paths = [place / (name + suffix) for name in CIFAR_FILES]
             here = [path.is_file() for path in paths]
             if any(here) and not all(here):
-                raise InputError(f"{paths[here.index(False)]} is missing beside the others; put it there")
+                raise InputError(f"{paths[here.index(False)]} is missing, and the other files are there; put it there")
             if any(here):
                 return [(str(path), path.read_bytes()) for path in paths]
     return next((_unpack(folder / archive) for archive in CIFAR_MD5 if (folder / archive).is_file()), [])

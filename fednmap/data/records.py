@@ -23,7 +23,7 @@ READ = 256  # samples read together where all are gone through
 
 
 def mapped(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """The tree with each tensor replaced by function(tensor); a list becomes a tuple.
+    """Return the tree with each tensor replaced by function(tensor); a list becomes a tuple.
 
     >>> mapped(len, {"a": torch.zeros(3), "b": [torch.zeros(2)]})
     {'a': 3, 'b': (2,)}
@@ -36,7 +36,7 @@ def mapped(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree."""
+    """Return the tensors of a tree."""
     found: list[Tensor] = []
     mapped(found.append, tree)
     return found
@@ -126,7 +126,7 @@ class Records(Rows):
 
     @staticmethod
     def needed(clients: object) -> bool:
-        """Whether a client's data is anything else than a pair of tensors, or a data set of two."""
+        """Return whether a client's data is anything else than a pair of tensors, or a data set of two."""
         if isinstance(clients, Dataset | DataLoader):
             raise InputError(f"the data is a {type(clients).__name__}; {ONE_PER_CLIENT}, or one data set each")
         return isinstance(clients, list | tuple) and any(map(_other, clients))
@@ -135,7 +135,7 @@ class Records(Rows):
         return len(self._sources)
 
     def batch(self, rows: Tensor | slice) -> tuple[Tree, Tensor]:
-        """The samples and targets in these rows, which are one client's, as one batch.
+        """Return the samples and targets in these rows, which are one client's, as one batch.
 
         Consecutive rows, which are what is measured, are read with torch's random numbers seeded by the first.
         """
@@ -176,7 +176,7 @@ class Records(Rows):
         return changed
 
     def parts(self) -> Iterator[tuple[Tree, Tensor]]:
-        """All samples in order, in batches of one client each."""
+        """Yield all samples in order, in batches of one client each."""
         for first, size in zip(self.offsets.tolist(), self.sizes.tolist(), strict=True):
             for start in range(first, first + size, READ):
                 yield self.batch(slice(start, min(start + READ, first + size)))
@@ -193,7 +193,7 @@ class Records(Rows):
 
 
 def split(batch: Any) -> tuple[Tree, Tensor]:
-    """The inputs and the targets of a batch as a data set gives it."""
+    """Return the inputs and the targets of a batch as a data set gives it."""
     if isinstance(batch, Mapping) and "labels" in batch:
         inputs: Tree = {key: value for key, value in batch.items() if key != "labels"}
         targets = batch["labels"]

@@ -18,7 +18,7 @@ from fednmap.tables.table import is_words, missing
 
 
 def is_of_sites(path: str) -> bool:
-    """Whether csv:PATH names a folder or several files."""
+    """Return whether csv:PATH names a folder or several files."""
     found = places(path)
     return bool(path) and (any(place.is_dir() for place in found) or (len(found) > 1 and not Path(path).is_file()))
 
@@ -31,7 +31,7 @@ def site_files(
     exclude: str | None = None,
     categorical: str | None = None,
 ) -> Dataset:
-    """A table per client, csv:FOLDER or csv:a.csv,b.parquet; it predicts the column `target`, as `csv` does.
+    """Return a table per client, csv:FOLDER or csv:a.csv,b.parquet; it predicts the column `target`, as `csv` does.
 
     `fednmap.tables.FederatedPreprocessor` makes numbers of the other columns: words become indicators over the union of
     all clients' levels, gaps the mean, with a column that says where they were; its statistics are of all rows. Every

@@ -16,12 +16,12 @@ from fednmap.names import InputError
 
 
 def is_sparse(values: Tensor) -> bool:
-    """Whether it is a table in rows of nonzero entries."""
+    """Return whether it is a table in rows of nonzero entries."""
     return values.layout is torch.sparse_csr
 
 
 def csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
-    """The table with these rows: row i holds the entries crow[i] .. crow[i + 1]."""
+    """Return the table with these rows: row i holds the entries crow[i] .. crow[i + 1]."""
     _silence_beta_warning()
     size = (len(crow) - 1, columns)
     return torch.sparse_csr_tensor(crow, col, values, size, check_invariants=False, device=values.device)
@@ -37,7 +37,7 @@ def _silence_beta_warning() -> None:
 
 
 def from_scipy(name: str, values: Any) -> Tensor:
-    """A matrix or array of scipy.sparse, in any format, with indices of 32 bits where these suffice."""
+    """Return a matrix or array of scipy.sparse, in any format, with indices of 32 bits where these suffice."""
     if values.ndim != 2:
         raise InputError(f"{name} is sparse with {values.ndim} axes; give a table, one row per sample")
     table = values.tocsr()
@@ -53,7 +53,7 @@ def from_scipy(name: str, values: Any) -> Tensor:
 
 
 def to_scipy(values: Tensor) -> Any:
-    """The same numbers as an array of scipy.sparse, not copied."""
+    """Return the same numbers as an array of scipy.sparse, not copied."""
     from scipy.sparse import csr_array
 
     parts = (v.numpy() for v in (values.values(), values.col_indices(), values.crow_indices()))
@@ -61,12 +61,12 @@ def to_scipy(values: Tensor) -> Any:
 
 
 def is_scipy(values: object) -> bool:
-    """Whether it comes from scipy.sparse; without loading scipy."""
+    """Return whether it comes from scipy.sparse; without loading scipy."""
     return type(values).__module__.startswith("scipy.sparse")
 
 
 def take(values: Tensor, rows: Tensor | slice) -> Tensor:
-    """values[rows]: a slice in steps of 1, numbers of rows or a mask; of a sparse table a sparse one."""
+    """Return values[rows]: a slice in steps of 1, numbers of rows or a mask; of a sparse table a sparse one."""
     if not is_sparse(values):
         return values[rows]
     crow, col, entries, columns = values.crow_indices(), values.col_indices(), values.values(), values.shape[1]
@@ -91,7 +91,7 @@ def _picked(values: Tensor, rows: Tensor, blocks: int = 1) -> Tensor:
 
 
 def stacked(values: Tensor, rows: Tensor) -> Tensor:
-    """The rows (..., B) of a sparse table; those of k clients, (k, B), in k blocks on the diagonal."""
+    """Return the rows (..., B) of a sparse table; those of k clients, (k, B), in k blocks on the diagonal."""
     return _picked(values, rows.reshape(-1), rows.shape[0] if rows.ndim > 1 else 1)
 
 
@@ -105,12 +105,12 @@ def joined(tables: Sequence[Tensor]) -> Tensor:
 
 
 def numbers(values: Tensor) -> Tensor:
-    """The entries that are stored: all of a dense tensor, those that are not zero of a sparse one."""
+    """Return the entries that are stored: all of a dense tensor, those that are not zero of a sparse one."""
     return values.values() if is_sparse(values) else values
 
 
 def stored(values: Tensor) -> Iterator[Tensor]:
-    """The dense tensors that make up a tensor."""
+    """Yield the dense tensors that make up a tensor."""
     if is_sparse(values):
         yield from (values.crow_indices(), values.col_indices(), values.values())
     else:
@@ -128,7 +128,7 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def deviations(values: Tensor) -> Tensor:
-    """The standard deviation of each column of a table, in float64."""
+    """Return the standard deviation of each column of a table, in float64."""
     if not is_sparse(values):
         return values.double().std(0, correction=0)
     col, entries, count = values.col_indices().long(), values.values().double(), len(values)

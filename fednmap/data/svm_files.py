@@ -17,7 +17,7 @@ LARGEST = 8 * 2**30  # bytes of a dense table
 
 
 def svm(path: str, /, test: str | None = None, regression: bool | None = None, dense: bool = False) -> Dataset:
-    """A LIBSVM file, svm:PATH, with its test file as `test`; without one every fifth row is for the test.
+    """Return a LIBSVM file, svm:PATH, with its test file as `test`; without one every fifth row is for the test.
 
     Whole numbers are labels (-1, +1 become 0, 1), fractions are targets; `regression` decides otherwise. The table
     stays sparse, for linear models; `dense` writes out its zeros, for networks.
@@ -51,6 +51,6 @@ def svm(path: str, /, test: str | None = None, regression: bool | None = None, d
 
 
 def _names_zero(file: Path) -> bool:
-    """The format counts features from 1; a file that names feature 0 counts from 0, and so do those beside it."""
+    """Return whether a file names feature 0: it then counts from 0 and not from 1, as do the data set's others."""
     with file.open("rb") as lines:
         return any(b" 0:" in line for line in lines)

@@ -19,7 +19,7 @@ LABELS = ("label", "target", "y")
 
 
 def located(path: str) -> Path:
-    """The file at `path`, else at that path inside the folder of FEDNMAP_DATA."""
+    """Return the file at `path`, else at that path inside the folder of FEDNMAP_DATA."""
     if not path:
         raise InputError("no file given; write the path after the colon, for example csv:table.csv")
     places = [Path(path).expanduser()]
@@ -59,7 +59,7 @@ def targets(paths: Sequence[Path], values: Sequence[npt.NDArray[np.generic]], re
 
 
 def label_names(values: npt.NDArray[np.generic], y: Tensor) -> tuple[str, ...]:
-    """What labels 0, 1, ... stand for in a file; () where y holds numbers."""
+    """Return what labels 0, 1, ... stand for in a file; () where y holds numbers."""
     if y.is_floating_point():
         return ()
     from fednmap.tables.table import as_word

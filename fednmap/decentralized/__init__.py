@@ -42,7 +42,7 @@ DECENTRALIZED: dict[str, type[DecentralizedAlgorithm]] = {
 
 
 def method(name: str) -> type[Algorithm] | type[DecentralizedAlgorithm]:
-    """The method called `name`, with a server or without, or one of the user's own, package.module:Name."""
+    """Return the method called `name`, with a server or without, or one of the user's own, package.module:Name."""
     known = {**ALGORITHMS, **DECENTRALIZED}
     if name in DECENTRALIZED:
         return DECENTRALIZED[name]

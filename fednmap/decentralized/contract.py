@@ -71,7 +71,7 @@ class DecentralizedAlgorithm(ABC):
 
     @abstractmethod
     def init(self, start: Tensor) -> State:
-        """A node's state before the first round."""
+        """Return a node's state before the first round."""
 
     @abstractmethod
     def message(self, state: State, g: Oracle) -> tuple[State, State]:
@@ -79,14 +79,14 @@ class DecentralizedAlgorithm(ABC):
 
     @abstractmethod
     def update(self, kept: State, mixed: State) -> State:
-        """The node's new state from what it kept and the mixed messages, sum_j W_ij m_j, its own among them."""
+        """Return the node's new state from what it kept and the mixed messages, sum_j W_ij m_j, its own among them."""
 
     def iterate(self, state: State) -> Tensor:
-        """z_i or x_i, the first field of the state: what is averaged over the nodes when the run is measured."""
+        """Return z_i or x_i, the first field of the state: what is averaged over the nodes when the run is measured."""
         first: Tensor = state[0]
         return first
 
     def model(self, iterate: Tensor) -> Tensor:
-        """x from an iterate, of a node or of their mean."""
+        """Return x from an iterate, of a node or of their mean."""
         gamma = self.prox_parameter
         return iterate if gamma is None else self.phi.prox(iterate, gamma)

@@ -116,7 +116,7 @@ def _mine(nodes: Tensor) -> Tensor:
 
 
 def mean_of(method: DecentralizedAlgorithm, states: State, n: int) -> Mean:
-    """The mean over all n nodes, of which these are the states in this process."""
+    """Return the mean over all n nodes, of which these are the states in this process."""
     iterates = method.iterate(states)
     mean = distributed.all_sum([iterates.sum(0)])[0] / n
     apart = (method.model(iterates) - method.model(mean)).square().sum()

@@ -53,7 +53,7 @@ class Graph(_Numbered):
 
     @abstractmethod
     def edges(self) -> list[Edge]:
-        """Each link once."""
+        """Return each link once."""
 
     def weights(self, t: int) -> Tensor:
         return metropolis(self.n, self.edges())
@@ -338,7 +338,7 @@ TOPOLOGIES: dict[str, Callable[..., Topology]] = {
 
 
 def topology_of(spec: str, n: int) -> Topology:
-    """The topology of n nodes that is written as NAME[:ARGUMENTS], file:PATH, or your own class.
+    """Return the topology of n nodes that is written as NAME[:ARGUMENTS], file:PATH, or your own class.
 
     >>> topology_of("torus:3", 12), topology_of("erdos-renyi:0.5,7", 4)
     (Torus(n=12, rows=3), ErdosRenyi(n=4, p=0.5, seed=7))

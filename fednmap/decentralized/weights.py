@@ -76,7 +76,7 @@ def check_sums(W: Tensor, what: str) -> None:
 
 
 def spectral_gap(W: Tensor) -> float:
-    """1 - lambda, lambda the second largest modulus among the eigenvalues of W: 1 if one round makes all agree.
+    """Return 1 - lambda, lambda the second largest modulus among the eigenvalues of W: 1 if one round makes all agree.
 
     >>> round(spectral_gap(metropolis(4, [(0, 1), (1, 2), (2, 3), (3, 0)])), 6)
     0.666667

@@ -40,7 +40,7 @@ from fednmap.runs.execution import DONE, extendable, scheduled_step, settings, s
 from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
 from fednmap.simulation import Callback, Diverged, Record, Round, schedules
-from fednmap.simulation.callbacks import Reason, heard
+from fednmap.simulation.callbacks import Reason, first_reason
 from fednmap.simulation.loop import dry_run, mean
 from fednmap.simulation.participation import Uniform, sampler_of, take_part
 from fednmap.simulation.states import Clients
@@ -193,7 +193,7 @@ class Coordinator(Callback):
             began = (self.folder.environment().get("settings") or now)["algorithms"][0]
             if began != self.job.method:
                 raise InputError(f"{path} is a run of {began}, not {self.job.method}; begin a new run")
-        self.folder.unseal()
+        self.folder.remove_checksums()
         self.folder.repair()
         if resume:  # what may be changed, and was, stands in run.toml from now on
             before = self.folder.config(trust=True)
@@ -250,7 +250,7 @@ class Coordinator(Callback):
         """Of a run that is continued: a reason to end, if it still holds; the rounds after which to measure first."""
         reason, measured = None, -1.0
         for record in self.folder.records(*self.job):
-            reason, measured = self._heard(record), record["round"]
+            reason, measured = self._reason_at(record), record["round"]
         if measured == done:
             return reason, None
         # by a tolerance that has been loosened since, or a measurement that a kill has prevented
@@ -416,7 +416,7 @@ class Coordinator(Callback):
             if not pending.left:
                 self.measuring = None
                 told = self._mean_of(pending.found, self._measured(pending.x))
-                self.reason = self._heard(self._record(pending.done, pending.x, told)) or self.reason
+                self.reason = self._reason_at(self._record(pending.done, pending.x, told)) or self.reason
         free = [i for i, name in enumerate(self.names) if name in nodes and name not in busy | jobs.open.keys()]
         at_work = len(busy) + sum(job.down is not None for job in jobs.open.values())
         slots = max(0, max(1, round(self.config.participation * self.n)) - at_work)
@@ -542,8 +542,8 @@ class Coordinator(Callback):
             log.warning(words, record["round"], measured, self.n)
         return measured == self.n
 
-    def _heard(self, record: Record) -> Reason | None:
-        return heard(self.stops, lambda stop: stop.on_record(record)) if self._judged(record) else None
+    def _reason_at(self, record: Record) -> Reason | None:
+        return first_reason(self.stops, lambda stop: stop.on_record(record)) if self._judged(record) else None
 
     def _measure(self, done: int, server: State, ends: bool) -> Record | None:
         """The model as the clients see it: all are asked, and waited for.
@@ -629,7 +629,7 @@ class Coordinator(Callback):
             for name in KEPT:
                 getattr(self, name).update(kept.totals.get(name, {}))
             log.info("continuing after round %d", kept.t)
-        self.folder.forget_after(self.job, done if kept is not None else -1)
+        self.folder.delete_after(self.job, done if kept is not None else -1)
         records = self.folder.records(*self.job)
         measured = records[-1]["round"] if records else -1
         if measured == done:
@@ -642,9 +642,9 @@ class Coordinator(Callback):
 
     def _save(self, t: int, server: State) -> None:
         self.folder.flush()
-        kept = checkpoints.Kept(t, server, self.totals | {name: getattr(self, name) for name in KEPT})
+        kept = checkpoints.Checkpoint(t, server, self.totals | {name: getattr(self, name) for name in KEPT})
         measured = self.folder.measured(self.job)
-        checkpoints.keep(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
+        checkpoints.write_checkpoint(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""
@@ -672,7 +672,7 @@ class Coordinator(Callback):
             log.warning(warning)
         self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
         self._status(done=done, finished=True)
-        self.folder.seal()
+        self.folder.write_checksums()
         return closing
 
 

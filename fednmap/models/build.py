@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReL
 
 
 def linear(inputs: int, outputs: int) -> nn.Sequential:
-    """One linear layer: logistic regression under the cross-entropy, least squares under the squared error.
+    """Return one linear layer: logistic regression under the cross-entropy, least squares under the squared error.
 
     >>> sum(p.numel() for p in linear(784, 10).parameters())
     7850
@@ -108,7 +108,7 @@ MODELS: dict[str, Callable[[Shape, int, list[str]], nn.Module]] = {
 
 
 def build(spec: str, dataset: Dataset) -> nn.Module:
-    """The network that `spec` names, for the samples of `dataset`: one output per label, or one number in regression.
+    """Return the network that `spec` names, for samples of `dataset`: one output per label, or one in regression.
 
     linear, mlp:64, mlp:64,32:relu, cnn, mobilenet-v3-small, mobilenet-v3-small:group; or one of the user's own,
     package.module:Name:word,..., made as Name(shape of a sample, outputs, word, ...).

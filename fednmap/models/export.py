@@ -25,7 +25,7 @@ class ExportReport:
     """What was written, and how much of it is zero.
 
     bytes:       of the file.
-    compressed:  of the file under gzip, which makes little of runs of zeros; kept beside it if asked for.
+    compressed:  bytes of the file under gzip; with `compress` it is also written.
     parameters:  how many numbers.
     zeros:       share of the parameters that are exactly 0.
     zero_rows:   share of the rows (linear layers) and filters (convolutions) that are 0 as a whole.

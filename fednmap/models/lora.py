@@ -10,7 +10,7 @@ A, B = ".lora_A", ".lora_B"
 
 
 def factors(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """A (r, inputs) and B (outputs, r) of each adapter, by the name of the layer that it adapts.
+    """Return a (r, inputs) and B (outputs, r) of each adapter, by the name of the layer that it adapts.
 
     >>> layer = nn.ModuleDict({"lora_A": nn.Linear(3, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)})
     >>> [tuple(v.shape) for v in factors(nn.ModuleDict({"query": layer}))["query"]]
@@ -24,7 +24,7 @@ def factors(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def ranks(module: nn.Module) -> dict[str, int]:
-    """How many rank components of each adapter are not zero: those whose row of A and column of B both are not."""
+    """Return the number of nonzero rank components of each adapter: row of A and column of B both not zero."""
     return {name: len(_kept(a, b)) for name, (a, b) in factors(module).items()}
 
 

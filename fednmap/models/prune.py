@@ -18,13 +18,13 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
 def prunable(module: nn.Module) -> bool:
-    """Whether `prune` understands the module: layers in a row, nothing between them but activations and pools."""
+    """Return whether `prune` can handle the module: a sequence of layers with only activations and pools between."""
     return _pairs(module) is not None
 
 
 @torch.no_grad()
 def prune(module: nn.Module) -> nn.Module:
-    """A smaller copy that computes the same: without hidden units that are constant or that nothing reads.
+    """Return a smaller copy that computes the same: without hidden units that are constant or that nothing reads.
 
     A unit with zero incoming weights gives the constant c = activation(bias); c times its outgoing weights moves into
     the next layer's bias. A unit with zero outgoing weights goes too. Where a convolution pads its input with zeros

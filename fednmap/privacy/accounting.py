@@ -54,7 +54,7 @@ def epsilon(noise_multiplier: float, share: float, rounds: int, delta: float) ->
 
 @cache
 def noise_for(target: float, share: float, rounds: int, delta: float) -> float:
-    """The least noise multiplier, in four digits, with which `rounds` sums cost at most epsilon = target.
+    """Return the least noise multiplier, in four digits, with which `rounds` sums cost at most epsilon = target.
 
     >>> noise_for(2.0, 0.05, 100, 1e-5)
     1.345
@@ -89,7 +89,7 @@ def noise_for(target: float, share: float, rounds: int, delta: float) -> float:
 
 
 def check_delta(delta: float, contributors: int) -> None:
-    """delta is a probability, and below one in as many as contribute: else giving one of them away is allowed."""
+    """Check that delta is a probability below 1 / contributors: a larger one would allow revealing one of them."""
     if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < 1:
         raise InputError(f"delta is {delta!r}; it must be above 0 and below 1, 1e-5 say")
     if delta >= 1 / contributors:
@@ -100,7 +100,7 @@ def check_delta(delta: float, contributors: int) -> None:
 
 
 def doubt(value: float, what: str) -> str | None:
-    """A line where an epsilon protects nobody."""
+    """Return a line where an epsilon protects nobody."""
     if value <= MEANINGLESS:
         return None
     odds = f"e^{value:.3g}" if value > 20 else f"{math.exp(value):.3g}"
@@ -111,7 +111,7 @@ def doubt(value: float, what: str) -> str | None:
 
 
 def accountants() -> Any:
-    """The package dp_accounting, with its accountants."""
+    """Return the package dp_accounting, with its accountants."""
     try:
         import dp_accounting
         import dp_accounting.pld

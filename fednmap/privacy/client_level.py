@@ -135,7 +135,7 @@ class Privacy(Stage, Aggregator):
         return Aggregated([v / (share * federation.total) for v in parts], share)
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
-        """epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
+        """Return epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
         if not self.noise_multiplier:
             return {}
         share = coin(federation) if self.among is None else 1.0  # the server knows whom it drew
@@ -164,7 +164,7 @@ def clipped(uplinks: Uplinks, clip: float) -> State:
 
 
 def check_uplink_can_change(algorithm: Algorithm) -> None:
-    """Raise InputError for a method that cannot say what its state is when its uplink is changed."""
+    """Raise InputError for a method with client state and without `state_after_sending`."""
     algorithm = without_phi(algorithm)
     server, client = algorithm.init(torch.zeros(1, device="cpu"))
     up = dry_run(algorithm, server, client)
@@ -179,7 +179,7 @@ def without_phi(algorithm: Algorithm) -> Algorithm:
 
 
 def coin(federation: Federation) -> float:
-    """The probability with which every client takes part; refused where it is not by a coin of its own."""
+    """Return the probability with which every client takes part; refused where it is not by a coin of its own."""
     sampler: Any = federation.sampler
     if isinstance(sampler, PoissonSampler) or (isinstance(sampler, Uniform) and sampler.share == 1):
         return float(sampler.share)
@@ -190,5 +190,5 @@ def coin(federation: Federation) -> float:
 
 
 def largest_weight(federation: Federation) -> float:
-    """What the weightiest client counts in the sum: the noise must hide it."""
+    """Return what the weightiest client counts in the sum: the noise must hide it."""
     return 1.0 if federation.weights is None else float(federation.weights.max())

@@ -78,6 +78,7 @@ class PrivateRows:
         return replace(info_of(self.problem), made_of=self.made_of, **hidden)
 
     def made_of(self) -> Mapping[str, Any]:
+        """Return what decides f and its gradients, apart from the data."""
         own = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "rate": self.rate, "noise_seed": self.seed}
         return self.problem.made_of() | own
 
@@ -86,11 +87,12 @@ class PrivateRows:
         return PrivateRows(self.problem.alone(i), self.clip, self.noise_multiplier, rate=self.rate, seed=self.seed)
 
     def epsilon(self, rounds: int, steps: int, delta: float) -> accounting.Epsilon:
-        """What `rounds` rounds of `steps` gradients each cost every row. A row is at one site: sites do not add up."""
+        """Return a row's epsilon after `rounds` rounds of `steps` gradients. A row is at one site only."""
         accounting.check_delta(delta, 1)
         return accounting.epsilon(self.noise_multiplier, self.rate, rounds * steps, delta)
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
+        """Return the gradients of round t for `clients`, see `fednmap.core.Problem`."""
         ids = clients.reshape(-1).tolist()
 
         def g(x: Tensor, q: int) -> Tensor:
@@ -151,7 +153,7 @@ class Counted(Stage):
 
 
 def gradients_per_round(algorithm: Algorithm) -> int:
-    """How often a client asks for a gradient in a round; refused where that changes from round to round."""
+    """Return how often a client asks for a gradient in a round; refused where that changes from round to round."""
     calls: list[int] = []
 
     def g(x: Tensor, q: int) -> Tensor:

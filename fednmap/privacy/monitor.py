@@ -94,7 +94,7 @@ class Monitor(Stage, Aggregator):
         return self.inner.spent(federation, rounds)
 
     def scores(self, last: int | None = None) -> list[Score]:
-        """Of every client counted so far, the least like the others first.
+        """Return the score of every client counted so far, the least like the others first.
 
         last: of the newest so many rounds only.
         """
@@ -103,7 +103,7 @@ class Monitor(Stage, Aggregator):
         return sorted(found, key=lambda score: -score.worst)
 
     def named(self, last: int | None = None, above: float = SUSPECT) -> list[int]:
-        """The clients that are unlike the others."""
+        """Return the clients that are unlike the others."""
         return [score.client for score in self.scores(last) if score.worst > above]
 
     @staticmethod

@@ -28,7 +28,7 @@ def gaussian(like: Tensor, deviation: float, *address: int) -> Tensor:
 
 
 def share_of_noise(like: Tensor, clip: float, noise_multiplier: float, among: int, *address: int) -> Tensor:
-    """What one of `among` clients adds to its own clipped vector: together they make N(0, (noise_multiplier clip)^2).
+    """Return the noise that one of `among` clients adds to its vector; together N(0, (noise_multiplier clip)^2).
 
     The server then adds nothing and sees, by secure aggregation, the noised sum alone. `among` is the number of honest
     clients whose noise must suffice: the least that a round is opened with, less those who may betray theirs. A client

@@ -42,7 +42,7 @@ class Centre(Aggregator):
             fraction(self, "forget")
 
     def centre(self, rows: Tensor) -> Tensor:
-        """Of k vectors (k, p) one (p,)."""
+        """Return the centre (p,) of k vectors (k, p)."""
         raise NotImplementedError
 
     def wrap(self, algorithm: Algorithm) -> Algorithm:
@@ -182,7 +182,7 @@ CENTRES: dict[str, Callable[..., Centre]] = {
 
 
 def centre_of(spec: str, **options: Any) -> Centre | None:
-    """By name: mean (None), median, trimmed[:SHARE], geometric-median, or clip:C.
+    """Return the aggregator of a name: mean (None), median, trimmed[:SHARE], geometric-median, or clip:C.
 
     >>> centre_of("trimmed:0.2")
     Trimmed(share=0.2, forget=None)

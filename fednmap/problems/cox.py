@@ -71,6 +71,7 @@ class Cox(ClientSum):
         self._designs: dict[int, Design] = {}
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:
@@ -101,15 +102,15 @@ class Cox(ClientSum):
         return torch.stack([self.gradient(x) for x in points])
 
     def losses(self, points: Tensor) -> Tensor:
-        """f at several points (k, dim)."""
+        """Return f at several points (k, dim)."""
         return torch.stack([self.loss(x) for x in points])
 
     def client_losses(self, x: Tensor) -> Tensor:
-        """f_i of every client, (n,)."""
+        """Return f_i of every client, (n,)."""
         return torch.stack(self._client(list(range(self.n)), x.expand(self.n, -1))[0])
 
     def hessian(self, x: Tensor) -> Tensor:
-        """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
+        """Return the Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
         total = x.new_zeros(self.dim, self.dim, dtype=torch.float64)
         for i in self._mine():
             a, s = _dense(self.data[i][0]).double(), self._strata[i]
@@ -124,11 +125,11 @@ class Cox(ClientSum):
         return total.to(x)
 
     def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
-        """hessians(clients)(x): that of each client's f_i."""
+        """Return hessians(clients)(x): that of each client's f_i."""
         return by_client(self, clients)
 
     def smoothness(self, x: Tensor | None = None) -> float:
-        """The largest eigenvalue of the Hessian of f at x (default: the start), from differences of gradients."""
+        """Return the largest Hessian eigenvalue of f at x (default: the start), from differences of gradients."""
         x = (self.start if x is None else x).double()
         e = 1e-5 * max(1.0, float(x.norm()))
         return largest_eigenvalue(
@@ -136,7 +137,7 @@ class Cox(ClientSum):
         )
 
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The logarithm of each input's hazard relative to its stratum's baseline."""
+        """Return the logarithm of each input's hazard relative to its stratum's baseline."""
         return inputs.to(x.dtype) @ x
 
     def baseline(self, x: Tensor, i: int) -> tuple[Tensor, Tensor]:

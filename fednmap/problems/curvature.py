@@ -18,7 +18,7 @@ class Curved(Protocol):
 
 
 def by_client(problem: Curved, clients: Tensor) -> Callable[[Tensor], Tensor]:
-    """hessians(x) of these clients, (k, p, p) at x (k, p) or one common point; of one client (p, p)."""
+    """Return hessians(x) of these clients, (k, p, p) at x (k, p) or one common point; of one client (p, p)."""
     each = [problem.alone(i) for i in clients.reshape(-1).tolist()]
 
     def hessians(x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def by_client(problem: Curved, clients: Tensor) -> Callable[[Tensor], Tensor]:
 def largest_eigenvalue(
     product: Callable[[Tensor], Tensor], like: Tensor, *, tolerance: float = 1e-3, most: int = 60
 ) -> float:
-    """The largest eigenvalue of a symmetric operator on vectors `like` this one, from its products with vectors.
+    """Return the largest eigenvalue of a symmetric operator on vectors `like` this one, from its products with vectors.
 
     Lanczos' method: the largest Ritz value plus its residual, which bounds an eigenvalue from above. It ends when the
     residual is within `tolerance`, after `most` products, or when the Krylov space is exhausted. Vectors are

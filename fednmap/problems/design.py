@@ -28,7 +28,7 @@ class DenseDesign:
         return self
 
     def times(self, w: Tensor) -> Tensor:
-        """A w for w (..., d): (..., B)."""
+        """Return a w for w (..., d): (..., B)."""
         if self.a.ndim == 2:
             return torch.mv(self.a, w)
         if w.ndim == 1:
@@ -42,7 +42,7 @@ class DenseDesign:
         return torch.bmm(r.unsqueeze(1), self.a).squeeze(1)
 
     def times_each(self, w: Tensor) -> Tensor:
-        """A w for S vectors w (..., S, d): (..., B, S)."""
+        """Return a w for S vectors w (..., S, d): (..., B, S)."""
         return torch.matmul(w, self._transposed).mT
 
     def transposed_each(self, r: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ Design = DenseDesign | SparseDesign
 
 
 def design_of(a: Tensor | Design, batch: Size, dtype: torch.dtype) -> Design:
-    """The rows a, whose targets have the shape `batch`, computed in this dtype."""
+    """Return the rows a, whose targets have the shape `batch`, computed in this dtype."""
     if not isinstance(a, Tensor):
         return a
     if is_sparse(a):

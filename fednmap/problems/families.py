@@ -53,7 +53,7 @@ class Response:
         return 1 + self.constants
 
     def allows(self, y: Floats) -> Any:
-        """Which rows have a y of this kind."""
+        """Return which rows have a y of this kind."""
         return np.full(len(y), True)
 
     def check_rows(self, y: Floats, at: Callable[[int], str]) -> None:
@@ -67,27 +67,27 @@ class Response:
         self.check_rows(y, at)
 
     def as_rows(self, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
-        """The targets of the loss and what rows count, from y as a user gives it."""
+        """Return the targets of the loss and what rows count, from y as a user gives it."""
         return y, weight
 
     def minus_two_log(self, losses: Floats, n: float) -> Floats:
-        """-2 log likelihood of models with these mean losses of n rows, up to `left_out`."""
+        """Return -2 log likelihood of models with these mean losses of n rows, up to `left_out`."""
         return 2 * n * losses
 
     def left_out(self, y: Floats, weight: Floats) -> float:
-        """The part of -2 log likelihood that is the same for all models of y, whose rows count `weight`."""
+        """Return the part of -2 log likelihood that is the same for all models of y, whose rows count `weight`."""
         return 0.0
 
     def first(self, y: Floats, weight: Floats) -> Floats:
-        """The intercepts of the model without features; weights sum to 1."""
+        """Return the intercepts of the model without features; weights sum to 1."""
         return np.zeros(1)
 
     def first_constants(self, y: Floats, weight: Floats) -> Floats:
-        """Where the constants begin."""
+        """Return where the constants begin."""
         return np.zeros(0)
 
     def least(self, y: Floats, weight: Floats) -> float:
-        """The least value that constants may have."""
+        """Return the least value that constants may have."""
         return LEAST * float(self.first_constants(y, weight).min())
 
     def fitted(self, intercept: float, constants: Floats) -> dict[str, Any]:
@@ -95,15 +95,15 @@ class Response:
         return {}
 
     def unit(self, y: Floats, weight: Floats) -> float:
-        """The size of a gradient for standardised columns: tolerances are relative to it."""
+        """Return the size of a gradient for standardised columns: tolerances are relative to it."""
         return 1.0
 
     def steepness(self, y: Floats, weight: Floats) -> Floats:
-        """The second derivative of the mean loss by each score, at the model without features."""
+        """Return the second derivative of the mean loss by each score, at the model without features."""
         return np.ones(1)
 
     def mean(self, eta: Tensor) -> Tensor:
-        """The expected target, for labels the probability of each class (of class 1 where there are two)."""
+        """Return the expected target, for labels the probability of each class (of class 1 where there are two)."""
         return eta
 
 
@@ -118,7 +118,7 @@ class Family(Response, ABC):
 
     @abstractmethod
     def loss(self, eta: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each row."""
 
     @abstractmethod
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -129,15 +129,15 @@ class Family(Response, ABC):
         """Its second derivative with respect to eta: with K outputs a matrix (K, K) per row."""
 
     def information(self, eta: Tensor, y: Tensor) -> Tensor:
-        """The expected curvature, as in Fisher scoring; it differs where the link is not canonical."""
+        """Return the expected curvature, as in Fisher scoring; it differs where the link is not canonical."""
         return self.curvature(eta, y)
 
     def pearson(self, eta: Tensor, y: Tensor) -> Tensor:
-        """The squared Pearson residual of each row, of families that are `dispersed`."""
+        """Return the squared Pearson residual of each row, of families that are `dispersed`."""
         return (y - self.mean(eta)).square()
 
     def saturated(self, y: Tensor, like: Tensor) -> Tensor:
-        """The least loss of each row; constants are those of the outputs `like`."""
+        """Return the least loss of each row; constants are those of the outputs `like`."""
         return torch.zeros_like(y)
 
     def loss_and_slope(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ class Family(Response, ABC):
         return self.loss(eta, y), self.slope(eta, y)
 
     def predict(self, eta: Tensor) -> Tensor:
-        """What is said about a row with these scores: a number, or a label."""
+        """Return what is said about a row with these scores: a number, or a label."""
         return self.mean(eta)
 
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -155,7 +155,7 @@ class Family(Response, ABC):
         return y.to(dtype)
 
     def start(self, like: Tensor) -> Tensor:
-        """Where the constants begin."""
+        """Return where the constants begin."""
         return like.new_zeros(self.constants)
 
 
@@ -723,7 +723,7 @@ def _shares(y: Floats, weight: Floats, classes: int) -> Floats:
 
 
 def less_one(share: Tensor, y: Tensor, axis: int = -1) -> Tensor:
-    """`share` less 1 at the label of each row, in place; `axis` is that of the classes."""
+    """Return `share` less 1 at the label of each row, in place; `axis` is that of the classes."""
     return share.scatter_(axis, y.unsqueeze(axis), -1.0, reduce="add")
 
 

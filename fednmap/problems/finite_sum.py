@@ -69,6 +69,7 @@ class ClientSum(ABC):
         return True
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return ProblemInfo(
             start=self.start,
             weights=self.weights,
@@ -87,14 +88,14 @@ class ClientSum(ABC):
 
     @abstractmethod
     def made_of(self) -> dict[str, Any]:
-        """What decides f and its gradients besides the data."""
+        """Return what decides f and its gradients besides the data."""
 
     def exact(self) -> Self:
-        """The same problem with exact client gradients."""
+        """Return the same problem with exact client gradients."""
         return self
 
     def part(self, rank: int, ranks: int) -> Self:
-        """The terms of f that fall to one of several processes: their losses and gradients sum to f's."""
+        """Return the terms of f that fall to one of several processes: their losses and gradients sum to f's."""
         return self._changed(_part=(rank, ranks))
 
     def alone(self, i: int) -> Self:
@@ -104,13 +105,14 @@ class ClientSum(ABC):
 
     @abstractmethod
     def oracle(self, clients: Tensor, t: int) -> Oracle:
-        """The gradients of round t for `clients`, see `fednmap.core.Problem`."""
+        """Return the gradients of round t for `clients`, see `fednmap.core.Problem`."""
 
     @abstractmethod
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """f and its gradient at x, in one pass over the data."""
+        """Return f and its gradient at x, in one pass over the data."""
 
     def loss(self, x: Tensor) -> Tensor:
+        """Return f(x) on all data."""
         return self.value_and_gradient(x)[0]
 
     def gradient(self, x: Tensor) -> Tensor:
@@ -208,7 +210,7 @@ class FiniteSum(ClientSum):
         return self._changed(batch_size=None)
 
     def subsample(self) -> Self:
-        """The same problem on fewer rows where there are very many, evenly spaced ones of every client; else itself."""
+        """Return the problem on fewer rows, evenly spaced ones of every client, if there are very many; else itself."""
         step = self.rows_at_once()
         if self.data.rows <= MANY * step or self._counts is not None:
             return self
@@ -220,19 +222,19 @@ class FiniteSum(ClientSum):
 
     @abstractmethod
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """sum_j weight_j loss(x; a_j, b_j) at one point x (p,), for samples a (B, ...) and targets b (B, ...)."""
+        """Return sum_j weight_j loss(x; a_j, b_j) at x (p,), for samples a (B, ...) and targets b (B, ...)."""
 
     @abstractmethod
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
         """Gradient of `batch_loss`; with samples (k, B, ...) that of k clients, at x (k, p) or one common x (p,)."""
 
     def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        """`batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""
+        """Return `batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""
         return self.batch_loss(x, a, b, weight), self.batch_gradient(x, a, b, weight)
 
     @abstractmethod
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """What model x says about each input: a label, or a number in regression."""
+        """Return what model x says about each input: a label, or a number in regression."""
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         if self.batch_size is None:
@@ -331,7 +333,7 @@ class FiniteSum(ClientSum):
         return list(zip(a.unbind(), b.unbind(), strict=True))
 
     def rows_at_once(self) -> int:
-        """Rows that are handled at once when all data is gone through."""
+        """Return rows that are handled at once when all data is gone through."""
         return max(1, CHUNK_BYTES // self._row_bytes)
 
 
@@ -361,7 +363,7 @@ def like(values: Tensor, x: Tensor) -> Tensor:
 
 
 def client_weights(weights: Weights, sizes: Tensor, rows: Tensor | None) -> Tensor | None:
-    """What each client's mean weighs in f; None for equal weights.
+    """Return what each client's mean weighs in f; None for equal weights.
 
     rows: the weights of the rows, if they have any.
     """
@@ -382,7 +384,7 @@ def client_weights(weights: Weights, sizes: Tensor, rows: Tensor | None) -> Tens
 
 
 def row_weights(given: RowWeights, data: ClientData) -> Tensor | None:
-    """The weights of all rows as one vector on the CPU, checked; None where rows count the same."""
+    """Return the weights of all rows as one vector on the CPU, checked; None where rows count the same."""
     if given is None:
         return None
     parts = [given] if isinstance(given, Tensor) else [tensor("sample_weights", part) for part in given]

@@ -21,9 +21,9 @@ from fednmap.problems.design import Design, design_of
 from fednmap.problems.families import FAMILIES, Bernoulli, Family, Gaussian, Multinomial, Ordinal, labels
 from fednmap.problems.finite_sum import FiniteSum, Options, Weight, per_client
 
-SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed side by side, padded to one length
+SMALL_BYTES = 64 << 10  # clients with less data than this on average are computed in one batch, padded to one length
 PIECE_BYTES = 2 << 20  # of rows that are gone through together for gradients at several points
-SPARSE_BYTES = 256 << 10  # of their outputs, if the rows are sparse: a few such tables are to be small beside them
+SPARSE_BYTES = 256 << 10  # of their outputs, if the rows are sparse: a few such tables must be small compared with them
 KEPT_BYTES = 16 << 20  # of padded copies of small clients that a problem keeps between rounds
 
 
@@ -85,6 +85,7 @@ class GLM(FiniteSum):
         self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
 
     def made_of(self) -> dict[str, Any]:
@@ -95,11 +96,11 @@ class GLM(FiniteSum):
         return super()._changed(_small={}, _cut={}, **fields)
 
     def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """eta of each input, and the family's constants beside it where it has any."""
+        """Return eta of each input, and the family's constants if it has any."""
         return self._outputs(x, design_of(inputs, inputs.shape[:1], x.dtype))
 
     def mean(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The expected target of each input; for labels their probabilities."""
+        """Return the expected target of each input; for labels their probabilities."""
         return self.family.mean(self.scores(x, inputs))
 
     def predict(self, x: Tensor, inputs: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ class GLM(FiniteSum):
         return total
 
     def losses(self, points: Tensor) -> Tensor:
-        """f at several points (k, dim), in one pass over the rows; not for families with constants."""
+        """Return f at several points (k, dim), in one pass over the rows; not for families with constants."""
         total = points.new_zeros(len(points))
         for design, b, weight in self._pieces(len(points), points.dtype):
             eta = self._outputs_each(points, design)
@@ -170,7 +171,7 @@ class GLM(FiniteSum):
         return total
 
     def client_losses(self, x: Tensor) -> Tensor:
-        """f_i of every client, (n,)."""
+        """Return f_i of every client, (n,)."""
         each = [self.family.loss(*self._at(x, design, b)).double() for design, b, _ in self._pieces(1, x.dtype)]
         return per_client(self._shares * torch.cat(each).cpu(), self._sizes)
 
@@ -203,20 +204,20 @@ class GLM(FiniteSum):
         return kept
 
     def hessian(self, x: Tensor) -> Tensor:
-        """The Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
+        """Return the Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
         return self._sum_of_squares(x, lambda eta, b, weight: _per_row(weight, self.family.curvature(eta, b)))
 
     def information(self, x: Tensor) -> Tensor:
-        """The expected Hessian of f at x, (p, p), as Fisher scoring has it."""
+        """Return the expected Hessian of f at x, (p, p), as Fisher scoring has it."""
         return self._sum_of_squares(x, lambda eta, b, weight: _per_row(weight, self.family.information(eta, b)))
 
     def pearson(self, x: Tensor) -> float:
-        """The mean of the rows' squared Pearson residuals, weighted as in f."""
+        """Return the mean of the rows' squared Pearson residuals, weighted as in f."""
         parts = ((weight, self._at(x, self._rows(a, b, x.dtype), b)) for a, b, weight in self._everything(x))
         return sum(float(weight @ self.family.pearson(*at)) for weight, at in parts)
 
     def outer(self, x: Tensor, copies: float | None = None) -> Tensor:
-        """The sum over rows of g_j g_j', (p, p), where the g_j sum to the gradient of f: how much rows disagree.
+        """Return the sum over rows of g_j g_j', (p, p), where the g_j sum to the gradient of f: how much rows disagree.
 
         copies: the number of rows if a row that weighs twice as much as another one stands for two of them.
         """
@@ -245,7 +246,7 @@ class GLM(FiniteSum):
         return total.reshape(outputs * (d + 1), -1)[self._places()[:, None], self._places()]
 
     def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
-        """hessians(clients)(x): that of each client's f_i."""
+        """Return hessians(clients)(x): that of each client's f_i."""
         return by_client(self, clients)
 
     def _places(self) -> Tensor:
@@ -348,7 +349,7 @@ class GLM(FiniteSum):
 
 
 def samples(data: Pairs, columns: int = 1) -> ClientData:
-    """The clients' rows, features as real numbers and targets (N,), or (N, columns); other forms are refused."""
+    """Return the clients' rows, features as real numbers and targets (N,), or (N, columns); other forms are refused."""
     given = ClientData.of(data)
     x, y = given.x, given.y
     if x.ndim < 2:
@@ -430,7 +431,7 @@ class Logistic(GLM):
 
 
 def number_of_classes(y: Tensor) -> int:
-    """How many classes there are, where every label from 0 on occurs; else nobody knows what was meant."""
+    """Return how many classes there are, where every label from 0 on occurs; else nobody knows what was meant."""
     found = y.unique().tolist()
     if len(found) < 2:
         raise InputError(

@@ -52,7 +52,7 @@ class LabelLoss:
         return self._weight is not None
 
     def counts(self, y: Tensor) -> Tensor:
-        """What the labels of each sample count, (N,), in float64."""
+        """Return what the labels of each sample count, (N,), in float64."""
         kept = y != self.ignored
         each = (
             kept.double()
@@ -62,7 +62,7 @@ class LabelLoss:
         return each.reshape(len(y), -1).sum(1)
 
     def by_sample(self, out: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of each sample over what counts of it, (B,); 0 where nothing does."""
+        """Return the mean loss of each sample over what counts of it, (B,); 0 where nothing does."""
         options = self._options if self._weight is None else self._options | {"weight": self._weight.to(out)}
         sums = self._function(out, y, reduction="none", **options).reshape(len(y), -1).sum(1)
         return sums / self.counts(y).to(sums).clamp_min(torch.finfo(sums.dtype).tiny)

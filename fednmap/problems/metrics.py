@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 def accuracy(out: Tensor, y: Tensor) -> float:
-    """The share of labels whose output is the largest.
+    """Return the share of labels whose output is the largest.
 
     >>> accuracy(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1, 1]))
     0.5
@@ -28,7 +28,7 @@ def accuracy(out: Tensor, y: Tensor) -> float:
 
 
 def perplexity(out: Tensor, y: Tensor) -> float:
-    """exp of the mean cross-entropy of the labels.
+    """Return exp of the mean cross-entropy of the labels.
 
     >>> round(perplexity(torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.int64)), 6)
     3.0
@@ -37,7 +37,7 @@ def perplexity(out: Tensor, y: Tensor) -> float:
 
 
 def f1(out: Tensor, y: Tensor) -> float:
-    """The mean over the classes of 2 tp / (2 tp + fp + fn)."""
+    """Return the mean over the classes of 2 tp / (2 tp + fp + fn)."""
     from sklearn.metrics import f1_score
 
     out, y = _labelled(out, y)
@@ -76,5 +76,5 @@ METRICS: dict[str, Measure] = {"accuracy": accuracy, "auc": auc, "f1": f1, "perp
 
 
 def measure_of(given: str | Measure) -> Measure:
-    """The measure of this name, or the one given."""
+    """Return the measure of this name, or the one given."""
     return choose("metric", given, METRICS) if isinstance(given, str) else given

@@ -31,14 +31,14 @@ BLOCK = 10  # steps drawn in one go: the cost of numpy's calls is shared, the nu
 
 
 def mix(h: Words) -> Words:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that scatters its input."""
+    """Return the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that scatters its input."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
 
 
 def absorb(h: Words, value: Numbers) -> Words:
-    """The hash h extended by one more coordinate of the address."""
+    """Return the hash h extended by one more coordinate of the address."""
     return mix(h + (value.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
@@ -53,7 +53,7 @@ def sample_numbers(seed: int, clients: Numbers, t: int, steps: Numbers, batch: i
 
 
 def step_seed(seed: int, client: int, t: int, step: int) -> int:
-    """The seed of all other randomness of a local step, such as dropout: a pure function of its address.
+    """Return the seed of all other randomness of a local step, such as dropout: a pure function of its address.
 
     >>> step_seed(0, client=3, t=1, step=2) == step_seed(0, client=3, t=1, step=2) != step_seed(0, 3, 1, 3)
     True
@@ -81,7 +81,7 @@ def seeded(number: int, device: torch.device) -> Iterator[None]:
 
 
 def reshuffled(local_steps: int | None) -> Draw:
-    """The rule of `reshuffled_numbers` for rounds of so many local steps; None: every round begins an epoch."""
+    """Return the rule of `reshuffled_numbers` for rounds of so many local steps; None: every round begins an epoch."""
     return partial(reshuffled_numbers, local_steps=local_steps)
 
 
@@ -93,7 +93,7 @@ def reshuffled_numbers(
     A client's rows are one endless stream: number k of it is row pi_e(k mod m) of its m rows, in epoch e = k // m, and
     pi_e is a permutation that (seed, client, e) decides. Batch number b holds numbers b batch .. (b + 1) batch - 1, and
     local step q of round t takes batch number t local_steps + q. So every row comes once in each epoch, whatever the
-    sizes: a batch that an epoch does not fill goes on in the next one.
+    sizes: a batch that an epoch does not fill continues in the next one.
 
     local_steps: of a round; None where that is not known: every round then begins with an epoch of its own.
     """

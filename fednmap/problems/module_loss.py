@@ -29,7 +29,7 @@ Layout = Callable[[Tensor], Tensor]
 
 
 def call(module: nn.Module, inputs: Tree) -> Any:
-    """The module called with its inputs: a dict by name, a tuple in order."""
+    """Return the module called with its inputs: a dict by name, a tuple in order."""
     if isinstance(inputs, Mapping):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
@@ -52,7 +52,7 @@ FORWARDS: dict[str, Forward] = {"call": call, "first": first, "logits": logits, 
 
 
 def forward_of(given: str | Forward) -> Forward:
-    """The adapter of this name, or the one given."""
+    """Return the adapter of this name, or the one given."""
     return choose("forward", given, FORWARDS) if isinstance(given, str) else given
 
 
@@ -125,33 +125,33 @@ class ModuleLoss:
         self.start = start.float() if start.dtype in HALF else start.clone()
 
     def is_stack(self, a: Tree) -> bool:
-        """Whether these are the samples of several clients, (k, B, ...)."""
+        """Return whether these are the samples of several clients, (k, B, ...)."""
         return isinstance(a, Tensor) and a.ndim > self.axes
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
-        """The flat vector x as named tensors."""
+        """Return the flat vector x as named tensors."""
         return dict(zip(self.names, self.pieces(x), strict=True))
 
     def pieces(self, x: Tensor) -> list[Tensor]:
-        """The parameters as views of x, (p,) or (k, p): each in its shape, or (k, shape)."""
+        """Return the parameters as views of x, (p,) or (k, p): each in its shape, or (k, shape)."""
         split = zip(x.split(self.numels, -1), self._shapes, strict=True)
         return [v.view(*v.shape[:-1], *shape) for v, shape in split]
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `parameters`: named tensors as one vector."""
+        """Return the inverse of `parameters`: named tensors as one vector."""
         return torch.cat([parameters[name].flatten() for name in self.names])
 
     def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
-        """The module's outputs at x, in the precision of x."""
+        """Return the module's outputs at x, in the precision of x."""
         return self.outputs_at(self.placed(x), mapped(self.layout, self.entering(inputs)), x)
 
     def placed(self, x: Tensor) -> list[Tensor]:
-        """`pieces` as the module takes them; only kernels of convolutions may have to be copied, transposed."""
+        """Return `pieces` as the module takes them; only kernels of convolutions may have to be copied, transposed."""
         pieces = zip(self.pieces(x.contiguous()), self._kept, strict=True)
         return [self.layout(v if dtype is None else v.to(dtype)) for v, dtype in pieces]
 
     def outputs_at(self, parameters: Sequence[Tensor], inputs: Tree, x: Tensor) -> Tensor:
-        """The outputs with these parameters, in the precision of x."""
+        """Return the outputs with these parameters, in the precision of x."""
         self.local.bind(parameters, x)
         with self._precision(x):
             out = self.forward(self.local.module, inputs)
@@ -167,7 +167,7 @@ class ModuleLoss:
         return self.weighted(self.outputs(x, a), b, weight)
 
     def weighted(self, out: Tensor, b: Tensor, weight: Weight, clients: int = 1) -> Tensor:
-        """The loss of these outputs; those of several clients, one after another, summed."""
+        """Return the loss of these outputs; those of several clients, one after another, summed."""
         if not isinstance(weight, Tensor):  # equal weights 1/B: the loss's own mean
             return self.loss(out, b) * clients
         each = probe.by_sample(self.loss, out, b) if self._by_sample is None else self._by_sample(out, b)
@@ -175,7 +175,7 @@ class ModuleLoss:
 
     @torch.enable_grad()
     def value_and_slopes(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss at one point, and its gradient with respect to each of the module's parameters."""
+        """Return the loss at one point, and its gradient with respect to each of the module's parameters."""
         leaves = [v.requires_grad_() for v in self.placed(x.detach())]
         a, asked = mapped(self.layout, self.entering(a)), list(leaves)
         if self._inputs_need_gradient and isinstance(a, Tensor) and a.is_floating_point():
@@ -251,7 +251,7 @@ class ThreadLocalModule(threading.local):
 
 
 def fixed(module: nn.Module) -> dict[str, Tensor]:
-    """The real numbers that a module has besides what is trained: frozen parameters, and buffers."""
+    """Return the real numbers that a module has besides what is trained: frozen parameters, and buffers."""
     frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
     return {name: v for name, v in (frozen | dict(module.named_buffers())).items() if v.is_floating_point()}
 

@@ -176,6 +176,7 @@ class Network(FiniteSum):
         return super().exact_gradients and self.clip_norm is None
 
     def info(self) -> ProblemInfo:
+        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), module=self.module)
 
     def made_of(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class Network(FiniteSum):
         return super().made_of() | {"module": self._original, "loss": self._function.loss} | changed
 
     def exact(self) -> Self:
-        """The same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""
+        """Return the same with exact client gradients; with batch norm itself, its statistics are a minibatch's."""
         return self if self.data.batch_rows else super().exact()._changed(accumulate=1, clip_norm=None)
 
     @property
@@ -194,12 +195,12 @@ class Network(FiniteSum):
         return copy.deepcopy(self._original)
 
     def module(self, x: Tensor) -> nn.Module:
-        """A copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
+        """Return a copy of the module with the parameters x, in eval mode; calibrated if it has batch norm."""
         return self.calibrate(x)
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> nn.Module:
-        """`module(x)` with running statistics from the clients' data, if there are batch norm layers that need them.
+        """Return `module(x)` with running statistics from the clients' data, if batch norm layers need them.
 
         Every client goes through its rows in chunks of the batch size and averages the means and variances that each
         batch norm layer meets; the average of the clients' averages is kept.
@@ -214,27 +215,27 @@ class Network(FiniteSum):
         return trained.eval()
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
-        """The flat vector x as named tensors."""
+        """Return the flat vector x as named tensors."""
         return self._function.parameters(x)
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `parameters`: named tensors as one vector."""
+        """Return the inverse of `parameters`: named tensors as one vector."""
         return self._function.flat(parameters)
 
     def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
-        """The module's outputs at x."""
+        """Return the module's outputs at x."""
         return self._function.outputs(x, self._inputs(inputs, x))
 
     @torch.no_grad()
     def predict(self, x: Tensor, inputs: Tree) -> Tensor:
-        """A label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
+        """Return a label or number for each input; batch norm uses the statistics of large chunks of the inputs."""
         step, axis = self.rows_at_once(), self._class_axis
         starts = range(0, len(leaves(inputs)[0]), step)
         outs = (self.outputs(x, mapped(itemgetter(slice(c, c + step)), inputs)) for c in starts)
         return torch.cat([out.squeeze(-1) if axis is None else out.argmax(axis) for out in outs])
 
     def metric(self, measure: str | Measure, data: Any) -> Metric:
-        """`measure` on these data as a function of the model x, as `fednmap.run` takes it in `metrics`.
+        """Return `measure` on these data as a function of the model x, as `fednmap.run` takes it in `metrics`.
 
         measure: "accuracy", "auc", "f1", "perplexity", or a function of (outputs, targets) of all samples.
         data:    test samples, in a form that a client's may have.

@@ -31,11 +31,12 @@ class Pooled:
         return replace(whole, weights=None, chunk=None, exact=self.exact, exact_gradients=None, hessians=None)
 
     def exact(self) -> Pooled:
-        """The same with the exact gradient, where the clients' can be had."""
+        """Return the same with the exact gradient, where the clients' can be had."""
         make = info_of(self.problem).exact
         return self if make is None else Pooled(make())
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
+        """Return the gradients of round t for `clients`, see `fednmap.core.Problem`."""
         each = self.problem.oracle(torch.arange(self.problem.n, device="cpu"), t)
 
         def g(x: Tensor, q: int) -> Tensor:
@@ -45,7 +46,9 @@ class Pooled:
         return g
 
     def loss(self, x: Tensor) -> Tensor:
+        """Return f(x) on all data."""
         return self.problem.loss(x)
 
     def gradient(self, x: Tensor) -> Tensor:
+        """Return the exact gradient of f at x."""
         return self.problem.gradient(x)

@@ -23,7 +23,7 @@ LABELS_SEEN = 1_000_000  # at most, of targets that have many each
 
 
 def tried(what: str, compute: Callable[[], T]) -> T:
-    """The result of the user's own code; a failure is an `InputError` that begins with `what`."""
+    """Return the result of the user's own code; a failure is an `InputError` that begins with `what`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of shapes that differ; they are refused if it matters
         try:
@@ -34,7 +34,7 @@ def tried(what: str, compute: Callable[[], T]) -> T:
 
 
 def check_kinds(module: object, loss: object) -> None:
-    """Each argument in its place."""
+    """Check the kinds of the arguments."""
     if not isinstance(module, nn.Module):
         raise InputError(f"module is a {type(module).__name__}; give Network(module, loss, data) a torch.nn.Module")
     if not callable(loss) or isinstance(loss, type):
@@ -73,7 +73,7 @@ def check_single(module: Callable[[Tree], object], sample: Tree, sizes: Tensor, 
 
 @torch.no_grad()
 def outputs(module: Callable[[Tree], Tensor], inputs: Tree) -> tuple[Tensor, bool]:
-    """What the module gives for the inputs, one tensor by samples, and whether it draws random numbers for it.
+    """Return what the module gives for the inputs, one tensor by samples, and whether it draws random numbers for it.
 
     These must be torch's: a function of the inputs and torch.manual_seed.
     """
@@ -144,7 +144,7 @@ def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
 
 @torch.enable_grad()
 def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
-    """The loss of a batch must be the mean of its samples' losses, each of its own output and target.
+    """Check that the loss of a batch is the mean of its samples' losses, each of its own output and target.
 
     Values and slopes are compared: where targets are broadcast against outputs, the slopes differ. Of torch's losses of
     labels the mean is weighted by what the labels count, see `label_loss`.
@@ -183,7 +183,7 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
 
 @torch.enable_grad()
 def class_axis(loss: Loss, out: Tensor, y: Tensor) -> int:
-    """The axis of the outputs that holds the classes: 1 for torch's losses; for your own loss 1 or the last.
+    """Return the axis of the outputs that holds the classes: 1 for torch's losses; for your own loss 1 or the last.
 
     Where the shapes leave both open, by the slopes: a loss falls as the output of the right class grows.
     """
@@ -201,12 +201,12 @@ def class_axis(loss: Loss, out: Tensor, y: Tensor) -> int:
 
 
 def by_sample(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
-    """The loss of each sample, (B,)."""
+    """Return the loss of each sample, (B,)."""
     return vmap(lambda o, target: loss(o.unsqueeze(0), target.unsqueeze(0)))(out, y)
 
 
 def hooked(layer: nn.Module) -> bool:
-    """Whether more happens in a layer than its class says."""
+    """Return whether more happens in a layer than its class says."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return any(hooks) or "forward" in vars(layer)
 

@@ -174,7 +174,7 @@ class Simplex(Regularizer):
 
 
 def project_simplex(v: Tensor, total: float) -> Tensor:
-    """The nearest point with x >= 0 and sum x = total, on the last axis.
+    """Return the nearest point with x >= 0 and sum x = total, on the last axis.
 
     Only entries within `total` of the largest can stay positive. Measured from the largest and cut
     there, all numbers have the size of `total`, however large v is, so the sum comes out right; the last
@@ -268,6 +268,6 @@ ULPS = 32  # a sum of p terms in pairs is exact to log2(p) roundings: 20 for a m
 
 
 def indicator(excess: Tensor, scale: Tensor | float) -> Tensor:
-    """0 where every excess on the last axis is at most a few roundings of `scale`, else +inf."""
+    """Return 0 where every excess on the last axis is at most a few roundings of `scale`, else +inf."""
     inside = (excess <= ULPS * torch.finfo(excess.dtype).eps * scale).all(-1)
     return excess.new_full(inside.shape, torch.inf).masked_fill_(inside, 0.0)

@@ -94,12 +94,12 @@ class EqualGroups:
     """Of the vectors; None if any multiple of the size will do."""
 
     def norms(self, x: Tensor) -> Tensor:
-        """|x_g|_2 for every group: (..., p) -> (..., groups)."""
+        """Return |x_g|_2 for every group: (..., p) -> (..., groups)."""
         # A product with ones adds up short rows twice as fast as a reduction does.
         return (self._split(x).square() @ x.new_ones(self.size)).sqrt_()
 
     def scale(self, x: Tensor, factor: Tensor) -> Tensor:
-        """x_g times factor_g for every group; coordinates in no group as they are."""
+        """Return x_g times factor_g for every group; coordinates in no group as they are."""
         return (self._split(x) * factor.unsqueeze(-1)).flatten(-2)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ Groups = EqualGroups | LabelledGroups
 
 
 def as_groups(groups: GroupSpec) -> Groups:
-    """The groups in the form that is fastest for them."""
+    """Return the groups in the form that is fastest for them."""
     if isinstance(groups, int | np.integer):
         if isinstance(groups, bool) or groups < 1:
             raise InputError(f"a group has at least one coordinate, given size {groups}")

@@ -200,7 +200,7 @@ class PerLayer(Regularizer):
 
 
 def rows(weight: float) -> Callable[[Size], GroupLasso]:
-    """The rule "the rows of a matrix, the filters of a convolution are groups", for `PerLayer`.
+    """Return the rule "the rows of a matrix, the filters of a convolution are groups", for `PerLayer`.
 
     >>> phi = PerLayer({"weight": rows(1.0)}, nn.Linear(2, 2))
     >>> phi.prox(torch.tensor([3.0, 4.0, 0.3, 0.4, 9.0, 9.0]), 1.0)
@@ -210,7 +210,7 @@ def rows(weight: float) -> Callable[[Size], GroupLasso]:
 
 
 def rank_components(weight: float, module: nn.Module) -> GroupLasso:
-    """A group lasso over the rank components of a module's LoRA adapters: each layer keeps the rank it needs.
+    """Return a group lasso over the rank components of a module's LoRA adapters: each layer keeps the rank it needs.
 
     An adapter is B A with A (r, inputs), called NAME.lora_A..., and B (outputs, r), NAME.lora_B...; component k, which
     is kept or switched off as a whole, is row k of A and column k of B. Other parameters are in no group. Where A or B
@@ -243,12 +243,12 @@ def row_length(shape: Size) -> int:
 
 
 def matrix(shape: Size) -> tuple[int, int]:
-    """A parameter as a matrix: one row per output."""
+    """Return a parameter as a matrix: one row per output."""
     return shape[0], row_length(shape)
 
 
 def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
-    """phi on some of a network's parameters only, the rest left alone.
+    """Return phi on some of a network's parameters only, the rest left alone.
 
     `only` is "weights" (parameters with two or more axes, so neither biases nor norm layers) or a name
     pattern with shell wildcards. A `PerLayer` keeps its parts there; any other phi sees the chosen
@@ -274,12 +274,12 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that the flat vector holds."""
+    """Return the parameters that the flat vector holds."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def size(module: nn.Module) -> int:
-    """The length of the flat vector."""
+    """Return the length of the flat vector."""
     return sum(parameter.numel() for parameter in trained(module).values())
 
 
@@ -289,7 +289,7 @@ def weights(module: nn.Module) -> list[str]:
 
 
 def slices(module: nn.Module) -> dict[str, slice]:
-    """Where each parameter lies in the flat vector."""
+    """Return where each parameter lies in the flat vector."""
     where, start = {}, 0
     for name, parameter in trained(module).items():
         where[name] = slice(start, start + parameter.numel())
@@ -298,7 +298,7 @@ def slices(module: nn.Module) -> dict[str, slice]:
 
 
 def matching(names: Mapping[str, slice], pattern: str) -> list[str]:
-    """The names that fit a pattern; at least one must."""
+    """Return the names that fit a pattern; at least one must."""
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:
         raise unknown("parameter pattern", pattern, names)

@@ -133,7 +133,7 @@ class L2(Regularizer):
 
 
 def shrinkage(norm: Tensor, threshold: float | Tensor) -> Tensor:
-    """max(1 - threshold / norm, 0): 1 for a zero threshold, 0 for a zero norm, NaN for a NaN."""
+    """Return max(1 - threshold / norm, 0): 1 for a zero threshold, 0 for a zero norm, NaN for a NaN."""
     return (1 - threshold / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_min_(0)
 
 
@@ -169,7 +169,7 @@ class LInf(Regularizer):
 
 
 def threshold(a: Tensor, total: float) -> Tensor:
-    """The tau with sum_j max(a_j - tau, 0) = total on each row, of shape (..., 1); total > 0.
+    """Return the tau with sum_j max(a_j - tau, 0) = total on each row, of shape (..., 1); total > 0.
 
     The sum is convex, decreasing and piecewise linear in tau, so Newton's method from the left is
     monotone and drops coordinates for good: it ends when no row drops one. A sort would do it in one
@@ -244,7 +244,7 @@ def _quantiles(p: int, q: float) -> Tensor:
 
 
 def nonincreasing(z: Tensor) -> Tensor:
-    """The nearest nonincreasing sequence to each row of z.
+    """Return the nearest nonincreasing sequence to each row of z.
 
     All rows in one call: each is moved to its own interval, below the row before, so that no pool
     crosses from one row into the next. Done in float64; k rows cost log2(k) of its 53 bits.

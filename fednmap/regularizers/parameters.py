@@ -19,7 +19,7 @@ from fednmap.names import InputError
 
 
 def plain(owner: object, name: str) -> float | None:
-    """owner.name as an int or float, stored in its place; None where it is not a number."""
+    """Return owner.name as an int or float, stored in its place; None where it is not a number."""
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -29,33 +29,33 @@ def plain(owner: object, name: str) -> float | None:
 
 
 def wrong(owner: object, name: str, allowed: str) -> InputError:
-    """The error for owner.name, in one line."""
+    """Return the error for owner.name, in one line."""
     return InputError(f"{type(owner).__name__}: {name} is {shown(getattr(owner, name))}; it must be {allowed}")
 
 
 def shown(value: object) -> str:
-    """What was given, in one line of moderate length; a class by its name."""
+    """Return what was given, in one line of moderate length; a class by its name."""
     text = f"the class {value.__name__}" if isinstance(value, type) else " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
 def nonnegative(owner: object, *names: str) -> None:
-    """Each named number is finite and at least 0."""
+    """Check that each named number is finite and at least 0."""
     _each(owner, names, lambda number: 0 <= number < math.inf, "a finite number, at least 0")
 
 
 def positive(owner: object, *names: str) -> None:
-    """Each named number is finite and positive."""
+    """Check that each named number is finite and positive."""
     _each(owner, names, lambda number: 0 < number < math.inf, "a finite positive number")
 
 
 def fraction(owner: object, *names: str) -> None:
-    """Each named number is in [0, 1]."""
+    """Check that each named number is in [0, 1]."""
     _each(owner, names, lambda number: 0 <= number <= 1, "a number from 0 to 1")
 
 
 def below_one(owner: object, *names: str) -> None:
-    """Each named number is in [0, 1)."""
+    """Check that each named number is in [0, 1)."""
     _each(owner, names, lambda number: 0 <= number < 1, "a number, at least 0 and below 1")
 
 
@@ -67,14 +67,14 @@ def _each(owner: object, names: Sequence[str], fits: Callable[[float], bool], al
 
 
 def integer(owner: object, name: str, least: int) -> None:
-    """The named number is whole and at least `least`."""
+    """Check that the named number is whole and at least `least`."""
     number = plain(owner, name)
     if not isinstance(number, int) or number < least:
         raise wrong(owner, name, f"an integer, at least {least}")
 
 
 def weights(owner: object, name: str) -> None:
-    """The named value is a finite number, at least 0, or a tensor or array of such."""
+    """Check that the named value is a finite number, at least 0, or a tensor or array of such."""
     value = getattr(owner, name)
     if not isinstance(value, Tensor | np.ndarray):
         return nonnegative(owner, name)
@@ -97,6 +97,6 @@ def weights_for(owner: object, weight: float | Tensor, x: Tensor, what: str) -> 
 
 
 def regularizer(owner: object, name: str, example: str = "L1(0.1)") -> None:
-    """The named value is a regularizer."""
+    """Check that the named value is a regularizer."""
     if not isinstance(getattr(owner, name), Regularizer):
         raise wrong(owner, name, f"a regularizer, such as {example}")

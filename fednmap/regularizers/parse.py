@@ -56,7 +56,7 @@ LARGEST = 1e30  # times a step it is still a number in float32
 
 
 def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
-    """The regularizer that `name:number,number,...` stands for; the numbers are the constructor's, in order.
+    """Return the regularizer that `name:number,number,...` stands for; the numbers are the constructor's, in order.
 
     `group-lasso`, `sparse-group-lasso` and `nuclear` act on the rows, filters or matrix of each weight of
     `module` (its parameters with two or more axes). `l0` and `topk` need the word `allow_nonconvex` at
@@ -96,7 +96,7 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
 
 
 def signature(name: str) -> str:
-    """How a name is used, as `mcp:lam,theta`, with what may be left out in brackets."""
+    """Return how a name is used, as `mcp:lam,theta`, with what may be left out in brackets."""
     parameters = list(inspect.signature(REGULARIZERS[name]).parameters.values())
     if name in FROM_SHAPE:
         parameters = parameters[:-1]

@@ -68,7 +68,7 @@ def _solver() -> Callable[[Array, float, Array], None]:
 
 
 def fuse_rows(rows: Array, weight: float, out: Array) -> None:
-    """out = argmin_x sum_j (x_j - y_j)^2 / 2 + weight |x_{j+1} - x_j| for each row y.
+    """Write out = argmin_x sum_j (x_j - y_j)^2 / 2 + weight |x_{j+1} - x_j| for each row y.
 
     Let m_j(b) be the smallest cost of coordinates 1..j given x_j = b. Its derivative is increasing and
     piecewise linear; passing the next edge clips it to [-weight, weight], at the points low_j and high_j.

@@ -20,7 +20,7 @@ Trials = Sequence[dict[str, Any]]
 """The closing numbers of one method's trials."""
 
 NAMES = ("method", "trial", "error", "ended", "ended_by", "warning", "jobs")
-"""What a closing record says besides numbers that were measured."""
+"""Fields of a closing record that are not measured numbers."""
 
 MARKED = ("objective", "test_accuracy", "support_precision", "support_recall")
 """Columns whose best is bold. Residual and sparsity belong to models that differ in psi."""
@@ -78,7 +78,7 @@ def closing_table(results: Sequence[dict[str, Any]], said: About | None = None) 
 
 
 def ending(folder: RunFolder, results: Trials) -> list[str]:
-    """Return the last lines of a run: what was learnt, where the model is, what comes next.
+    """Return the last lines of a run: the best method, where the model is, what comes next.
 
     Only the folder if every method has a flaw, be it in one trial: such a method is not the best, as in the table.
     """
@@ -89,19 +89,19 @@ def ending(folder: RunFolder, results: Trials) -> list[str]:
     if not methods:
         return lines
     best = min(methods, key=lambda m: _mean(methods[m], "objective"))
-    learnt = [_learnt(best, methods[best], " (lowest psi)" if len(methods) > 1 else "")]
+    found = [_one_line(best, methods[best], " (lowest psi)" if len(methods) > 1 else "")]
     dense = [m for m in methods if m != best and _mean(methods[m], "zeros") < DENSE <= _mean(methods[best], "zeros")]
     accurate = [m for m in dense if not isnan(_mean(methods[m], "test_accuracy"))]
     if accurate:
         other = max(accurate, key=lambda m: _mean(methods[m], "test_accuracy"))
-        learnt.append(_learnt(other, methods[other], " (dense)"))
+        found.append(_one_line(other, methods[other], " (dense)"))
     model = folder.model_path(Job(best, 0))
     if model.exists():
         lines.append(f"model: {model}")
     path = shlex.quote(str(folder.path))
     first = [] if find_spec("plotly") else ["pip install 'fednmap[report]'"]
     then = [*first, f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune"]
-    return [*_headed("learnt: ", learnt), *lines, *_headed("next: ", then)]
+    return [*_headed("result: ", found), *lines, *_headed("next: ", then)]
 
 
 def _by_method(results: Trials) -> dict[str, list[dict[str, Any]]]:
@@ -119,7 +119,7 @@ def _mean(trials: Trials, key: str) -> float:
     return mean(values) if values else float("nan")
 
 
-def _learnt(method: str, trials: Trials, what: str) -> str:
+def _one_line(method: str, trials: Trials, what: str) -> str:
     named = {"zeros": "zeros", "test_accuracy": "accuracy"}
     shown = [(QUANTITIES[key].text(_mean(trials, key)), word) for key, word in named.items()]
     return f"{method}{what}: {', '.join(f'{text} % {word}' for text, word in shown if text != '-')}"

@@ -29,7 +29,7 @@ class Coefficient(NamedTuple):
 
 
 def coefficients(model: Model) -> list[Coefficient]:
-    """All of them, the intercepts last; none where the model is not linear or its columns have no names."""
+    """Return all of them, the intercepts last; none where the model is not linear or its columns have no names."""
     p = len(model.features)
     if not p or list(model.parameters) != ["x"]:
         return []
@@ -53,7 +53,7 @@ def coefficients(model: Model) -> list[Coefficient]:
 
 
 def shown(models: Mapping[str, Model]) -> list[Table]:
-    """A table for the terminal per model: what is not zero, the largest first."""
+    """Return a table for the terminal per model: what is not zero, the largest first."""
     tables = []
     for title, model in models.items():
         kept, left_out = _largest(coefficients(model))
@@ -75,7 +75,7 @@ def readable(table: DataTable) -> DataTable:
 
 
 def page(models: Mapping[str, Model]) -> str:
-    """The same as HTML, with all coefficients that are not zero in some model."""
+    """Return the same as HTML, with all coefficients that are not zero in some model."""
     found = {title: coefficients(model) for title, model in models.items()}
     found = {title: rows for title, rows in found.items() if rows}
     if not found:

@@ -21,7 +21,7 @@ ROW_HEIGHT = 340
 
 
 def curves(series: Sequence[Series]) -> tuple[Any, int]:
-    """Every quantity against rounds, megabytes or seconds; and the largest number of measurements left out of a curve.
+    """Return every quantity against rounds, megabytes or seconds; and the most measurements left out of a curve.
 
     With several trials: the mean, and a band from least to most.
     """
@@ -110,7 +110,7 @@ def layers(models: Mapping[str, Model]) -> Any | None:
 
 
 def first_layer(models: Mapping[str, Model], at_most: int = 12) -> Any | None:
-    """Which pixels, or which filters, the first layer still reads: one picture per method, white where all is zero."""
+    """Return a picture per method of the pixels or filters that the first layer reads, white where all is zero."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -143,7 +143,7 @@ def first_layer(models: Mapping[str, Model], at_most: int = 12) -> Any | None:
 
 
 def _picture(model: Model) -> Values | None:
-    """|w| of the first layer as a picture: per pixel over all units, or the filters of a convolution side by side."""
+    """|w| of the first layer as a picture: per pixel over all units, or the filters of a convolution in a grid."""
     if len(model.inputs) != 3:
         return None
     channels, height, width = model.inputs

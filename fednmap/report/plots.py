@@ -33,7 +33,7 @@ DRAWABLE = 1e100  # beyond it a method is lost, and the axes' arithmetic overflo
 
 
 def comparison(folder: RunFolder, path: Path) -> None:
-    """Each quantity against rounds, where methods send unequally also against megabytes sent, and virtual time if any.
+    """Draw each quantity against rounds, if methods send unequally also against megabytes, and virtual time if any.
 
     Mean line, and band from least to most over trials.
     """
@@ -98,7 +98,7 @@ def plot(
 
 
 def speedup(found: Speedup, path: Path) -> None:
-    """A sweep in log-log axes, with the fitted slope and the linear one."""
+    """Draw a sweep in log-log axes, with the fitted slope and the linear one."""
     x, y = np.array(found.values, dtype=float), np.exp(np.log(found.reached).mean(1))
     middle_x, middle_y = np.exp(np.log(x).mean()), np.exp(np.log(y).mean())
     with picture(path, size=(4.5, 3.6)) as (_, ((axis,),)):

@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on, on stderr: a live bar in a terminal, plain lines elsewhere."""
+"""Progress of a run on stderr: a live bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fednmap.measure import quantities
 from fednmap.runs.execution import DONE, Reporter, RunInfo
 from fednmap.simulation import Record, Round
 
-PLAIN_SECONDS = 5.0  # between lines where nobody watches a bar
+PLAIN_SECONDS = 5.0  # between lines where there is no terminal
 
 
 def describe(record: Record, width: int = 200) -> str:
@@ -26,7 +26,7 @@ def describe(record: Record, width: int = 200) -> str:
 
 
 class Warnings(Reporter):
-    """Nothing but what must be told."""
+    """Prints warnings and other messages, and no progress."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -58,7 +58,7 @@ class Bar(Reporter):
         self.progress.update(self.task, completed=round.t + 1)
 
     def on_record(self, record: Record) -> None:
-        room = self.progress.console.width - self.bar_width - 40  # beside name, bar, counter and time
+        room = self.progress.console.width - self.bar_width - 40  # next to name, bar, counter and time
         self.progress.update(self.task, completed=record["round"], state=describe(record, room))
 
     def message(self, line: str) -> None:

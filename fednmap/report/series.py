@@ -35,7 +35,7 @@ class Series(NamedTuple):
         return self._replace(trials=[curves for curves in self.trials if name in curves])
 
     def values(self, name: str, points: int | None = None) -> Values:
-        """One column along the rounds that all trials have measured, a row per trial; NaN where it is missing.
+        """Return one column along the rounds that all trials have measured, a row per trial; NaN where it is missing.
 
         At most `points` of its values, first and last among them.
         """
@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
 
 def collect(folders: Sequence[RunFolder]) -> list[Series]:
-    """Every method of every run that has measured something or ended, labelled with its run where there are several.
+    """Return every method of every run that has measurements or ended, labelled with its run if there are several.
 
     Methods come in the order of run.toml, then those it does not name.
     """
@@ -86,18 +86,18 @@ def models(series: Sequence[Series]) -> tuple[dict[str, Model], list[str]]:
 
 
 def expected(folder: RunFolder) -> int:
-    """How many methods and trials a finished folder has results of."""
+    """Return how many methods and trials a finished folder has results of."""
     said = folder.about()
     return (said.trials or 1) * max(1, len(said.algorithms))
 
 
 def drawn(series: Sequence[Series]) -> list[Quantity]:
-    """What has a curve: the quantities that describe a model."""
+    """Return what has a curve: the quantities that describe a model."""
     return [q for q in quantities(name for s in series for curves in s.trials for name in curves) if not q.cost]
 
 
 def positive(series: Sequence[Series], name: str) -> bool:
-    """Whether the quantity can stand on a logarithmic axis."""
+    """Return whether the quantity can stand on a logarithmic axis."""
     found = [s.having(name).values(name) for s in series if s.has(name)]
     return bool(found) and all((values[np.isfinite(values)] > 0).all() for values in found)
 

@@ -26,7 +26,7 @@ def console(**options: Any) -> Console:
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows with a title each, and columns; below each other where they do not fit beside each other."""
+    """Rows with a title each, and columns; columns that do not fit are put into a table below."""
 
     corner: str
     titles: Sequence[str]

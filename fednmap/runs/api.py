@@ -21,7 +21,7 @@ from fednmap.runs.fingerprints import described, identity
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.process_pool import Interrupted, interrupts
 from fednmap.simulation import Callback, Diverged, Record, Result, Round, simulate
-from fednmap.simulation.callbacks import Listener, heard, listeners, name_of
+from fednmap.simulation.callbacks import Listener, first_reason, listeners, name_of
 from fednmap.simulation.loop import check_kinds, first_point, origin
 from fednmap.simulation.participation import Sampler
 from fednmap.simulation.schedules import Schedule
@@ -125,7 +125,7 @@ def run(
     check_kinds(algorithm, problem)
     for name, value in (earlier_run | {"history": not history}).items():
         if value:
-            raise InputError(f"{name} and folder do not go together: the folder says where the run goes on")
+            raise InputError(f"{name} and folder do not go together: the folder says where the run continues")
     if checkpoint_every < 1:
         raise InputError(f"checkpoint_every is {checkpoint_every}; it must be at least 1")
     start = first_point(problem, start)
@@ -178,14 +178,14 @@ def _problem(problem: Problem, tag: str | None) -> str:
     if said.made_of is None:
         return words if said.digest is not None else f"{words}, {identity(problem, tag)}"
     made_of = said.made_of()
-    told = [f"{name} {value}" for name, value in made_of.items() if isinstance(value, bool | int | float | str)]
-    return ", ".join([words, *told, identity(made_of, tag)])
+    shown = [f"{name} {value}" for name, value in made_of.items() if isinstance(value, bool | int | float | str)]
+    return ", ".join([words, *shown, identity(made_of, tag)])
 
 
 def _run_in_folder(path: Path, task: Task, callbacks: list[Callback]) -> Result:
     """Run the rounds that the folder does not hold yet, if any; return what it then holds."""
     folder = _opened(path, task)
-    with locked(path), interrupts() as asked:
+    with locked(path), interrupts() as stop_flag:
         for line in folder.changed_files():
             warnings.warn(line, stacklevel=4)
         known = from_toml(path / "run.toml")
@@ -194,15 +194,15 @@ def _run_in_folder(path: Path, task: Task, callbacks: list[Callback]) -> Result:
         closing = stored_result(folder, task.job, task.rounds, task.options["stop"], warnings.warn, enders)
         closing = closing or _ended_by_round(folder, task)
         if closing is None:
-            folder.unseal()
+            folder.remove_checksums()
             folder.repair()
             if not same:
                 write_atomically(path / "run.toml", tomli_w.dumps(known | {"rounds": task.rounds}).encode())
             try:
-                closing = run_and_record(task, folder, callbacks, asked)
-                folder.seal()
+                closing = run_and_record(task, folder, callbacks, stop_flag)
+                folder.write_checksums()
             except Interrupted:
-                raise KeyboardInterrupt("stopped and saved; the same call goes on") from None
+                raise KeyboardInterrupt("stopped and saved; the same call continues") from None
     return _result(task, folder, closing)
 
 
@@ -224,7 +224,7 @@ def _opened(path: Path, task: Task) -> RunFolder:
         RunFolder.create_plain(path, tomli_w.dumps(about), task.settings, "run")
     folder = RunFolder.open(path)
     if not folder.made_in_python():
-        raise InputError(f"{path} was made by the command line; go on with it there, by --resume {path}")
+        raise InputError(f"{path} was made by the command line; continue it there, by --resume {path}")
     folder.check_settings(task.settings)
     digest = info_of(task.problem).digest
     if digest is not None:
@@ -235,16 +235,16 @@ def _opened(path: Path, task: Task) -> RunFolder:
 def _ended_by_round(folder: RunFolder, task: Task) -> dict[str, Any] | None:
     """Return the closing numbers if a reason to stop that judges rounds ends the run after its last one."""
     closing = folder.result(task.job)
-    last, totals, _ = task.found(folder) if closing else (None, None, [])
+    last, totals, _ = task.latest_checkpoint(folder) if closing else (None, None, [])
     if closing is None or last is None or totals is None or last.t + 1 != closing["rounds"]:
         return None
-    reason = heard(task.options["stop"], lambda callback: callback.on_round(last, totals))
+    reason = first_reason(task.options["stop"], lambda callback: callback.on_round(last, totals))
     return closing | {"ended": reason} if reason is not None else None
 
 
 def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
     """Return what the folder holds as a Result."""
-    after, *_ = task.found(folder)
+    after, *_ = task.latest_checkpoint(folder)
     records: list[Record] = folder.records(*task.job)
     ended = str(closing.get("ended", DONE))
     result = Result(task.problem, task.start, task.options["measure_gamma"], records)

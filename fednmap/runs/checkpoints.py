@@ -20,11 +20,11 @@ from fednmap.runs.files import add_checksum, clear_errors, digest, from_json, to
 from fednmap.simulation import Record, Round
 from fednmap.simulation.states import Clients
 
-KEPT = 2
+KEEP_LAST = 2
 """Checkpoints of a method that are not deleted."""
 
 
-class Kept(NamedTuple):
+class Checkpoint(NamedTuple):
     """A checkpoint; without clients where these store their states themselves."""
 
     t: int
@@ -40,13 +40,13 @@ Measured = Callable[[int], dict[str, Any]]
 def write(
     folder: Path, round: Round, totals: Record, settings: dict[str, Any], measured: dict[str, Any] | None = None
 ) -> None:
-    """Write the state after `round`, of server and clients; see `keep`."""
-    keep(folder, Kept(round.t, round.server, totals), settings, round.clients.tensors(), measured)
+    """Write the state after `round`, of server and clients; see `write_checkpoint`."""
+    write_checkpoint(folder, Checkpoint(round.t, round.server, totals), settings, round.clients.tensors(), measured)
 
 
-def keep(
+def write_checkpoint(
     folder: Path,
-    kept: Kept,
+    kept: Checkpoint,
     settings: dict[str, Any],
     clients: Mapping[str, Tensor] | None = None,
     measured: dict[str, Any] | None = None,
@@ -82,7 +82,7 @@ def keep(
         write_atomically(path, to_json(add_checksum(facts)))
         found = _newest_first(folder)
         later = [other for other in found if other.name > path.name]
-        for old in (*later, *found[len(later) + KEPT :]):
+        for old in (*later, *found[len(later) + KEEP_LAST :]):
             old.unlink()
             old.with_suffix(".safetensors").unlink(missing_ok=True)
 
@@ -110,7 +110,7 @@ def newest_server(
     settings: dict[str, Any],
     clients: int | None = None,
     measured: Measured | None = None,
-) -> tuple[Kept | None, list[str]]:
+) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint, and a line about each that was refused.
 
     clients:  their number; None where they store their states themselves.
@@ -146,7 +146,7 @@ def _read(
     settings: dict[str, Any],
     clients: int | None,
     measured: Measured | None,
-) -> Kept:
+) -> Checkpoint:
     found = from_json(path, dict)
     facts = verified(found) if "check" in found else None
     if facts is None or path.stem != f"round-{facts['round']:08d}":
@@ -165,7 +165,7 @@ def _read(
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise InputError("its tensors were changed or cut short")
     tensors, (server, client) = load(data), algorithm.init(start)
-    kept = Kept(facts["round"], _state(tensors, "server", server), facts["totals"])
+    kept = Checkpoint(facts["round"], _state(tensors, "server", server), facts["totals"])
     if clients is None:
         return kept
     ids = tensors.get("clients.ids", torch.zeros(0, dtype=torch.int64, device="cpu"))  # stays on the CPU

@@ -273,7 +273,7 @@ def _registries() -> dict[str, Mapping[str, Any]]:
 
 
 def code_in(values: Mapping[str, Any]) -> list[str]:
-    """The settings among `values` that name code to load, as package.module:Name."""
+    """Return the settings among `values` that name code to load, as package.module:Name."""
     values, registries = current(values, Config.RENAMED, None), _registries()
     methods, overrides = values.get("algorithms"), values.get("set")
     words = [*methods] if isinstance(methods, list | tuple) else []
@@ -465,6 +465,6 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def shown(text: str, width: int) -> str:
-    """The text in one line of at most `width` characters, without what would upset a terminal."""
+    """Return the text in one line of at most `width` characters, without what would upset a terminal."""
     clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return clean if len(clean) <= width else clean[: width - 3] + "..."

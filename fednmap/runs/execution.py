@@ -41,7 +41,7 @@ from fednmap.simulation import (
     schedules,
     threads,
 )
-from fednmap.simulation.callbacks import heard, stays_ended
+from fednmap.simulation.callbacks import final_reason
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
 from fednmap.simulation.trajectory import run_and_measure
@@ -69,10 +69,10 @@ class Reporter(Callback):
     """Stands before a method's name, where one command makes several runs."""
 
     def begin(self, what: RunInfo) -> None:
-        """A method begins."""
+        """Called when a method begins."""
 
     def end(self, result: dict[str, Any] | None) -> None:
-        """The method has ended, with these closing numbers; with None if it was stopped."""
+        """Called when the method has ended, with its closing numbers; with None if it was stopped."""
 
     def message(self, line: str) -> None:
         """Show a line to the user."""
@@ -104,12 +104,12 @@ class Task:
     parallel: int = 1
     """How many runs share the machine: their seconds are not comparable with those of one alone."""
 
-    def found(self, folder: RunFolder) -> tuple[Round | None, Record | None, list[str]]:
+    def latest_checkpoint(self, folder: RunFolder) -> tuple[Round | None, Record | None, list[str]]:
         """Return the state to continue from, its totals, and a line about each checkpoint that was refused."""
         where, measured = folder.checkpoints(self.job), partial(folder.measured, self.job)
         return checkpoints.newest(where, self.algorithm, self.problem, self.start, self.settings, measured)
 
-    def go(self, **given: Any) -> tuple[Result, str]:
+    def run(self, **given: Any) -> tuple[Result, str]:
         """Run the rounds that are not done yet; return the result, and the error if the iterates diverged."""
         given |= self.options | {"rounds": self.rounds, "start": self.start, "history": False}
         try:
@@ -119,13 +119,13 @@ class Task:
 
 
 class Recorder(Callback):
-    """Writes measurements and checkpoints; stops after the round in which the user asked to.
+    """Writes measurements and checkpoints; stops after the round in which the stop flag was set.
 
     folder: None in the other processes of a group, which only send their clients' states to process 0.
     """
 
-    def __init__(self, task: Task, folder: RunFolder | None = None, asked: StopFlag | None = None) -> None:
-        self.task, self.folder, self.asked = task, folder, asked
+    def __init__(self, task: Task, folder: RunFolder | None = None, stop_flag: StopFlag | None = None) -> None:
+        self.task, self.folder, self.stop_flag = task, folder, stop_flag
 
     def on_record(self, record: Record) -> None:
         if self.folder is not None:
@@ -135,7 +135,9 @@ class Recorder(Callback):
         done = round.t + 1
         if done == self.task.rounds:  # what comes next is the result itself
             return
-        stop = distributed.any_process(self.asked is not None and self.asked.is_set())  # the same in all of them
+        stop = distributed.any_process(
+            self.stop_flag is not None and self.stop_flag.is_set()
+        )  # the same in all of them
         if stop or done % self.task.checkpoint_every == 0:
             self.save(round, totals)
         if stop:
@@ -155,13 +157,13 @@ def run_and_record(
     task: Task,
     folder: RunFolder,
     callbacks: Sequence[Callback],
-    asked: StopFlag,
-    order: Order | None = None,
+    stop_flag: StopFlag,
+    request: JobRequest | None = None,
 ) -> dict[str, Any]:
     """Run the rounds of the task that are not done yet; return its closing numbers, which are then in the folder.
 
-    asked: set when the user wants to stop.
-    order: what the other processes of a group are to compute too.
+    stop_flag: set when the user wants to stop.
+    request: what the other processes of a group are to compute too.
     """
     job, reporters = task.job, [callback for callback in callbacks if isinstance(callback, Reporter)]
 
@@ -169,21 +171,23 @@ def run_and_record(
         for reporter in reporters:
             reporter.message(line)
 
-    after, before, refused = task.found(folder)
+    after, before, refused = task.latest_checkpoint(folder)
     for line in refused:
         message(line)
     done = 0 if after is None else after.t + 1
     if done >= task.rounds > 0:
-        raise InputError(f"{task.rounds} rounds are asked for and {job.method} has run {done}; ask for more")
-    folder.forget_after(job, -1 if after is None else done)
+        raise InputError(
+            f"expected more than the {done} rounds that {job.method} has run, got rounds = {task.rounds}; give more"
+        )
+    folder.delete_after(job, -1 if after is None else done)
     for reporter in reporters:
         reporter.begin(RunInfo(job, done, task.rounds, task.trials, task.facts))
     closing: dict[str, Any] | None = None
-    if order is not None:
-        distributed.broadcast(lambda: order._replace(done=done))
+    if request is not None:
+        distributed.broadcast(lambda: request._replace(done=done))
     try:
-        earlier, recorder = folder.records(*job), Recorder(task, folder, asked)
-        result, error = task.go(after=after, before=before, callbacks=(recorder, *callbacks), earlier=earlier)
+        earlier, recorder = folder.records(*job), Recorder(task, folder, stop_flag)
+        result, error = task.run(after=after, before=before, callbacks=(recorder, *callbacks), earlier=earlier)
         if error:
             message(f"{job.method}: {error}")
         if result.warning:
@@ -217,11 +221,11 @@ def stored_result(
     message: Callable[[str], None],
     enders: Sequence[str] = (),
 ) -> dict[str, Any] | None:
-    """Return the closing numbers of a job with nothing left to run: all rounds are done, or it stays ended early.
+    """Return the closing numbers of a job that is complete: all rounds are done, or a stopping rule still holds.
 
     A job whose files were damaged has something left: its last rounds, from the checkpoint before them.
 
-    stops:   reasons to stop, which are asked again.
+    stops:   stopping rules, which are evaluated again.
     message: receives what is damaged.
     enders:  names of callbacks; a run that one of them ended is not continued.
     """
@@ -234,14 +238,13 @@ def stored_result(
         return found
     if found["rounds"] > rounds:
         raise InputError(
-            f"{rounds} rounds are asked for and {job.method} in {folder.path} has run {found['rounds']}; "
-            "ask for as many or more, or start a new run"
+            f"expected at least the {found['rounds']} rounds that {job.method} in {folder.path} has run, got rounds = "
+            f"{rounds}; give as many or more, or start a new run"
         )
     records = folder.records(*job)
     if found.get("ended_by") in enders or not records:
         return found if records else None
-    stays_ended(stops, records[:-1])  # they receive all in order
-    reason = heard(stops, lambda callback: callback.on_record(records[-1]))
+    reason = final_reason(stops, records)
     return found | {"ended": reason} if reason is not None else None
 
 
@@ -259,7 +262,7 @@ def summary(record: Record) -> dict[str, Any]:
     }
 
 
-class Order(NamedTuple):
+class JobRequest(NamedTuple):
     """One method in one trial, as another process receives it."""
 
     job: Job
@@ -289,7 +292,7 @@ def execute(
     pool:       processes that run several methods or trials at a time; without callbacks.
     """
     jobs = [Job(method, trial) for trial in range(config.trials) for method in config.algorithms]
-    with locked(folder.path), interrupts() as asked:
+    with locked(folder.path), interrupts() as stop_flag:
         for line in folder.check_settings(config.model_dump(mode="json")):
             reporter.message(line)
         for line in folder.changed_files():
@@ -299,72 +302,78 @@ def execute(
         if len(finished) == len(jobs):
             if not folder.is_complete():
                 reporter.message(f"{MISSING}; it is written again")
-                folder.seal()
+                folder.write_checksums()
             return [finished[job] for job in jobs]
-        folder.unseal()
+        folder.remove_checksums()
         folder.repair()
         seeded = [config.model_copy(update={"seed": config.seed + trial}) for trial in range(config.trials)]
-        orders = [Order(job, seeded[job.trial], folder.path) for job in jobs if job not in finished]
-        if pool is not None and len(orders) > 1 and not callbacks:
-            parallel = min(pool.count, len(orders))
-            finished |= _run_in(pool, [order._replace(parallel=parallel) for order in orders], reporter, asked)
+        requests = [JobRequest(job, seeded[job.trial], folder.path) for job in jobs if job not in finished]
+        if pool is not None and len(requests) > 1 and not callbacks:
+            parallel = min(pool.count, len(requests))
+            finished |= _run_in(
+                pool, [request._replace(parallel=parallel) for request in requests], reporter, stop_flag
+            )
         else:
             work = Worker(experiment, seeded[0])
-            for order in orders:
-                if asked.is_set():
+            for request in requests:
+                if stop_flag.is_set():
                     raise Interrupted
-                order = order._replace(threads=threads.asked())
-                finished[order.job] = run_and_record(work.task(order), folder, (reporter, *callbacks), asked, order)
-        folder.arrange(jobs)
-        folder.seal()
+                request = request._replace(threads=threads.current_limit())
+                finished[request.job] = run_and_record(
+                    work.task(request), folder, (reporter, *callbacks), stop_flag, request
+                )
+        folder.sort_jobs(jobs)
+        folder.write_checksums()
     return [finished[job] for job in jobs]
 
 
 class Worker:
-    """Runs one order after another, also in a process of a pool; what the last one was prepared from is kept.
+    """Runs one request after another, also in a process of a pool; keeps the last prepared experiment.
 
-    experiment: of the first order, prepared from `config`, which is by default its own.
+    experiment: that of the first request, prepared from `config`; default: the experiment's own configuration.
     """
 
     def __init__(self, experiment: Experiment | None, config: Config | None = None) -> None:
         self._experiment = experiment
         self._config = experiment.config if experiment is not None and config is None else config
 
-    def task(self, order: Order) -> Task:
-        if self._experiment is None or self._config != order.config:
-            self._experiment, self._config = prepare(order.config), order.config
-        RunFolder(order.folder).check_data_digest(self._experiment.digest)
-        return replace(task_of(order.job, self._experiment), parallel=order.parallel)
+    def task(self, request: JobRequest) -> Task:
+        if self._experiment is None or self._config != request.config:
+            self._experiment, self._config = prepare(request.config), request.config
+        RunFolder(request.folder).check_data_digest(self._experiment.digest)
+        return replace(task_of(request.job, self._experiment), parallel=request.parallel)
 
-    def __call__(self, order: Order, send: Send) -> dict[str, Any]:
-        with interrupts() as asked:
-            return run_and_record(self.task(order), RunFolder(order.folder), (_Relay(send),), asked)
+    def __call__(self, request: JobRequest, send: Send) -> dict[str, Any]:
+        with interrupts() as stop_flag:
+            return run_and_record(self.task(request), RunFolder(request.folder), (_Relay(send),), stop_flag)
 
     def __reduce__(self) -> tuple[type[Worker], tuple[None]]:
         return Worker, (None,)  # where processes are spawned, each prepares its own
 
 
-def follow() -> None:
-    """Compute what process 0 announces, until it announces nothing more."""
+def run_as_worker() -> None:
+    """Compute the requests that process 0 broadcasts, until it broadcasts None."""
     work = Worker(None)
-    while order := distributed.broadcast(_nothing):
-        threads.limit(order.threads)
-        task, folder = work.task(order), RunFolder(order.folder)
-        after, before, _ = task.found(folder)
-        if order.done != (0 if after is None else after.t + 1):
-            raise InputError(f"{order.folder} is not what process 0 sees; give all machines the same folder")
-        earlier = [record for record in folder.records(*order.job) if 0 < order.done >= record["round"]]
+    while request := distributed.broadcast(_nothing):
+        threads.limit(request.threads)
+        task, folder = work.task(request), RunFolder(request.folder)
+        after, before, _ = task.latest_checkpoint(folder)
+        if request.done != (0 if after is None else after.t + 1):
+            raise InputError(f"{request.folder} is not what process 0 sees; give all machines the same folder")
+        earlier = [record for record in folder.records(*request.job) if 0 < request.done >= record["round"]]
         recorder = Recorder(task)
-        result, _ = task.go(after=after, before=before, callbacks=(recorder,), earlier=earlier)
+        result, _ = task.run(after=after, before=before, callbacks=(recorder,), earlier=earlier)
         if result.ended and result.last is not None:
             recorder.save(result.last, result.totals)
 
 
-def _nothing() -> Order | None:
+def _nothing() -> JobRequest | None:
     return None
 
 
-def _run_in(pool: ProcessPool, orders: list[Order], reporter: Reporter, asked: StopFlag) -> dict[Job, dict[str, Any]]:
+def _run_in(
+    pool: ProcessPool, requests: list[JobRequest], reporter: Reporter, stop_flag: StopFlag
+) -> dict[Job, dict[str, Any]]:
     """Run the jobs in the pool, with a reporter for each that has begun; return their closing numbers."""
     reporters: dict[int, Reporter] = {}
 
@@ -373,7 +382,7 @@ def _run_in(pool: ProcessPool, orders: list[Order], reporter: Reporter, asked: S
             reporters[k] = reporter.clone()
         getattr(reporters[k], message[0])(message[1])
 
-    return {orders[k].job: closing for k, closing in pool.run(orders, report, asked)}
+    return {requests[k].job: closing for k, closing in pool.run(requests, report, stop_flag)}
 
 
 class _Relay(Reporter):
@@ -397,7 +406,7 @@ def stops_of(config: Config) -> list[Callback]:
 
 
 def task_of(job: Job, experiment: Experiment) -> Task:
-    """What a configuration says about one method."""
+    """Return what a configuration says about one method."""
     config, algorithm = experiment.config, experiment.algorithm(job.method)
     problem = experiment.problem_for(algorithm)
     options: dict[str, Any] = {
@@ -439,26 +448,28 @@ def simulated(config: Config, algorithm: Algorithm, problem: Problem) -> dict[st
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """What the states of a run depend on; a setting of a later version that is not used leaves no trace."""
-    told = config.model_dump(mode="json", exclude=set(extendable(config)), exclude_defaults=True)
-    told |= {old: told.pop(new) for old, new in Config.RENAMED.items() if new in told}  # as older checkpoints have it
-    return told if config.topology is None else told | {"links": fingerprint(config.topology)}
+    """Return what the states of a run depend on; a setting of a later version that is not used leaves no trace."""
+    found = config.model_dump(mode="json", exclude=set(extendable(config)), exclude_defaults=True)
+    found |= {
+        old: found.pop(new) for old, new in Config.RENAMED.items() if new in found
+    }  # as older checkpoints have it
+    return found if config.topology is None else found | {"links": fingerprint(config.topology)}
 
 
 def extendable(config: Config) -> frozenset[str]:
-    """Settings that may be others when a run goes on."""
+    """Settings that may differ when a run continues."""
     return EXTENDABLE - ({"rounds"} if config.schedule.strip().startswith("cosine") else set())  # they decide the steps
 
 
 def scheduled_step(algorithm: Algorithm, config: Config) -> Schedule | None:
-    """eta_a as a function of the round, from the method's own on; None where it stays."""
+    """Return eta_a as a function of the round, from the method's own on; None where it stays."""
     if config.schedule == "constant":
         return None
     return schedule_of(config.schedule, schedules.step_of(algorithm), config.rounds)
 
 
 def saved_model(experiment: Experiment, x: Tensor) -> Model:
-    """The model x as it is kept: by the names of parameters, columns and labels."""
+    """Return the model x as it is kept: by the names of parameters, columns and labels."""
     problem = experiment.problem
     parameters = problem.parameters(x) if isinstance(problem, Network) else {"x": x}
     data = experiment.dataset

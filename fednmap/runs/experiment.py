@@ -131,7 +131,7 @@ class Methods:
         return Asynchronous(algorithm, **timing, **rule_of(config.asynchronous))
 
     def start_from(self, first: Tensor, algorithm: Algorithm) -> Tensor:
-        """Where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
+        """Return where the method begins: all at the model x_0 = prox(first, gamma), so FedNMap at z_0 = first.
 
         (first - x_0) / gamma is a subgradient of phi at x_0, so z = x_0 + gamma' (first - x_0) / gamma has
         prox(z, gamma') = x_0 for a normal-map method with another gamma'.
@@ -168,7 +168,7 @@ class Experiment(Methods):
         return digest(traced | {"data": self.dataset.digest}) if traced else self.dataset.digest
 
     def start(self, algorithm: Algorithm) -> Tensor:
-        """Where the method begins."""
+        """Return where the method begins."""
         return self.start_from(self.problem.start, algorithm)
 
     def problem_for(self, algorithm: Algorithm) -> FiniteSum | Pooled | PrivateRows:
@@ -176,7 +176,7 @@ class Experiment(Methods):
         return Pooled(problem) if algorithm.traits.central else problem
 
     def metrics(self) -> dict[str, Callable[[Tensor], float]]:
-        """What is measured besides the objective: accuracy for labels, support recovery where the truth is known."""
+        """Return the metrics beyond the objective: accuracy for labels, support recovery where the truth is known."""
         found: dict[str, Callable[[Tensor], float]] = {}
         if self.dataset.classes is not None:
             x_test, y_test = self.dataset.x_test, self.dataset.y_test
@@ -237,7 +237,7 @@ def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
 
 
 def dataset_of(config: Config) -> Dataset:
-    """The data set that a configuration names, in its precision and on its device."""
+    """Return the data set that a configuration names, in its precision and on its device."""
     return _typed(load(config), config)
 
 
@@ -247,17 +247,17 @@ def load(config: Config) -> Dataset:
 
 
 def settled(experiment: Experiment) -> Experiment:
-    """The same with the measuring gamma in its configuration, so that all trials, workers and resumed runs share it."""
+    """Return the same with measure_gamma in its configuration: all trials, workers and resumed runs share it."""
     return experiment.with_settings(measure_gamma=experiment.measure_gamma)
 
 
 def architecture(problem: FiniteSum) -> nn.Module | None:
-    """The network that a problem is made from; None for a regression."""
+    """Return the network that a problem is made from; None for a regression."""
     return problem.architecture if isinstance(problem, Network) else None
 
 
 def regularized(problem: Problem) -> slice | None:
-    """The coefficients of a linear model with an intercept, which is not penalised; None where all of x is."""
+    """Return the coefficients of a linear model with an intercept, which is not penalised; None where all of x is."""
     return problem.coefficients if isinstance(problem, GLM) and problem.intercept else None
 
 

@@ -184,7 +184,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A folder that a run has made."""
+        """Return a folder that a run has made."""
         if not (path / "run.toml").is_file():
             raise InputError(f"{path} is not a run folder: it has no run.toml")
         return cls(path)
@@ -192,13 +192,13 @@ class RunFolder:
     def config(self, *, trust: bool = False) -> Config:
         """Return the configuration, validated, to run it; `about` describes a run without loading anything."""
         if self.made_in_python():
-            raise InputError(f"{self.path} was made in Python; go on with it there, by run(..., folder=...)")
+            raise InputError(f"{self.path} was made in Python; continue it there, by run(..., folder=...)")
         if self.about().made_in == "fit":
             raise InputError(f"expected a run of train, got a fit, {self.path}; repeat it with `fednmap fit`")
         return Config.read(self.path / "run.toml", trust=trust)
 
     def made_in_python(self) -> bool:
-        """Whether no configuration describes the run: it was made by `fednmap.run(..., folder=)`."""
+        """Return whether no configuration describes the run: it was made by `fednmap.run(..., folder=)`."""
         return self.about().made_in == "Python"
 
     def about(self) -> About:
@@ -213,7 +213,7 @@ class RunFolder:
             raise InputError(f"{self.path / 'run.toml'} was changed: {name} is {found[name]!r:.40}") from None
 
     def environment(self) -> dict[str, Any]:
-        """What is known of the run's beginning; nothing if it was killed before that was written."""
+        """Return what is known of the run's beginning; nothing if it was killed before that was written."""
         path = self.path / "environment.json"
         found = verified(from_json(path, dict)) if path.exists() else {}
         if found is None or not isinstance(found.get("settings", {}), dict):
@@ -242,18 +242,18 @@ class RunFolder:
         before = began.get("settings") or now
         edited = sorted(k for k in EXTENDABLE & before.keys() & now.keys() if before[k] != now[k])
         return [f"{k} is {now[k]!r} and was {before[k]!r} when the run began" for k in edited] + [
-            f"this run began with {name} {began[name]} and goes on with {version(name)}: last digits may differ"
+            f"this run began with {name} {began[name]} and continues with {version(name)}: last digits may differ"
             for name in VERSIONS
             if began.get(name, version(name)) != version(name)
         ]
 
     def changed(self, now: dict[str, Any], free: frozenset[str] = EXTENDABLE) -> str:
-        """Which settings are others than when the run began, in words; of those that are not free."""
+        """Return which settings are others than when the run began, in words; of those that are not free."""
         before = self.environment().get("settings")
         if not isinstance(before, dict):
             return ""
-        told = before.keys() | now.keys() if self.made_in_python() else before.keys() & now.keys()
-        others = sorted(k for k in told - free if before.get(k) != now.get(k))
+        names = before.keys() | now.keys() if self.made_in_python() else before.keys() & now.keys()
+        others = sorted(k for k in names - free if before.get(k) != now.get(k))
         return ", ".join(f"{k} is {now.get(k)!r} and was {before.get(k)!r}" for k in others)
 
     def repair(self) -> None:
@@ -268,7 +268,7 @@ class RunFolder:
             self._rewrite(self._rows())
 
     def append(self, job: Job, record: Record) -> None:
-        """One measurement more in metrics.csv."""
+        """Append one measurement to metrics.csv."""
         rows = [Row(job, int(record["round"]), name, float(v)) for name, v in record.items() if name != "round"]
         for row in rows:
             if any(character in row.metric for character in ',"\r\n'):
@@ -300,7 +300,7 @@ class RunFolder:
             to_disk(self.path / "metrics.csv")
 
     def curves(self) -> dict[Job, Curves]:
-        """All that was measured so far, in one pass; a measurement that is half written is left out."""
+        """Return all that was measured so far, in one pass; a measurement that is half written is left out."""
         found: dict[Job, Curves] = {}
         for (job, done), rows in groupby(self._rows(), key=lambda row: (row.job, row.round)):
             record = {"round": float(done)} | {row.metric: row.value for row in rows}
@@ -327,7 +327,7 @@ class RunFolder:
             return f"models/{model.name} is {'not the file that was written' if model.exists() else 'missing'}"
         return ""
 
-    def seal(self, *names: str) -> None:
+    def write_checksums(self, *names: str) -> None:
         """Write SHA256SUMS, with all files of the run; where there is one, only add these files to it."""
         found = self._sums() if names else {}
         paths = [self.path / name for name in names]
@@ -338,11 +338,11 @@ class RunFolder:
         write_atomically(self.path / SUMS, "".join(f"{found[name]}  {name}\n" for name in order).encode())
 
     def is_complete(self) -> bool:
-        """Whether all files of a finished run are there, SHA256SUMS as the last; earlier versions had none."""
+        """Return whether all files of a finished run are there, SHA256SUMS as the last; earlier versions had none."""
         entries = self._entries()
         return bool(entries) and ((self.path / SUMS).exists() or not any("measured" in facts for facts in entries))
 
-    def unseal(self) -> None:
+    def remove_checksums(self) -> None:
         """Remove SHA256SUMS before files change."""
         with clear_errors(self.path):
             (self.path / SUMS).unlink(missing_ok=True)
@@ -382,18 +382,18 @@ class RunFolder:
         return found
 
     def records(self, method: str, trial: int) -> list[Record]:
-        """What was measured of one method, a record for each measurement."""
+        """Return what was measured of one method, a record for each measurement."""
         curves = self.curves().get(Job(method, trial), {})
         return [dict(zip(curves, values, strict=True)) for values in zip(*curves.values(), strict=True)]
 
-    def forget_after(self, job: Job, done: int) -> None:
+    def delete_after(self, job: Job, done: int) -> None:
         """Drop the measurements of rounds that will be run again."""
         with self._writing():
             self._measured.pop(job, None)
             if any(row.job == job and row.round > done for row in self._rows()):
                 self._rewrite(row for row in self._rows() if row.job != job or row.round <= done)
 
-    def arrange(self, jobs: Sequence[Job]) -> None:
+    def sort_jobs(self, jobs: Sequence[Job]) -> None:
         """Put measurements and closing numbers of jobs that ran at the same time into this order."""
         place = {job: k for k, job in enumerate(jobs)}
         self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
@@ -434,7 +434,7 @@ class RunFolder:
                     ) from None
 
     def results(self) -> list[dict[str, Any]]:
-        """The closing numbers of what is finished."""
+        """Return the closing numbers of what is finished."""
         return [{name: v for name, v in facts.items() if name != "measured"} for facts in self._entries()]
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -476,7 +476,7 @@ class RunFolder:
         return dict(finite(facts))
 
     def model(self, job: Job) -> Model | None:
-        """What was trained; None before the end."""
+        """Return what was trained; None before the end."""
         path = self.model_path(job)
         if not path.exists():
             return None
@@ -498,12 +498,12 @@ class RunFolder:
         return self.path / "checkpoints" / str(job)
 
     def running(self) -> bool:
-        """Whether the run is going on now."""
+        """Return whether the run is going on now."""
         return lock.is_held(self.path / LOCK)
 
 
 def provenance(settings: dict[str, Any]) -> dict[str, Any]:
-    """Where results come from: command, time, versions, settings."""
+    """Return where results come from: command, time, versions, settings."""
     return {
         "command": redacted(_command()),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -524,7 +524,7 @@ def _command() -> list[str]:
 
 
 def redacted(words: Sequence[str]) -> list[str]:
-    """The words of a command without its secrets: what stands behind a name with token, password or secret in it.
+    """Return a command without its secrets: the values of options named token, password or secret.
 
     >>> redacted(["run", "--token", "abc", "--rounds", "3", "-c", "db-password='x y' rounds=3"])
     ['run', '--token', '***', '--rounds', '3', '-c', 'db-password=*** rounds=3']

@@ -45,11 +45,11 @@ class StopFlag(Protocol):
     def is_set(self) -> bool: ...
 
 
-def how_many(asked: int | None, runs: int) -> int:
-    """Return as many processes as asked for, else one per core; never more than there are runs."""
-    if asked is not None and asked < 1:
-        raise InputError(f"jobs is {asked}; --jobs must be at least 1")
-    return max(1, min(runs, threads.machine() if asked is None else asked))
+def how_many(jobs: int | None, runs: int) -> int:
+    """Return the number of processes: `jobs`, by default one per core; never more than there are runs."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"jobs is {jobs}; --jobs must be at least 1")
+    return max(1, min(runs, threads.machine() if jobs is None else jobs))
 
 
 class ProcessPool:
@@ -157,20 +157,20 @@ _stop: _SharedFlag | None = None
 
 @contextmanager
 def interrupts() -> Iterator[StopFlag]:
-    """Yield a flag that Ctrl-C and termination set, so that every round is completed; a second Ctrl-C ends at once."""
-    asked = threading.Event()
+    """Yield a flag that Ctrl-C and termination set, so that every round is completed; a second Ctrl-C kills."""
+    flag = threading.Event()
     if _stop is not None or threading.current_thread() is not threading.main_thread():
-        yield _stop or asked
+        yield _stop or flag
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+        if flag.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        flag.set()
 
     old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield flag
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -181,9 +181,9 @@ def _begin(work: Work, messages: Any, stop: _SharedFlag, each: int, parent: int)
     global _work, _messages, _stop
     _work, _messages, _stop = work, messages, stop
     end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it, and says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and sets the stop flag
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    warnings.simplefilter("ignore", UserWarning)  # the parent tells the user
+    warnings.simplefilter("ignore", UserWarning)  # the parent prints it
     torch.set_num_threads(1)
     threads.limit(each)
 

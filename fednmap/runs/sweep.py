@@ -39,7 +39,7 @@ class Sweep:
 
     @classmethod
     def open(cls, path: Path) -> Sweep:
-        """A folder that a sweep has made."""
+        """Return a folder that a sweep has made."""
         if not is_sweep(path):
             raise InputError(f"{path} is not a sweep: it has no {RECORD}")
         record = from_toml(path / RECORD)
@@ -52,11 +52,11 @@ class Sweep:
         return f"{self.over}={value}"
 
     def part(self, value: int) -> RunFolder:
-        """The run with this many clients or local steps."""
+        """Return the run with this many clients or local steps."""
         return RunFolder(self.folder.path / self.name(value))
 
     def parts(self) -> list[RunFolder]:
-        """The runs that have begun."""
+        """Return the runs that have begun."""
         return [part for part in map(self.part, self.values) if (part.path / "run.toml").exists()]
 
     def state(self) -> str:
@@ -78,7 +78,7 @@ class Sweep:
                 reporter.message(line)
             for line in self.folder.changed_files():
                 reporter.message(line)
-            self.folder.unseal()
+            self.folder.remove_checksums()
             return [self._run(value, varied(config, self.over, value), reporter, pool) for value in self.values]
 
     def _run(self, value: int, config: Config, reporter: Reporter, pool: ProcessPool | None) -> list[float]:
@@ -94,7 +94,7 @@ class Sweep:
         return [_reached(folder, config, trial) for trial in range(config.trials)]
 
     def outcome(self) -> dict[str, Any] | None:
-        """What was found; None before all of speedup.toml and run.toml is done."""
+        """Return what was found; None before all of speedup.toml and run.toml is done."""
         path, about = self.folder.path / OUTCOME, self.folder.about()
         found: dict[str, Any] = from_json(path, dict) if path.exists() else {}
         asked = {"over": self.over, "values": list(self.values), "rounds": about.rounds, "trials": about.trials}

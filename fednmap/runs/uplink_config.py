@@ -17,7 +17,7 @@ from fednmap.simulation.uplink import Part
 
 
 def uplink_of(config: Config, algorithm: Algorithm, problem: Problem) -> list[Part]:
-    """The parts of the uplink pipeline; none where uplinks are sent as they are and averaged."""
+    """Return the parts of the uplink pipeline; none where uplinks are sent as they are and averaged."""
     parts: list[Part] = []
     clients = problem.n
     if isinstance(problem, Pooled):  # a central method takes the mean of what the sites made private
@@ -37,19 +37,19 @@ def uplink_of(config: Config, algorithm: Algorithm, problem: Problem) -> list[Pa
 
 
 def grid_of(config: Config, clients: int) -> Quantised | None:
-    """The grid to which uplinks are rounded for secure aggregation; None without."""
+    """Return the grid to which uplinks are rounded for secure aggregation; None without."""
     return Quantised(clients, config.secagg_bound or BOUND, config.secagg_bits or 64) if config.secagg else None
 
 
 def private_rows(config: Config, problem: FiniteSum) -> PrivateRows | None:
-    """The problem with private gradients, where rows are to be protected."""
+    """Return the problem with private gradients, where rows are to be protected."""
     if config.dp_clip is None or config.dp_unit == "client":
         return None
     return PrivateRows(problem, config.dp_clip, config.dp_noise or 0.0, rate=_rate(config, problem), seed=config.seed)
 
 
 def with_noise(config: Config, problem: FiniteSum, steps: int) -> Config:
-    """The configuration with the noise that its epsilon asks for; warned where the epsilon protects nobody.
+    """Return the configuration with the noise that its epsilon asks for; warned where the epsilon protects nobody.
 
     steps: the most gradients that a method of it takes per round.
     """

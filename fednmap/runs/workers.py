@@ -1,7 +1,7 @@
 """Several processes for one command: `--workers 2` on one machine, torchrun between machines.
 
-Process 0 runs the command as if it were alone. The others wait for the job that it announces, compute the clients
-that are theirs (`fednmap.simulation.client_groups`), and write nothing.
+Process 0 runs the command as if it were alone. The others wait for the job that it broadcasts, compute their own
+clients (`fednmap.simulation.client_groups`), and write nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from fednmap.names import InputError
-from fednmap.runs.execution import follow
+from fednmap.runs.execution import run_as_worker
 from fednmap.runs.process_pool import Interrupted, end_with, lost_process
 from fednmap.simulation import distributed
 
@@ -29,7 +29,7 @@ LOOK = 0.3  # seconds between looks at the other processes
 
 @contextmanager
 def group(workers: int) -> Iterator[None]:
-    """This process with `workers` - 1 more beside it, or with those that torchrun has started; their process 0."""
+    """Run the block as process 0 of a group: with `workers` - 1 new processes, or with those of torchrun."""
     check_workers(workers)
     if under_torchrun():
         _take_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -73,8 +73,8 @@ def under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def follow_torchrun() -> bool:
-    """Work for process 0, if torchrun has made this one of the others; whether it has."""
+def run_as_torchrun_worker() -> bool:
+    """Work for process 0 if torchrun started this process as another rank; return whether it did."""
     if not under_torchrun() or os.environ["RANK"] == "0":
         return False
     _work(int(os.environ["RANK"]) - 1, "env://", int(os.environ["WORLD_SIZE"]), os.getppid())
@@ -85,15 +85,15 @@ def _work(index: int, meeting: str, workers: int, parent: int) -> None:
     """Work for process 0; this one has the rank index + 1."""
     rank = index + 1
     _take_device(int(os.environ.get("LOCAL_RANK", "0")) if under_torchrun() else rank)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 hears it, and says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 handles it, and sets the stop flag
     end_with(parent)
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", UserWarning)  # process 0 tells the user
+    warnings.simplefilter("ignore", UserWarning)  # process 0 prints it
     _join(meeting, rank, workers)
     try:
-        follow()
+        run_as_worker()
     except (Interrupted, distributed.WorkerLost):
-        return  # process 0 tells the user
+        return  # process 0 prints it
     dist.destroy_process_group()
 
 
@@ -113,7 +113,7 @@ def _meet(others: ProcessContext, meeting: str, workers: int) -> None:
         except BaseException as error:
             failed.append(error)
 
-    # torch waits for the others without end: it does so aside, and is left there if one of them will not come
+    # torch waits without a time limit: in a thread, which is abandoned if one of the processes has ended
     joining = threading.Thread(target=join, daemon=True)
     joining.start()
     while joining.is_alive():

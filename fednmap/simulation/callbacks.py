@@ -86,7 +86,7 @@ class Tolerance(Callback):
             raise InputError("a tolerance needs |F_nat|, which is not measured here; use Patience or TimeLimit")
         residual = math.sqrt(record["stationarity"])
         if not math.isfinite(residual):
-            return None  # nobody could tell, or too large for the precision
+            return None  # not measured, or too large for the precision
         if self._first is None:
             self._first, self._psi = residual, record.get("objective", math.inf)
         if not residual <= self._limit:
@@ -105,7 +105,7 @@ class Tolerance(Callback):
 
 
 class Patience(Callback):
-    """Ends a run when `quantity` has not fallen by `least` (relative) in so many measurements."""
+    """Ends a run when `quantity` has not fallen by the share `least` in this many measurements."""
 
     def __init__(self, measurements: int, quantity: str = "objective", least: float = 1e-4) -> None:
         self.measurements, self.quantity, self.least = measurements, quantity, least
@@ -118,7 +118,7 @@ class Patience(Callback):
     def on_record(self, record: Record) -> Answer:
         if self.quantity not in record:
             raise InputError(
-                f"Patience waits for {self.quantity!r}, which is not measured; there is {', '.join(record)}"
+                f"Patience needs {self.quantity!r}, which is not measured; choose one of {', '.join(record)}"
             )
         value = record[self.quantity]
         if not math.isfinite(value):
@@ -133,7 +133,7 @@ class Patience(Callback):
 
 
 class TimeLimit(Callback):
-    """Ends a run after a round, when so many seconds went into computing and measuring, earlier parts included."""
+    """Ends a run after a round when computing and measuring took this many seconds, earlier parts of it included."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = _positive("seconds", seconds)
@@ -183,12 +183,12 @@ class Reason(str):
     by: str
 
 
-def heard(callbacks: Iterable[Callback], tell: Callable[[Callback], Answer]) -> Reason | None:
+def first_reason(callbacks: Iterable[Callback], call: Callable[[Callback], Answer]) -> Reason | None:
     """Call every callback; return the first reason to end the run."""
     reason = None
     for callback in callbacks:
         try:
-            answer = tell(callback)
+            answer = call(callback)
         except StopIteration:
             answer = True
         words = f"ended by {name_of(callback)}" if _is_true(answer) else answer
@@ -204,14 +204,14 @@ def _is_true(answer: object) -> bool:
     return is_word and bool(answer)
 
 
-def stays_ended(stops: Iterable[Callback], records: Iterable[Record]) -> bool:
-    """Whether one of the reasons to stop is met by the last record of a run."""
+def final_reason(stops: Iterable[Callback], records: Iterable[Record]) -> Reason | None:
+    """Return the reason to end that the last record of a run gives; the stopping rules receive all records in order."""
     stops, reason = list(stops), None
     for callback in stops:
         callback.on_begin()
     for record in records:
-        reason = heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
-    return reason is not None
+        reason = first_reason(stops, lambda callback: callback.on_record(record))  # noqa: B023
+    return reason
 
 
 def name_of(callback: Callback) -> str:

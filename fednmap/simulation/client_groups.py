@@ -50,7 +50,7 @@ class Groups:
         self._everybody: list[Group] = []
 
     def mine(self, ids: Tensor) -> Tensor:
-        """Which of these clients this process computes and keeps, a bool for each."""
+        """Return which of these clients this process computes and keeps, a bool for each."""
         section = ids * self.sections // self.n
         return (section >= self._mine.start) & (section < self._mine.stop)
 

@@ -1,4 +1,4 @@
-"""The processes that share a simulation, and the little they say to each other.
+"""The process group of a simulation, and its collective operations.
 
 Without a process group of torch.distributed there is one process, and every function here costs nothing.
 """
@@ -17,24 +17,24 @@ Text = TypeVar("Text", bound=str)
 
 
 class WorkerLost(ConnectionError):
-    """Another process of the group is gone."""
+    """Another process of the group has ended."""
 
     def __init__(self, cause: str = "a worker process was lost") -> None:
         super().__init__(cause)
 
 
 def size() -> int:
-    """How many processes share the work."""
+    """Return the number of processes in the group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is; 0 writes and prints."""
+    """Return the rank of this process; rank 0 writes and prints."""
     return dist.get_rank() if size() > 1 else 0
 
 
 def all_sum(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The sum over all processes, of each tensor: one all-reduce."""
+    """Return the sum over all processes, of each tensor: one all-reduce."""
     if size() == 1:
         return list(parts)
     joined = torch.cat([v.reshape(-1) for v in parts])
@@ -43,7 +43,7 @@ def all_sum(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def share(pieces: int, of: int | None = None) -> range:
-    """The pieces of work, out of so many, that fall to a process; to this one unless said otherwise."""
+    """Return the pieces of work, out of so many, that fall to a process; to this one unless said otherwise."""
     process, processes = rank() if of is None else of, size()
     return range(process * pieces // processes, (process + 1) * pieces // processes)
 
@@ -63,12 +63,12 @@ def all_gather(parts: Sequence[Sequence[Tensor]], like: Sequence[Tensor], most: 
 
 
 def any_process(flag: bool) -> bool:
-    """Whether it holds in any process."""
+    """Return whether it holds in any process."""
     return bool(all_sum([torch.tensor(float(flag), device="cpu")])[0] > 0)
 
 
 def first(text: Text | None) -> Text | None:
-    """The text of the first process that has one, in every process."""
+    """Return the text of the first process that has one, in every process."""
     if size() == 1 or not any_process(bool(text)):
         return text
     found: list[Text | None] = [None] * size()
@@ -77,7 +77,7 @@ def first(text: Text | None) -> Text | None:
 
 
 def broadcast(make: Callable[[], T]) -> T:
-    """What process 0 makes, in every process."""
+    """Return what process 0 makes, in every process."""
     box = [make() if rank() == 0 else None]
     if size() > 1:
         _talk(lambda: dist.broadcast_object_list(box, src=0))
@@ -85,7 +85,7 @@ def broadcast(make: Callable[[], T]) -> T:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, one after another, in process 0; elsewhere this process's own."""
+    """Return the rows of all processes, one after another, in process 0; elsewhere this process's own."""
     if size() == 1:
         return rows
     counts: list[int] = [0] * size()

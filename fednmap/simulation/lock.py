@@ -23,7 +23,7 @@ def hold(path: Path, what: str) -> Callable[[], None]:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """The file is this block's alone, among all that ask in this way; it waits until it is."""
+    """Yield the file is this block's alone, among all that ask in this way; it waits until it is."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _take(descriptor, wait=True)
@@ -33,7 +33,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether another run holds the lock now."""
+    """Return whether another run holds the lock now."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

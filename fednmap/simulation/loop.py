@@ -196,7 +196,7 @@ def simulate(
 
 
 def with_secagg(uplink: UplinkParts | None, secagg: Part | None) -> UplinkParts | None:
-    """The deprecated argument `secagg` as the last part of the pipeline."""
+    """Return the deprecated argument `secagg` as the last part of the pipeline."""
     if secagg is None:
         return uplink
     warnings.warn("secagg= is deprecated; give it as the last part of uplink=[...]", DeprecationWarning, stacklevel=3)
@@ -300,7 +300,7 @@ def origin(problem: Problem, start: Tensor) -> Tensor:
 
 
 def clients_per_group(problem: Problem, start: Tensor) -> int:
-    """How many clients are computed in one call: the problem's own choice, else as many as fit into the cache.
+    """Return how many clients are computed in one call: the problem's own choice, else as many as fit into the cache.
 
     A rule and not a measurement at run time: sums may round differently in another grouping, and the same seed must
     give the same bits again.

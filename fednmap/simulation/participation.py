@@ -112,7 +112,7 @@ class Trace:
 
 
 def uneven(sampler: Sampler, n: int) -> bool:
-    """Whether this sampler is known to draw some of n clients more often than others."""
+    """Return whether this sampler is known to draw some of n clients more often than others."""
     if isinstance(sampler, Weighted):
         return len(set(sampler.odds)) > 1 and round(sampler.share * n) < n
     if isinstance(sampler, Trace):
@@ -149,7 +149,7 @@ class Participation(NamedTuple):
 
 
 def take_part(n: int, t: int, *, sampler: Sampler, drop: float, seed: int) -> Participation:
-    """The clients that `sampler` names for round t; each reply is lost with probability `drop`."""
+    """Return the clients that `sampler` names for round t; each reply is lost with probability `drop`."""
     if drop == 0 and type(sampler) is Uniform and round(sampler.share * n) == n:  # nothing is drawn
         everybody = torch.arange(n, device="cpu")
         return Participation(everybody, everybody)

@@ -65,7 +65,7 @@ class Quantised(Stage):
         object.__setattr__(self, "step", 2 * step if tight else step)
 
     def rounded(self, v: Tensor, times: Tensor | float = 1.0) -> Tensor:
-        """The nearest vector whose multiple by `times` is on the grid; rows are vectors of different clients."""
+        """Return the nearest vector whose multiple by `times` is on the grid; rows are vectors of different clients."""
         scaled = v * times
         longest = float(torch.linalg.vector_norm(scaled, dim=-1).max())
         if longest > self.bound:
@@ -97,22 +97,22 @@ class Quantised(Stage):
         return type(up)(*(self.rounded(v, times) for v in up))
 
     def levels(self, v: Tensor) -> Levels:
-        """The vector as numbers of the ring."""
+        """Return the vector as numbers of the ring."""
         if not bool(torch.isfinite(v).all()):
             raise InputError("secagg: an uplink holds NaN or infinity; set a smaller step size")
         exact = (self.rounded(v).detach().cpu().double() / self.step).numpy()
         return exact.astype(SIGNED[self.bits]).view(WORDS[self.bits])
 
     def sum(self, levels: Levels) -> Tensor:
-        """What a sum in the ring stands for, in float64."""
+        """Return what a sum in the ring stands for, in float64."""
         return torch.from_numpy(levels.view(SIGNED[self.bits]).astype(np.float64)) * self.step
 
     def length(self, up: State) -> int:
-        """Numbers of one client's masked uplink: one more than `up` has, by which their sum is checked."""
+        """Return numbers of one client's masked uplink: one more than `up` has, by which their sum is checked."""
         return 1 + sum(int(v.numel()) for v in up)
 
     def slack(self, up: State) -> float:
-        """The most by which rounding makes a message like `up` longer."""
+        """Return the most by which rounding makes a message like `up` longer."""
         return 0.5 * self.step * math.sqrt(self.length(up) - 1)
 
     def nbytes(self, up: State) -> int:

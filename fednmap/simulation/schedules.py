@@ -75,7 +75,7 @@ def schedule_of(spec: str, first: float, rounds: int) -> Schedule | None:
 
 
 def step_of(algorithm: Algorithm) -> float:
-    """The method's own eta_a."""
+    """Return the method's own eta_a."""
     if not is_dataclass(algorithm) or "eta_a" not in {field.name for field in fields(algorithm)}:
         raise InputError(f"{type(algorithm).__name__} has no eta_a that could follow a schedule; leave it out")
     if not algorithm.traits.steps_may_change:
@@ -85,7 +85,7 @@ def step_of(algorithm: Algorithm) -> float:
 
 
 def at(algorithm: AnyAlgorithm, eta_a: float | Schedule | None, t: int) -> AnyAlgorithm:
-    """The method with its step of round t; what else was made from eta_a, such as gamma, stays."""
+    """Return the method with its step of round t; what else was made from eta_a, such as gamma, stays."""
     if eta_a is None:
         return algorithm
     value = eta_a(t) if callable(eta_a) else eta_a

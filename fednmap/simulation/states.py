@@ -162,7 +162,7 @@ class Snapshot:
         self._count += len(ids)
 
     def fits(self, n: int, initial: State) -> bool:
-        """Whether these are states of n clients, like `initial`."""
+        """Return whether these are states of n clients, like `initial`."""
         mine = self._clients._make(*(table[0] for table in self._clients._tables))
         return self.n == n and same_kind(mine, initial)
 
@@ -212,7 +212,7 @@ class Snapshot:
 
 
 def same_kind(state: State, like: State) -> bool:
-    """Whether two states are of one type, with tensors of the same shapes and types."""
+    """Return whether two states are of one type, with tensors of the same shapes and types."""
     return type(state) is type(like) and all(
         v.shape == other.shape and v.dtype == other.dtype for v, other in zip(state, like, strict=True)
     )

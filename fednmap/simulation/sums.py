@@ -14,7 +14,7 @@ from fednmap.simulation.threads import ThreadPool, one_thread
 
 
 def divided(problem: Problem, pool: ThreadPool, *, here: bool = False) -> Problem:
-    """The problem with its sums over all data in pieces, if it says how; added in the pieces' order.
+    """Return the problem with its sums over all data in pieces, if it says how; added in the pieces' order.
 
     here: between the threads of this process alone, also in a process group.
     """

@@ -22,23 +22,23 @@ from fednmap.names import InputError
 Piece = TypeVar("Piece")
 Value = TypeVar("Value")
 
-_asked: int | None = None
+_limit: int | None = None
 
 
 def limit(count: int | None) -> None:
     """Set how many threads this process uses by default; None for one per core."""
-    global _asked
-    _asked = None if count is None else checked(count)
+    global _limit
+    _limit = None if count is None else checked(count)
 
 
-def asked() -> int | None:
+def current_limit() -> int | None:
     """Return the number last given to `limit`."""
-    return _asked
+    return _limit
 
 
 def default() -> int:
     """Return the default number of threads: that of `limit`, else OMP_NUM_THREADS, else one per usable core."""
-    return machine() if _asked is None else _asked
+    return machine() if _limit is None else _limit
 
 
 def machine() -> int:
@@ -49,7 +49,7 @@ def machine() -> int:
 
 def share(processes: int) -> int:
     """Return the default number of threads of each of several processes: one per core in all."""
-    return _asked or max(1, machine() // processes)
+    return _limit or max(1, machine() // processes)
 
 
 def cores() -> int:

@@ -14,7 +14,7 @@ from fednmap.core import Algorithm, Problem, Regularizer, State, info_of
 from fednmap.measure import EVALUATED, evaluate, objective, problem_gamma, quantity, residual, rise
 from fednmap.names import InputError
 from fednmap.simulation import distributed
-from fednmap.simulation.callbacks import Callback, Listener, Reason, Record, heard, listeners
+from fednmap.simulation.callbacks import Callback, Listener, Reason, Record, first_reason, listeners
 from fednmap.simulation.loop import (
     Diverged,
     Round,
@@ -63,13 +63,10 @@ class Result:
     """That psi ended above its start; empty if it did not."""
 
     def __repr__(self) -> str:
-        told = (
-            [quantity(key).words(value) for key, value in self.records[-1].items() if key in BRIEF]
-            if self.records
-            else []
-        )
-        done = f"{self.records[-1]['round']:g} rounds" if self.records else "no records"
-        return f"Result({', '.join([done, *told, *filter(None, (self.ended, self.warning))])})"
+        last = self.records[-1] if self.records else {}
+        words = [quantity(key).words(value) for key, value in last.items() if key in BRIEF]
+        done = f"{last['round']:g} rounds" if last else "no records"
+        return f"Result({', '.join([done, *words, *filter(None, (self.ended, self.warning))])})"
 
     @property
     def final(self) -> Record:
@@ -77,11 +74,11 @@ class Result:
         return self.records[-1]
 
     def column(self, name: str) -> list[float]:
-        """One quantity along the run, such as result.column("stationarity")."""
+        """Return one quantity along the run, such as result.column("stationarity")."""
         return [record[name] for record in self.records]
 
     def module(self) -> nn.Module:
-        """The trained torch.nn.Module, for problems made from one."""
+        """Return the trained torch.nn.Module, for problems made from one."""
         module = info_of(self.problem).module
         if module is None:
             raise InputError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")
@@ -130,7 +127,7 @@ def run_and_measure(
     gamma = problem_gamma(whole, phi, origin(problem, start)) if measure_gamma is None else measure_gamma
     found_gamma = time.perf_counter() - began
     others = listeners(callbacks)
-    hearers = [*others, *stops]
+    everyone = [*others, *stops]
     result = _continued(algorithm, problem, start, gamma, after, before)
     pipeline, federation = Pipeline(with_secagg(uplink, secagg)), federation_of(problem, **options)
     earlier = list(earlier) or result.records
@@ -155,11 +152,11 @@ def run_and_measure(
             result.records.clear()
         result.records.append(record)
 
-    for callback in hearers:
+    for callback in everyone:
         callback.on_begin()
     known = list(earlier)
     for record in known:
-        heard(stops, lambda callback: callback.on_record(record))  # noqa: B023
+        first_reason(stops, lambda callback: callback.on_record(record))  # noqa: B023
 
     def psi_at_start() -> float:
         """As it was recorded, if on all rows."""
@@ -245,8 +242,8 @@ def measure_rounds(
     to_go:    the rounds that are not done yet; after each, `totals` has the bytes and seconds so far.
     server:   its state before them.
     measure:  (done, server, ends) -> the record; None if it comes later. `ends` at the last measurement.
-    revealed: |F_nat| of the model before a round, if the round has told it.
-    begin:    measure once before these rounds, after so many.
+    revealed: |F_nat| of the model before a round, if the round reveals it.
+    begin:    the rounds done before, if the model is to be measured first; else None.
     sampled:  whether a measurement that is not the last is on some of the rows.
     judged:   whether stopping rules receive a record.
     """
@@ -256,11 +253,11 @@ def measure_rounds(
         record = measure(done, server, ends)
         if record is None:
             return None
-        reason = heard(stops, lambda callback: callback.on_record(record)) if judged(record) else None
+        reason = first_reason(stops, lambda callback: callback.on_record(record)) if judged(record) else None
         again = sampled and not ends and distributed.first(reason)
         final = (measure(done, server, True) if again else None) or record
-        told = heard(others, lambda callback: callback.on_record(final))
-        return reason or told
+        other = first_reason(others, lambda callback: callback.on_record(final))
+        return reason or other
 
     def passes(before: State, last: Round) -> bool:
         """Whether the gradient that this round reveals lets a stopping rule pass: then the model is measured."""
@@ -273,9 +270,9 @@ def measure_rounds(
         due = passes(before, last) or done % every == 0 or done > rounds - closing
         reason = enter(done, last.server, done == rounds) if due else None
         now = dict(totals)
-        told = heard([*others, *stops], lambda callback: callback.on_round(last, now))
-        told = heard(stops, lambda callback: callback.on_spent(now)) or told
-        reason = distributed.first(reason or told)
+        after_round = first_reason([*others, *stops], lambda callback: callback.on_round(last, now))
+        spent = first_reason(stops, lambda callback: callback.on_spent(now))
+        reason = distributed.first(reason or spent or after_round)
         if reason and not due:
             enter(done, last.server, True)
         return reason
@@ -326,9 +323,9 @@ def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeli
     if before is None and now is None:
         return
     if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9):
-        told = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
+        shown = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
         raise InputError(
-            f"expected an uplink with which the rounds so far spent an epsilon of {told[0]}, got {told[1]}; continue "
+            f"expected an uplink with which the rounds so far spent an epsilon of {shown[0]}, got {shown[1]}; continue "
             "with the same noise, delta and sampling, or begin a new run"
         )
 

@@ -70,7 +70,7 @@ class Uplinks(NamedTuple):
     """What the clients' new states are built from: `sent`, without noise and attacks that a state must not contain."""
 
     def rows(self) -> list[Tensor]:
-        """The fields of `sent`, a row for every client; a field that is the same for all may come unstacked."""
+        """Return the fields of `sent`, a row for every client; a field that is the same for all may come unstacked."""
         return [v.expand(*self.ids.shape, v.shape[-1]) for v in self.sent]
 
 

@@ -26,7 +26,7 @@ DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 
 
 def read_sites(spec: str, drop: Sequence[str] = (), needed: Sequence[str] = ()) -> dict[str, Table]:
-    """The sites of csv:FOLDER or csv:a.csv,b.parquet: a site is a file, and called like it.
+    """Return the sites of csv:FOLDER or csv:a.csv,b.parquet: a site is a file, and called like it.
 
     drop:   columns that are left out unread; a name that no file has is refused.
     needed: columns that every file must have; checked before any cell is read.
@@ -72,7 +72,7 @@ def read_as_text(path: Path, name: str) -> list[str]:
 
 
 def cells(path: Path) -> tuple[dict[str, list[str]], str]:
-    """The cells of a CSV file as they are written, by the name of their column, and what separates them."""
+    """Return the cells of a CSV file as they are written, by the name of their column, and what separates them."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             first = lines.readline()
@@ -170,7 +170,7 @@ def _check_distinct(path: Path, names: Sequence[str]) -> None:
 
 
 def places(words: str) -> list[Path]:
-    """The paths that are named, separated by commas, as given or else inside the folder of FEDNMAP_DATA."""
+    """Return the paths that are named, separated by commas, as given or else inside the folder of FEDNMAP_DATA."""
     found = [Path(word.strip()).expanduser() for word in words.split(",")]
     root = Path(os.environ.get("FEDNMAP_DATA", ""))
     return [root / place if not place.exists() and (root / place).exists() else place for place in found]

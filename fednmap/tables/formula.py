@@ -82,12 +82,12 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     formula: str = ""
 
     def fit(self, X: Any, y: Any = None, sites: Any = None) -> Self:
-        """From a mapping of site names to frames, or one frame and the site of each of its rows."""
+        """Fit to a mapping of site names to frames, or to one frame and the site of each of its rows."""
         tables = {t.name: self.variables(t) for t in by_site(X, sites)}
         return self.know(*carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[tuple[Statistic, ...], dict[str, Any]]]:
-        """The questions that `fit` puts to the sites; its end is for `know`."""
+        """Yield the questions that `fit` puts to the sites; its end is for `know`."""
         parsed, state = self._parsed(), dict[str, Any]()
         statistics = yield from FederatedPreprocessor(categorical=parsed.categories).conversation()
         known = {s.column: s for s in statistics}
@@ -116,7 +116,7 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return statistics, state
 
     def know(self, statistics: Sequence[Statistic], state: Mapping[str, Any]) -> Self:
-        """Fitted, from statistics and states of functions that are known."""
+        """Set the fitted attributes from known statistics and states of functions; return self."""
         self.statistics_, self.state_ = tuple(statistics), dict(state)
         example = {s.column: np.array([s.levels[0]], object) if s.levels else np.array([s.mean]) for s in statistics}
         anywhere = {"lower_bound": -LARGEST, "upper_bound": LARGEST}  # where the example is does not matter
@@ -127,12 +127,12 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Any) -> Floats:
-        """A frame as numbers: the columns of the formula without the intercept."""
+        """Return a frame as numbers: the columns of the formula without the intercept."""
         found: Floats = self.frame(X).to_numpy(float)
         return found
 
     def frame(self, X: Any) -> Any:
-        """The same as a pandas frame with names."""
+        """Return the same as a pandas frame with names."""
         rows = table(X, only=self._parsed().variables)
         found = self._matrix(rows, self.state_)[0]
         bad = ~np.isfinite(found.to_numpy(float))
@@ -143,10 +143,11 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
+        """Return the names of the columns that `transform` makes."""
         return np.array(self.names_, object)
 
     def groups(self) -> dict[str, list[str]]:
-        """The columns of each term, for a group penalty."""
+        """Return the columns of each term, for a group penalty."""
         return self._terms
 
     @property
@@ -164,20 +165,20 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         raise InputError(f"expected a column or Surv(time, event) before ~, got {left!r}; compute it as a column")
 
     def response(self, X: Any) -> Column | None:
-        """The columns on the left of a frame, (N,) or (N, 2); None where the formula has none."""
+        """Return the columns on the left of a frame, (N,) or (N, 2); None where the formula has none."""
         found = table(X, only=self.target)
         parts = [found[name] for name in self.target]
         return None if not parts else parts[0] if len(parts) == 1 else np.stack(parts, 1)
 
     def variables(self, rows: Table) -> Table:
-        """The columns that the questions are about: those of the formula, and what functions with a state are of."""
+        """Return the columns of the formula, and the arguments of its functions that have a state."""
         parsed = self._parsed()
         used = {name: rows[name] for name in parsed.variables}
         inner = {call.inner: _evaluated(call.inner, rows) for call in parsed.calls.values() if call.inner not in used}
         return Table(used | inner, rows.name)
 
     def complete(self, rows: Table) -> npt.NDArray[np.bool_]:
-        """The rows without a gap in any column of the formula, its left side too."""
+        """Return the rows without a gap in any column of the formula, its left side too."""
         gaps = [missing(rows[name]) for name in [*self._parsed().variables, *self.target]]
         return ~np.any(gaps, axis=0) if gaps else np.ones(rows.rows, bool)
 

@@ -86,7 +86,7 @@ def carry(conversation: Generator[Question, Answers, T], ask: Callable[[Question
 
 
 def scales(mean: Floats, deviation: Floats) -> tuple[Any, Floats]:
-    """Whether columns vary by more than rounding, and what they are divided by: their deviation, or 1.
+    """Return whether columns vary by more than rounding, and what they are divided by: their deviation, or 1.
 
     >>> scales(np.array([0.1, 5.0]), np.array([1e-17, 2.0]))
     (array([False,  True]), array([1., 2.]))
@@ -96,7 +96,7 @@ def scales(mean: Floats, deviation: Floats) -> tuple[Any, Floats]:
 
 
 def answer(question: Question, t: Table) -> dict[str, Any]:
-    """A site's answer: sums, counts, words; columns that must not be told about are refused by name."""
+    """Return a site's answer: sums, counts, words; columns that must not be told about are refused by name."""
     if question["ask"] == "columns":
         return {"columns": _columns(t, question)}
     if question["ask"] == "deviations":
@@ -112,24 +112,24 @@ def answer(question: Question, t: Table) -> dict[str, Any]:
 
 
 def given(values: Column) -> Floats:
-    """The values of a column of numbers without its gaps."""
+    """Return the values of a column of numbers without its gaps."""
     found: Floats = values[~missing(values)]
     return found
 
 
 def levels_of(values: Column) -> list[str | None]:
-    """The words of a categorical column; a gap, or the word for one, is None."""
+    """Return the words of a categorical column; a gap, or the word for one, is None."""
     words = [None if gap else as_word(v) for v, gap in zip(values, missing(values), strict=True)]
     return [None if word == MISSING else word for word in words]
 
 
 def as_code(word: str) -> str:
-    """A code as it is read where a site has numbers alone: 01 and 1.0 are 1."""
+    """Return a code as it is read where a site has numbers alone: 01 and 1.0 are 1."""
     return as_word(float(word)) if NUMBER.fullmatch(word) else word
 
 
 def matched(values: Column, levels: Sequence[str]) -> list[str | None]:
-    """The words of a categorical column as these levels have them, by name or by code; others as they are."""
+    """Return the words of a categorical column as these levels have them, by name or by code; others as they are."""
     known = {as_code(level): level for level in levels} | {level: level for level in levels}
     return [word and known.get(word, known.get(as_code(word), word)) for word in levels_of(values)]
 
@@ -247,12 +247,12 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
     categorical: Sequence[str] = ()
 
     def fit(self, X: Any, y: Any = None, sites: Any = None) -> Self:
-        """From a mapping of site names to frames, or one frame and the site of each of its rows."""
+        """Fit to a mapping of site names to frames, or to one frame and the site of each of its rows."""
         tables = {t.name: t for t in by_site(X, sites)}
         return self.know(carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
-        """The questions that `fit` puts to the sites, for those who ask them by messages; its end is for `know`."""
+        """Yield the questions that `fit` puts to the sites; return the statistics, for `know`."""
         choose("way to impute", self.impute, dict.fromkeys(("mean", "median")))
         categorical = list(self.categorical)
         about = yield {"ask": "columns", "max_levels": self.max_levels, "categorical": categorical}
@@ -292,14 +292,14 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return tuple(found)
 
     def know(self, statistics: Sequence[Statistic]) -> Self:
-        """Fitted, from statistics that are known."""
+        """Set the fitted attributes from known statistics; return self."""
         self.statistics_ = tuple(statistics)
         self.feature_names_in_ = np.array([s.column for s in self.statistics_], object)
         self.n_features_in_ = len(self.statistics_)
         return self
 
     def refilled(self, tables: Sequence[Table]) -> FederatedPreprocessor:
-        """The same columns, with the gaps in numbers filled by what these rows, some of every site's, say."""
+        """Return the same columns, with the gaps in numbers filled by what these rows, some of every site's, say."""
         found = []
         for s in self.statistics_:
             parts = [given(t[s.column]) for t in tables] if s.kind == "number" and s.missing else [np.zeros(0)]
@@ -312,7 +312,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return type(self)(**self.get_params()).know(found)
 
     def transform(self, X: Any) -> Floats:
-        """A frame as numbers; a level that no site had is refused, other columns are not looked at."""
+        """Return a frame as numbers; a level that no site had is refused, other columns are not looked at."""
         rows = table(X, only={s.column for s in self.statistics_})
         lacking = [s.column for s in self.statistics_ if s.column not in rows.columns]
         if lacking:
@@ -322,15 +322,16 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return np.stack(parts, 1) if parts else np.empty((rows.rows, 0))
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
+        """Return the names of the columns that `transform` makes."""
         return np.array([name for s in self.statistics_ for name in s.names], object)
 
     def groups(self) -> dict[str, list[str]]:
-        """The columns that come from one column, for a group penalty."""
+        """Return the columns that come from one column, for a group penalty."""
         return {s.column: list(s.names) for s in self.statistics_ if s.names}
 
 
 def by_site(X: Any, sites: Any = None) -> list[Table]:
-    """One table per site, from a mapping of names to frames or from one frame with the site of every row."""
+    """Return one table per site, from a mapping of names to frames or from one frame with the site of every row."""
     if sites is None and isinstance(X, Mapping) and X and not all(np.ndim(v) == 1 for v in X.values()):
         found = [Table(table(frame, str(name)).columns, str(name)) for name, frame in X.items()]
     else:

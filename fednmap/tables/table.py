@@ -93,10 +93,12 @@ class Table:
         return f"{self.name}: " if self.name else ""
 
     def without(self, names: Iterable[str]) -> Table:
+        """Return the table without these columns."""
         left_out = set(names)
         return Table({name: column for name, column in self.columns.items() if name not in left_out}, self.name)
 
     def some(self, rows: Any) -> Table:
+        """Return the table with these rows only."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
 
 
@@ -115,21 +117,21 @@ class Sites:
         return len(self.names)
 
     def at(self, row: int) -> str:
-        """Where a row is, for a message; empty if there is one site only."""
+        """Return where a row is, for a message; empty if there is one site only."""
         return f" at site {self.names[self.of_row[row]]!r}" if len(self) > 1 else ""
 
     def row(self, row: int) -> str:
-        """The same with the number of the row."""
+        """Return the same with the number of the row."""
         return f" in row {row}{self.at(row)}"
 
     def some(self, keep: Any) -> Sites:
-        """The sites of these rows only; a site that keeps none is left out."""
+        """Return the sites of these rows only; a site that keeps none is left out."""
         found, numbers = np.unique(self.of_row[keep], return_inverse=True)
         return Sites(tuple(self.names[k] for k in found), numbers)
 
 
 def divide(sites: Any, rows: int) -> Sites:
-    """The sites from one label per row; without labels one site holds everything."""
+    """Return the sites from one label per row; without labels one site holds everything."""
     if sites is None:
         return Sites(("all",), np.zeros(rows, np.intp))
     labels = np.asarray(sites)
@@ -167,7 +169,7 @@ def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Tab
 
 
 def column(given: Any) -> Column:
-    """Numbers as float64, words and dates as words."""
+    """Return numbers as float64, words and dates as words."""
     values = given.to_numpy() if "to_numpy" in dir(given) else np.asarray(given)
     if values.dtype.kind in "iufb":
         return values.astype(np.float64)
@@ -196,7 +198,7 @@ def refuse_dates(name: str, values: Column, at: str = "") -> None:
 
 
 def missing(values: Column) -> npt.NDArray[np.bool_]:
-    """Where the gaps are."""
+    """Return where the gaps are."""
     return np.array([v is None for v in values], bool) if is_words(values) else np.isnan(values)
 
 
@@ -220,7 +222,7 @@ def is_gap(value: Any) -> bool:
 
 
 def as_word(value: Any) -> str:
-    """A level or label as text: whole numbers without a point, all others with every digit."""
+    """Return a level or label as text: whole numbers without a point, all others with every digit."""
     if not isinstance(value, float):
         return str(value)
     return str(int(value)) if value.is_integer() else repr(float(value))

@@ -45,7 +45,7 @@ def heterogeneous(n: int = 6, samples: int = 20, dim: int = 8, seed: int = 0) ->
 
 
 def smoothness(problem: LeastSquares) -> float:
-    """The largest smoothness constant of any client."""
+    """Return the largest smoothness constant of any client."""
     return max(float(torch.linalg.matrix_norm(a, 2) ** 2 / len(a)) for a, _ in problem.data)
 
 
@@ -58,7 +58,7 @@ SETTINGS = {
 
 
 def optimum(problem: LeastSquares, phi: Regularizer, steps: int = 20_000) -> Tensor:
-    """argmin f + phi by proximal gradient steps, to rounding."""
+    """Return argmin f + phi by proximal gradient steps, to rounding."""
     x, step = problem.start, 1 / smoothness(problem)
     for _ in range(steps):
         new = phi.prox(x - step * problem.gradient(x), step)
@@ -271,7 +271,7 @@ def _check_identical(algorithm: Algorithm, problem: LeastSquares, name: str) -> 
 
 
 def _check_knowledge(algorithm: Algorithm, problem: LeastSquares, name: str) -> None:
-    """What a method says that a round has told it is the model before the round, and grad f there."""
+    """Check `known_gradient`: the model before the round, and grad f there."""
     server, _ = algorithm.init(torch.ones_like(problem.start))
     for last in simulate(algorithm, problem, rounds=3, start=torch.ones_like(problem.start)):
         known = algorithm.known_gradient(server, last.server)

@@ -258,7 +258,7 @@ def _compare(
 def _shaken(value: Callable[[Tensor], Tensor], x: Tensor, size: Tensor) -> Tensor:
     """How much the value changes if the coordinates are rounded, up and down in turn, relative to `size`."""
     signs = 1.0 - 2.0 * (torch.arange(x.shape[-1]) % 2)
-    return (value(x + EPS * signs * size) - value(x)).abs().nan_to_num(0.0, posinf=0.0)  # 0 beside a set's border
+    return (value(x + EPS * signs * size) - value(x)).abs().nan_to_num(0.0, posinf=0.0)  # 0 outside a set
 
 
 def _lipschitz(phi: Regularizer, v: Tensor, step: float, rng: torch.Generator) -> None:

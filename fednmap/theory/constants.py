@@ -80,7 +80,7 @@ class Variance:
 
 
 def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> Variance:
-    r"""sigma^2: the variance of one minibatch gradient, sum_k |g_ik - mean_k g_ik|^2 / (draws - 1), without bias.
+    r"""Return the variance sigma^2 of a minibatch gradient, sum_k |g_ik - mean_k g_ik|^2 / (draws - 1), without bias.
 
     >>> from fednmap.problems import LeastSquares
     >>> data = [(torch.ones(2, 1), torch.tensor([-1.0, 1.0]))]
@@ -95,7 +95,7 @@ def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> V
 
 
 def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16) -> float:
-    r"""mean_i |grad f_i(x) - grad f(x)|^2, at the worst of the points; clients weigh as they do in f. FedNMap's theory
+    r"""Return mean_i |grad f_i(x) - grad f(x)|^2 at the worst point; clients weigh as they do in f. FedNMap's theory
     does not need it.
 
     |mean_k g_ik - grad f|^2 exceeds |grad f_i - grad f|^2 by sigma_i^2 / draws on average, which is subtracted.
@@ -113,7 +113,7 @@ def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16)
 
 
 def mean_gradient2(problem: Problem, x: Tensor, *, draws: int = 16) -> float:
-    """mean_i |grad f_i(x)|^2, the `gradients2` of `nonconvex` and `rounds_to`; clients weigh as they do in f."""
+    """Return mean_i |grad f_i(x)|^2, the `gradients2` of `nonconvex` and `rounds_to`; clients weigh as they do in f."""
     mean, variance = _moments(exact(problem), x, draws)
     return max(0.0, float(_average(problem, mean.square().sum(-1) - variance / draws)))
 
@@ -139,7 +139,7 @@ class Gap(NamedTuple):
 def estimate_gap(
     problem: Problem, phi: Regularizer, x: Tensor, *, L: float, steps: int = 100, lower_bound: float = 0.0
 ) -> Gap:
-    r"""delta_psi = psi(x) - inf psi, from both sides.
+    r"""Return delta_psi = psi(x) - inf psi, from both sides.
 
     From below by the best of `steps` proximal gradient steps x <- prox(x - s grad f(x), s), s = min(1/L, 1/(2 rho)).
     From above by a number that psi never falls below: 0 for a nonnegative loss and regularizer.
@@ -160,7 +160,7 @@ def estimate_gap(
 
 
 def exact(problem: Problem) -> Problem:
-    """The same problem with exact client gradients where it declares how; another one as it is."""
+    """Return the same problem with exact client gradients where it declares how; another one as it is."""
     make = info_of(problem).exact
     return problem if make is None else make()
 

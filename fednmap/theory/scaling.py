@@ -62,7 +62,7 @@ class Speedup:
         return None
 
     def lines(self, linear_until: float | None = None) -> list[str]:
-        """What was found; `linear_until` is the value up to which the theory expects it."""
+        """Return what was found; `linear_until` is the value up to which the theory expects it."""
         name = self.name
         trials = self.reached.shape[1]
         interval = f"95 % interval [{self.low:.3f}, {self.high:.3f}] over {trials} trials"
@@ -79,7 +79,7 @@ class Speedup:
 
 
 def fit_speedup(run: Callable[[int, int], float], over: Over, values: Sequence[int], trials: int) -> Speedup:
-    """The sweep: run(value, trial) is the squared residual reached with `value` clients or local steps.
+    """Return the sweep: run(value, trial) is the squared residual reached with `value` clients or local steps.
 
     >>> found = fit_speedup(lambda n, trial: 3.0 / n, "n", [2, 4, 8], trials=2)
     >>> round(found.slope, 6), found.verdict, found.saturates_at
@@ -107,7 +107,7 @@ def slope_with_interval(values: Sequence[float], reached: npt.NDArray[np.float64
 
 
 def checked(over: str, values: Sequence[int]) -> tuple[Over, tuple[int, ...]]:
-    """What is swept, the values in order."""
+    """Return what is swept, the values in order."""
     if over not in ("n", "q"):
         raise InputError(f"over is {over!r}; sweep over n (clients) or q (local steps)")
     different = tuple(sorted(set(values)))

@@ -34,7 +34,7 @@ def steps_from_smoothness(
     eta_a: float | None = None,
     gamma: float | None = None,
 ) -> StepsFromSmoothness | None:
-    """The steps for `problem`; None where they must be searched for: noisy gradients, or no smoothness declared.
+    """Return the steps for `problem`; None where they must be searched for: noisy gradients, or no smoothness declared.
 
     everybody: all clients are counted in every round: eta_hat = eta_a eta_s Q = 1 / L of f. Otherwise old gradients of
                others are in the mean, and eta_hat = 1 / (3 max_i L_i), as in SAGA (Defazio, Bach and Lacoste-Julien,

@@ -129,7 +129,7 @@ def tune(
     uplink: UplinkParts | None = None,
     parallel_map: Map = map,
 ) -> Tuned:
-    r"""eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
+    r"""Return eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
 
     1. L (power iteration) and sigma^2 are measured at the start; Theorem 1 makes the guaranteed pair of them.
     2. Pilots at eta_hat = eta_a eta_s Q in {1/4, 1, 4, 16} / L and gamma in {1, 4, 16, 64} eta_hat, gamma <= 1/(2 rho);

@@ -447,8 +447,8 @@ def test_a_file_that_names_code_loads_it_only_if_trusted(command, mine):
 @pytest.mark.parametrize(
     ("model", "code", "last"),
     [
-        ("mine:fails", 2, "the error is in mine, which is code of your own; see the lines above"),
-        ("mine:odd", 70, "this is a fault in fednmap, or in what mine gave it; if the latter is right"),
+        ("mine:fails", 2, "the error is in mine, which is your own code; see the lines above"),
+        ("mine:odd", 70, "this is an error in fednmap, or in what mine passed to it; if the latter is right"),
     ],
 )
 def test_a_fault_of_code_of_ones_own_is_told_as_that(mine, monkeypatch, capsys, model, code, last):

@@ -82,14 +82,14 @@ def test_the_last_lines_name_the_lowest_psi_and_the_dense_rival(command):
         {"method": "zhang", "trial": 0, "objective": 0.1, "error": "diverged"},
     ]
     lines = ending(folder, results)
-    assert lines[0] == "learnt: fednmap (lowest psi): 80.0 % zeros, 95.0 % accuracy"
+    assert lines[0] == "result: fednmap (lowest psi): 80.0 % zeros, 95.0 % accuracy"
     assert lines[1] == "        fedavg (dense): 0.0 % zeros, 90.0 % accuracy"
     assert lines[-1].strip() == "fednmap export run --method fednmap --prune"
     assert [line.partition(":")[0] for line in ending(folder, results[2:])] == ["run folder", "picture"]
     second = [{"method": "zhang", "trial": 1, "objective": 0.1, "zeros": 0.5}]  # of a method that failed before
     assert ending(folder, results + second) == lines
     no_accuracy = [{k: v for k, v in r.items() if k != "test_accuracy"} for r in results[:2]]
-    assert ending(folder, no_accuracy)[:1] == ["learnt: fednmap (lowest psi): 80.0 % zeros"]
+    assert ending(folder, no_accuracy)[:1] == ["result: fednmap (lowest psi): 80.0 % zeros"]
 
 
 def test_sparklines_share_a_scale():

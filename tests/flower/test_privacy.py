@@ -226,7 +226,7 @@ def test_what_would_look_private_and_is_not_is_refused_in_a_line(given, why):
 
 
 def test_a_method_that_cannot_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="FedDR cannot say what its state is"):
+    with pytest.raises(ValueError, match="FedDR has no state_after_sending"):
         Federation(tmp_path, make_problem(), algorithm="feddr", dp_clip=1.0).start()
 
 

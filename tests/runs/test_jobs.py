@@ -16,7 +16,7 @@ from small import Heard, outcome, small
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
 from fednmap.report.progress import Bar, Lines
-from fednmap.runs.execution import Order, RunInfo, Worker, _run_in, execute
+from fednmap.runs.execution import JobRequest, RunInfo, Worker, _run_in, execute
 from fednmap.runs.experiment import prepare, settled
 from fednmap.runs.folder import Job, RunFolder
 from fednmap.runs.process_pool import Interrupted, how_many, interrupts, process_pool
@@ -46,10 +46,10 @@ def bits(folder):
 
 def compared(path, count, **settings):
     experiment = settled(prepare(small(**SETTINGS | settings)))
-    folder, heard = RunFolder.create(path, experiment.config, "compare"), Twins()
+    folder, first_reason = RunFolder.create(path, experiment.config, "compare"), Twins()
     with process_pool(Worker(experiment), count) as processes:
-        execute(experiment.config, folder, heard, (), experiment, processes)
-    return folder, heard
+        execute(experiment.config, folder, first_reason, (), experiment, processes)
+    return folder, first_reason
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,10 @@ def alone(tmp_path_factory):
 
 
 def test_side_by_side_is_one_after_another(alone, tmp_path):
-    folder, heard = compared(tmp_path / "run", 2)
+    folder, first_reason = compared(tmp_path / "run", 2)
     assert bits(folder) == bits(alone)
-    assert len(heard.others) == 6
-    assert all(one.done == [0] and len(one.records) == 9 for one in heard.others)
+    assert len(first_reason.others) == 6
+    assert all(one.done == [0] and len(one.records) == 9 for one in first_reason.others)
     assert {r["jobs"] for r in folder.results()} == {2}
     assert "2 runs at a time shared the machine" in closing_table(folder.results()).below
     assert all("jobs" not in r for r in alone.results())
@@ -72,18 +72,18 @@ def test_stopped_runs_are_saved_and_go_on(alone, tmp_path):
     experiment = settled(prepare(small(**SETTINGS)))
     folder = RunFolder.create(tmp_path / "run", experiment.config, "compare")
     folder.repair()
-    asked, heard = threading.Event(), Twins()
+    asked, first_reason = threading.Event(), Twins()
 
     class Stops(Heard):
         def on_record(self, record):
             asked.set()
 
-    heard.clone = Stops
+    first_reason.clone = Stops
     jobs = [Job(method, trial) for trial in (0, 1) for method in SETTINGS["algorithms"]]
     seeded = [experiment.config.model_copy(update={"seed": job.trial}) for job in jobs]
-    given = [Order(job, config, folder.path, 2) for job, config in zip(jobs, seeded, strict=True)]
+    given = [JobRequest(job, config, folder.path, 2) for job, config in zip(jobs, seeded, strict=True)]
     with process_pool(Worker(experiment), 2) as processes, pytest.raises(Interrupted):
-        _run_in(processes, given, heard, asked)
+        _run_in(processes, given, first_reason, asked)
     assert len(folder.results()) < 6
     with process_pool(Worker(None), 2) as processes:
         execute(experiment.config, folder, Twins(), (), None, processes)
@@ -114,7 +114,7 @@ class Dies(Fails):
 
 
 def orders(tmp_path):
-    return [Order(Job("fednmap", trial), small(), tmp_path, 2) for trial in range(4)]
+    return [JobRequest(Job("fednmap", trial), small(), tmp_path, 2) for trial in range(4)]
 
 
 def test_a_mistake_in_one_stops_the_others_and_keeps_its_traceback(tmp_path):
@@ -129,7 +129,7 @@ def test_a_process_that_is_killed_is_named(tmp_path):
 
 
 def test_processes_have_their_share_of_the_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(threads, "_asked", None)
+    monkeypatch.setattr(threads, "_limit", None)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
 
     class Tells(Fails):

@@ -74,14 +74,14 @@ def test_a_sweep_goes_on_to_the_same_bits(tmp_path, over):
     sweep = begun(tmp_path / "parts", over)
     done = []
     for rounds in (3, 11, 7, 17):
-        heard = Fall(rounds)
+        first_reason = Fall(rounds)
         with pytest.raises(SystemExit):
-            ran(sweep, heard)
-        done.append(heard.done)
+            ran(sweep, first_reason)
+        done.append(first_reason.done)
     assert done == [[0], [0], [8, 0], [0, 0]]  # rounds from which the runs went on; finished ones are not run again
-    heard = Heard()
-    assert ran(Sweep.open(sweep.folder.path), heard) == reached
-    assert heard.done == [4, 0]
+    first_reason = Heard()
+    assert ran(Sweep.open(sweep.folder.path), first_reason) == reached
+    assert first_reason.done == [4, 0]
     assert results(sweep) == results(whole)
 
 
@@ -126,10 +126,10 @@ def test_kill_minus_nine(tmp_path):
         process.join()
         assert process.exitcode == -signal.SIGKILL
         assert sweep.state() == f"stopped, {value // 4} of 2 values done"
-    heard = Heard()
-    assert ran(sweep, heard) == reached
-    assert len(heard.done) == 1
-    assert heard.done[0] >= 4
+    first_reason = Heard()
+    assert ran(sweep, first_reason) == reached
+    assert len(first_reason.done) == 1
+    assert first_reason.done[0] >= 4
     assert results(sweep) == results(whole)
 
 

@@ -333,10 +333,10 @@ def test_a_linear_f_is_measured_with_1():
 
 class Ends(Callback):
     def __init__(self, at, answer):
-        self.at, self.answer, self.heard = at, answer, []
+        self.at, self.answer, self.first_reason = at, answer, []
 
     def on_round(self, round, totals):
-        self.heard.append(round.t)
+        self.first_reason.append(round.t)
         if round.t == self.at:
             if self.answer is StopIteration:
                 raise StopIteration
@@ -350,7 +350,7 @@ class Ends(Callback):
 def test_a_callback_can_end_a_run(answer, reason):
     callback = Ends(6, answer)
     result = run(method(), SIX, rounds=50, callbacks=[callback])
-    assert (result.ended, callback.heard, result.last.t) == (reason, list(range(7)), 6)
+    assert (result.ended, callback.first_reason, result.last.t) == (reason, list(range(7)), 6)
     assert result.column("round") == [0, 7]  # what it ended with is measured
     assert same([result.x], [method().model(result.last.server)])
 

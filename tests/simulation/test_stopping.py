@@ -34,10 +34,10 @@ class Residuals(Callback):
     wants_residual = True
 
     def __init__(self, ask=False):
-        self.heard, self.ask = [], ask
+        self.first_reason, self.ask = [], ask
 
     def on_residual(self, residual):
-        self.heard.append(residual)
+        self.first_reason.append(residual)
         return self.ask
 
 
@@ -60,10 +60,10 @@ def test_the_residual_is_heard_every_round_and_is_that_of_the_model_before():
     hears = Residuals()
     result = run(method(), SIX, rounds=12, every=1, stop=hears)
     due = [r["stationarity"] ** 0.5 for r in result.records[:-1]]
-    assert hears.heard == pytest.approx(due, rel=1e-9)
+    assert hears.first_reason == pytest.approx(due, rel=1e-9)
     gamma = problem_gamma(SIX, PHI, SIX.start)
     start = method().model(method().init(SIX.start)[0])
-    assert hears.heard[0] == pytest.approx(float(natural_residual(SIX, PHI, start, gamma).norm()), rel=1e-9)
+    assert hears.first_reason[0] == pytest.approx(float(natural_residual(SIX, PHI, start, gamma).norm()), rel=1e-9)
 
 
 NOISY = LeastSquares([SIX.data[i] for i in range(SIX.n)], batch_size=4)
@@ -82,7 +82,7 @@ NOISY = LeastSquares([SIX.data[i] for i in range(SIX.n)], batch_size=4)
 def test_nothing_is_known_where_the_round_does_not_tell(algorithm, problem, options):
     hears = Residuals()
     run(algorithm, problem, rounds=10, stop=hears, **options)
-    assert hears.heard == []
+    assert hears.first_reason == []
 
 
 def test_with_lost_replies_it_is_known_after_the_rounds_that_lost_none():
@@ -91,7 +91,7 @@ def test_with_lost_replies_it_is_known_after_the_rounds_that_lost_none():
     run(method(), SIX, rounds=40, drop=0.2, seed=1, stop=hears)
     whole = sum(len(r.counted) == SIX.n for r in rounds)
     assert 0 < whole < 40
-    assert len(hears.heard) == whole
+    assert len(hears.first_reason) == whole
 
 
 class Counted(LeastSquares):
@@ -154,7 +154,7 @@ def test_a_method_that_is_wrong_about_its_gradient_does_not_end_the_run():
         (lambda: Tolerance(1.0), "below 1"),
         (lambda: Tolerance(absolute=0), "above 0"),
         (lambda: Tolerance(), "needs a number"),
-        (lambda: run(method(), SIX, rounds=1, stop=Patience(3, "los")), "Patience waits for 'los'"),
+        (lambda: run(method(), SIX, rounds=1, stop=Patience(3, "los")), "Patience needs 'los'"),
         (lambda: TimeLimit(float("inf")), "above 0"),
     ],
 )

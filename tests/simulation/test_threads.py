@@ -294,18 +294,18 @@ def test_grad_mode_is_the_callers():
 
 def test_the_command_writes_the_same_bits(command, tmp_path, monkeypatch):
     monkeypatch.setattr("fednmap.problems.finite_sum.CHUNK_BYTES", 4 * 64 * 100)
-    monkeypatch.setattr(threads, "_asked", None)
+    monkeypatch.setattr(threads, "_limit", None)
     words = ("--model", "mlp:8", "--rounds", 3, "--local-steps", 2, "--eval-every", 1, "--chunk", 2, "--quiet")
     for k in (1, 3):
         assert command("train", *words, "--threads", k, "--out", tmp_path / str(k))[0] == 0
-    assert threads.asked() == 3
+    assert threads.current_limit() == 3
     assert outcome(RunFolder(tmp_path / "1")) == outcome(RunFolder(tmp_path / "3"))
     code, _, err = command("train", *words, "--threads", 0)
     assert (code, "threads is 0" in err) == (2, True)
 
 
 def test_how_many_threads(monkeypatch):
-    monkeypatch.setattr(threads, "_asked", None)
+    monkeypatch.setattr(threads, "_limit", None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads.default() == threads.cores() >= 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

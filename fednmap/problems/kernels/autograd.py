@@ -36,22 +36,22 @@ class Kernel(ABC):
 
     @abstractmethod
     def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        """The loss, summed over clients, and the gradient, (p,) or (k, p) of k clients."""
+        """Return the loss, summed over clients, and the gradient, (p,) or (k, p) of k clients."""
 
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
-        """z += scale * gradient, in place; z may be x itself."""
+        """Compute z += scale * gradient, in place; z may be x itself."""
         z.add_(self.value_and_gradient(x, a, b, weight)[1], alpha=scale)
 
     def total(self, x: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """The sum of `value_and_gradient` over batches, at one point x (p,)."""
+        """Return the sum of `value_and_gradient` over batches, at one point x (p,)."""
         return total(self.value_and_gradient, x, batches)
 
     def oracle(self, make: Callable[[Tensor, int], Oracle], clients: Tensor, t: int, address: Address) -> Oracle:
-        """The oracle of round t for these clients; make(clients, t) is that of clients in one batch."""
+        """Return the oracle of round t for these clients; make(clients, t) is that of clients in one batch."""
         return make(clients, t)
 
     def chunk(self, default: int, rows: int) -> int:
-        """How many clients with minibatches of `rows` samples are computed in one call.
+        """Return how many clients with minibatches of `rows` samples are computed in one call.
 
         default: as many as have their vectors and minibatches in cache.
         """
@@ -112,7 +112,7 @@ class BatchedKernel(ModuleKernel):
 
     @abstractmethod
     def outputs(self, parameters: list[Tensor], a: Tensor, x: Tensor) -> Tensor:
-        """The outputs (k, B, ...) for samples (k, B, ...) at parameters (k, ...), which are the pieces of x."""
+        """Return the outputs (k, B, ...) for samples (k, B, ...) at parameters (k, ...), which are the pieces of x."""
 
     def slopes(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Iterator[Slopes]:
         if not self._function.is_stack(a) or len(a) == 1:
@@ -121,7 +121,7 @@ class BatchedKernel(ModuleKernel):
 
     @torch.enable_grad()
     def batched(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Slopes:
-        """The slopes of k clients."""
+        """Return the slopes of k clients."""
         leaves = [v.requires_grad_() for v in self._function.pieces(x.expand(len(a), -1))]
         out = self.outputs(leaves, a, x)
         value = self._function.weighted(out.flatten(0, 1), b.flatten(0, 1), weight, len(a))
@@ -132,7 +132,7 @@ class VmapKernel(BatchedKernel):
     """The forward pass is batched over clients by torch.func.vmap."""
 
     def works(self, a: Tensor, b: Tensor) -> bool:
-        """Whether the module can be batched: recurrent layers, among others, cannot."""
+        """Return whether the module can be batched: recurrent layers, among others, cannot."""
         try:
             x = self._function.start.expand(2, -1)
             self.value_and_gradient(x, torch.stack([a, a]), torch.stack([b, b]), 1 / len(a))

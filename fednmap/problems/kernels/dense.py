@@ -49,7 +49,7 @@ class DenseKernel(Kernel):
 
     @classmethod
     def of(cls, function: ModuleLoss, sample: Tensor) -> DenseKernel | None:
-        """The kernel of this function, or None if its module does anything else with such a sample."""
+        """Return the kernel of this function, or None if its module does anything else with such a sample."""
         layers = dense_layers(function.module, sample) if function.plain else None
         return None if layers is None or function.frozen or function.half else cls(function, layers)
 

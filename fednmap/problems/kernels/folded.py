@@ -174,7 +174,7 @@ class FoldedModule(threading.local):
 
 
 def fold_size(rows: int) -> int:
-    """How many clients with so many samples each are folded."""
+    """Return how many clients with so many samples each are folded."""
     return MOST if rows <= FEW_ROWS else MOST // 2
 
 
