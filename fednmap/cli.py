@@ -43,7 +43,6 @@ ELSEWHERE = {
     "compare": "train:compare",
     "predict": "fit:predict",
     "list": "listing:listing",
-    "watch": "monitor:watch",
     "flower": "flower:app",
 }
 """Commands that are not the function of their name in the module of their name, in `fednmap.commands`."""

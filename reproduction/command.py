@@ -11,15 +11,15 @@ import typer
 from rich.table import Table
 
 from fednmap.commands.options import Threads, take_threads
-from fednmap.commands.watch import watched
+from fednmap.commands.reporting import watched
 from fednmap.names import InputError, choose
 from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.runs.atomic_files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
 PAPER = ("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
-NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "all")
+NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "tuned-steps", "network-memory", "all")
 
 
 def reproduce(

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 
 from fednmap.names import InputError
-from fednmap.runs.files import clear_errors
+from fednmap.runs.atomic_files import clear_errors
 from fednmap.runs.folder import VERSIONS, RunFolder
 from fednmap.runs.process_pool import ProcessPool, Send, interrupts
 from fednmap.simulation.distributed import WorkerLost

@@ -4,6 +4,7 @@ from reproduction import (
     flamby,
     local_stepsize,
     mobilenet,
+    network_memory,
     nn,
     nn_settings,
     sampling,
@@ -11,6 +12,7 @@ from reproduction import (
     speedup_n,
     speedup_q,
     table1,
+    tuned_steps,
 )
 from reproduction.figure import Figure
 
@@ -26,4 +28,6 @@ FIGURES: dict[str, Figure] = {
     "flamby-heart": flamby.HEART,
     "flamby-tcga": flamby.TCGA,
     "sampling": sampling.FIGURE,
+    "tuned-steps": tuned_steps.FIGURE,
+    "network-memory": network_memory.FIGURE,
 }

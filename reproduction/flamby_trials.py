@@ -26,7 +26,7 @@ from fednmap.algorithms import (
 )
 from fednmap.core import Algorithm, Regularizer
 from fednmap.regularizers import L1, Separable, Zero
-from fednmap.runs.files import clear_errors, digest, to_json, write_atomically
+from fednmap.runs.atomic_files import clear_errors, digest, to_json, write_atomically
 from fednmap.simulation import Diverged, Record, simulate
 from reproduction.flamby_problem import CUT_SEED, KEPT_BACK, TASKS, UPDATES, Loaded
 from reproduction.flamby_published import PUBLISHED, SEEDS

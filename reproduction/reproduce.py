@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fednmap.names import InputError
-from fednmap.runs.files import clear_errors, write_atomically
+from fednmap.runs.atomic_files import clear_errors, write_atomically
 from reproduction import verdict
 from reproduction.execution import finished, run_trials
 from reproduction.figure import Figure, save

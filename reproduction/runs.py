@@ -10,10 +10,10 @@ from pathlib import Path
 from fednmap.names import InputError
 from fednmap.report.progress import Warnings
 from fednmap.report.terminal import console
+from fednmap.runs.atomic_files import locked
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import execute
 from fednmap.runs.experiment import Experiment, dataset_of, prepare
-from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.simulation import Record
 from reproduction.trials import Setting, Trial

@@ -12,7 +12,19 @@ from matplotlib.figure import Figure as Picture
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.sampling_trials import CLIENTS, METHODS, MOMENTUM, PARTS, SETTINGS, jobs
 from reproduction.trials import Curve, select
-from reproduction.verdict import Claim, Difference, Verdict, compare, holm, judged, power, span, together, unsure
+from reproduction.verdict import (
+    Claim,
+    Difference,
+    Verdict,
+    compare,
+    holm,
+    judged,
+    number,
+    power,
+    span,
+    together,
+    unsure,
+)
 
 NAMES = {"NIID-2021": "SCAFFOLD, NIID-Bench until 8/2022", "NIID-2023": "SCAFFOLD, NIID-Bench since 8/2022"}
 SETTLED = 1e-8
@@ -180,8 +192,7 @@ def _noise_table(curves: list[Curve]) -> list[list[str]]:
         for method in PARTS[part].methods:
             found = [_floors(curves, part, method, s) for s in NOISY_SETTINGS]
             if all(found):
-                cells = [", ".join(f"{v:.1e}" for v in each.values()) for each in found]
-                rows.append([method, f"{PARTS[part].eta_a:g}", *cells])
+                rows.append([method, f"{PARTS[part].eta_a:g}", *map(number, found)])
     return rows if len(rows) > 1 else []
 
 
@@ -280,7 +291,7 @@ def _bytes(curves: list[Curve]) -> list[Claim]:
     half = all(abs(r - 0.5) <= HALF for r in ratios)
     low, high = f"{min(ratios):.4f}", f"{max(ratios):.4f}"
     said = low if low == high else f"{low} to {high}"
-    return [Claim("FedNMap sends half of what SCAFFOLD sends", "one vector up", f"ratio {said}", half)]
+    return [Claim("FedNMap sends half of what SCAFFOLD as published sends", "one vector up", f"ratio {said}", half)]
 
 
 def _number(values: dict[int, float]) -> str:
@@ -306,11 +317,12 @@ def _relative_table(curves: list[Curve]) -> list[list[str]]:
 
 
 def draw(curves: list[Curve]) -> Picture:
-    """Above exact gradients in the mildest and the hardest setting, below accuracies."""
+    """Exact gradients and accuracies in the mildest and the hardest setting; noisy gradients in the mildest."""
     shown = [("exact", s, "stationarity") for s in _ends(_settings(curves, "exact"))]
     for part in ("a9a", "mnist"):
         shown += [(part, s, "accuracy") for s in _ends(_settings(curves, part))]
     shown += [("cifar10", s, "accuracy") for s in _settings(curves, "cifar10")]
+    shown += [("noisy", s, "stationarity") for s in _settings(curves, "noisy")[:1]]
     columns = 4 if len(shown) > 4 else 2
     picture, axes = panels(-(-len(shown) // columns), columns)
     for axis in axes[len(shown) :]:

@@ -26,8 +26,8 @@ import numpy as np
 
 import fednmap
 from fednmap.names import InputError, current
+from fednmap.runs.atomic_files import clear_errors, digest, write_atomically
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import clear_errors, digest, write_atomically
 from fednmap.runs.folder import VERSIONS
 from fednmap.simulation import Record, lock
 from reproduction.trials import Curve, Trial, final_values

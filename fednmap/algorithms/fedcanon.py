@@ -1,7 +1,7 @@
 """FedCanon: corrected local gradient steps, one prox on the server.
 
 Zhou et al., FedCanon: Non-Convex Composite Federated Learning with Efficient Proximal Operation on
-Heterogeneous Data, 2025. Reconstructed from the paper's abstract.
+Heterogeneous Data, 2025, arXiv 2504.11903. Reconstructed from the paper's abstract.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fednmap.regularizers.parameters import fraction, positive
 class FedCanon(Algorithm):
     """FedCanon solves min f(x) + phi(x) with a single prox per round, up to a bias of order eta_a.
 
-    This box is reconstructed from the abstract of the paper, not from its text. With c_i = h - h_i::
+    Reconstructed from the paper's abstract: c_i = h - h_i, alpha's default and the place of h are a reading of it::
 
         client i:  z_i = x;  Q times:  z_i = z_i - eta_a (g_i(z_i) + c_i)
                    y_i = (x - z_i) / (eta_a Q), sent;   h_i = y_i - c_i, its mean local gradient

@@ -25,7 +25,7 @@ from fednmap.regularizers.parameters import fraction, integer
 class FedNMapMemory(Algorithm):
     """FedNMap whose server remembers secants of f and takes quasi-Newton steps on the normal map.
 
-    Clients and uplinks are those of `FedNMap`. With exact gradients some tens of rounds do the work of thousands. Use
+    Clients and uplinks are those of `FedNMap`. With exact gradients it takes a fraction of the rounds. Use
     FedNMap for noisy gradients, whose differences are no curvature, and for bounded losses with several local steps.
 
     memory: secants that the server remembers, 10 to 40 say.

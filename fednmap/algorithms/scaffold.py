@@ -27,7 +27,7 @@ class SCAFFOLD(Algorithm):
                    c_i' = c_i - c + (x - y) / (eta_a Q);  send y - x and c_i' - c_i
         server:    x = x + eta_s mean (y_i - x);   c = c + (share of clients counted) mean (c_i' - c_i)
 
-    The iterates are those of FedNMap with phi = 0, which sends half as much.
+    The iterates are those of FedNMap with phi = 0, which sends one vector up instead of the two published.
 
     forget: 0 is the published method. Noise that the server adds to mean (c_i' - c_i), for privacy, adds up in
             c - mean c_i; with forget the clients send c_i' - (1 - forget) c_i, the server forgets as much of c, and the

@@ -1,9 +1,9 @@
 """Asynchronous methods: the server takes replies as they come, on a virtual clock."""
 
-from fednmap.asynchronous.delays import Delays, check_delays, delays_of, factors, trace
-from fednmap.asynchronous.ledger import Ledger, draw
+from fednmap.asynchronous.delays import Delays, delays_of, factors, trace
+from fednmap.asynchronous.in_flight import Ledger, draw
 from fednmap.asynchronous.method import Asynchronous, FedAsync, FedBuff, rule_of, times_counted
-from fednmap.asynchronous.steps import safe_step
+from fednmap.asynchronous.step_bound import safe_step
 
 __all__ = [
     "Asynchronous",
@@ -11,7 +11,6 @@ __all__ = [
     "FedAsync",
     "FedBuff",
     "Ledger",
-    "check_delays",
     "delays_of",
     "draw",
     "factors",

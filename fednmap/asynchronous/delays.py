@@ -18,6 +18,7 @@ Delays = Callable[[Whole, Whole], Any]
 """delays(clients, jobs): how long job 1, 2, ... of each of these clients takes, numbers above 0."""
 
 PARETO_SCALE, LONGEST = 0.5, 100.0  # of the Pareto distribution: its shortest delay, and where its tail is cut
+LOWEST, WIDEST, LARGEST = 0.1, 10.0, 1e100  # exponent, sigma, any number: beyond, delays are not finite
 
 
 def uniform(seed: int, stream: int, clients: Whole, jobs: Whole) -> Values:
@@ -51,15 +52,18 @@ LEAST: dict[str, tuple[int, tuple[float, ...]]] = {
 }
 """Distributions: how many numbers must be given, and the default numbers."""
 
-KNOWN = "constant[:TIME], uniform:LOW,HIGH, exponential[:MEAN], pareto[:EXPONENT], lognormal[:SIGMA], trace:FILE"
+KNOWN = (
+    "constant[:TIME], uniform:LOW,HIGH, exponential[:MEAN], pareto[:EXPONENT] (above 0.1), lognormal[:SIGMA] (up to "
+    "10), trace:FILE"
+)
 
 
-def delays_of(spec: str, slowdown: str | None, n: int, seed: int) -> Delays:
-    """Return the delays of n clients by name.
+def delays_of(spec: str, slowdown: str | None, n: int | None, seed: int) -> Delays:
+    """Return the delays of n clients by name; without n only the names and numbers are checked.
 
-    spec:     `constant[:TIME]`, `uniform:LOW,HIGH`, `exponential[:MEAN]`, `pareto[:EXPONENT]` (at least 0.5, cut at
-              100), `lognormal[:SIGMA]` (median 1), or `trace:FILE` (a line per client, or one for all, with the delays
-              of its jobs; repeated when it ends).
+    spec:     `constant[:TIME]`, `uniform:LOW,HIGH`, `exponential[:MEAN]`, `pareto[:EXPONENT]` (delays from 0.5 to 100),
+              `lognormal[:SIGMA]` (median 1), or `trace:FILE` (a line per client, or one for all, with the delays of its
+              jobs; repeated when it ends).
     slowdown: a factor per client on its delays: `lognormal:SIGMA` draws them with median 1, `1,1,20` gives them.
 
     Raises InputError for anything else.
@@ -71,7 +75,7 @@ def delays_of(spec: str, slowdown: str | None, n: int, seed: int) -> Delays:
     name, _, text = spec.strip().partition(":")
     if name == "trace":
         rows = trace(Path(text), n)
-        of = [rows[i % len(rows)] for i in range(n)]
+        of = [rows[i % len(rows)] for i in range(n or 1)]
         return lambda clients, jobs: (
             factor[clients] * [of[i][(k - 1) % len(of[i])] for i, k in zip(clients, jobs, strict=True)]
         )
@@ -95,15 +99,6 @@ def delays_of(spec: str, slowdown: str | None, n: int, seed: int) -> Delays:
     return delays
 
 
-def check_delays(spec: str) -> None:
-    """Raise InputError unless this names delays; a trace must be readable."""
-    name, _, text = spec.strip().partition(":")
-    if name == "trace":
-        trace(Path(text))
-    else:
-        _numbers(spec, name, text)
-
-
 def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
     """Return the factor of each client: `lognormal:SIGMA`, or as many numbers as clients; ones without a spec."""
     if spec is None:
@@ -114,7 +109,8 @@ def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
         values = np.array([float(word) for word in (text if name == "lognormal" else spec).split(",")])
     except ValueError:
         values = np.array([math.nan])
-    if not bool(((values > 0) & (values < math.inf)).all()) or (name == "lognormal" and len(values) != 1):
+    most = WIDEST if name == "lognormal" else LARGEST
+    if not bool(((values > 0) & (values <= most)).all()) or (name == "lognormal" and len(values) != 1):
         raise InputError(f"expected a slowdown such as {expected}, got {spec!r}")
     if name == "lognormal":
         clients = np.arange(n or 1)
@@ -131,7 +127,8 @@ def _numbers(spec: str, name: str, text: str) -> tuple[float, ...]:
         values = tuple(float(word) for word in text.split(",")) if text else ()
     except ValueError:
         values = (math.nan,)
-    right = least <= len(values) <= len(default) and all(0 < v < math.inf for v in values)
+    above, most = {"pareto": (LOWEST, LARGEST), "lognormal": (0.0, WIDEST)}.get(name, (0.0, LARGEST))
+    right = least <= len(values) <= len(default) and all(above < v <= most for v in values)
     if not right or (name == "uniform" and values[0] > values[1]):
         raise InputError(f"expected delays such as {KNOWN}, with numbers above 0, got {spec!r}")
     return values or default
@@ -146,7 +143,7 @@ def trace(path: Path, n: int | None = None) -> list[list[float]]:
         raise InputError(f"cannot read the trace {path}: {error.strerror}") from None
     except ValueError:
         rows = []
-    if not rows or not all(0 < v < math.inf for row in rows for v in row):
+    if not rows or not all(0 < v <= LARGEST for row in rows for v in row):
         raise InputError(f"expected {path} to have a line per client with delays above 0, separated by spaces")
     if n is not None and len(rows) not in (1, n):
         raise InputError(f"expected {path} to have a line for each of {n} clients, or one for all, got {len(rows)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms import FedAvg
-from fednmap.asynchronous.delays import Delays, check_delays, factors
-from fednmap.asynchronous.loop import rounds_of
+from fednmap.asynchronous.delays import Delays, delays_of, factors
+from fednmap.asynchronous.event_loop import rounds_of
 from fednmap.core import Algorithm, OwnRounds, Problem, Regularizer, State, extended
 from fednmap.names import InputError
 from fednmap.simulation.loop import Round, integers
@@ -92,7 +93,7 @@ class Asynchronous(OwnRounds):
         if self.deadline is not None and (self.buffer, self.window, self.staleness) != (None, None, None):
             raise InputError("deadline throws late replies away; leave buffer, window and staleness out, or deadline")
         if isinstance(self.delays, str):
-            check_delays(self.delays)
+            delays_of(self.delays, None, None, 0)
         factors(self.slowdown, None)
         if self.eta_a is None:
             object.__setattr__(self, "eta_a", getattr(method, "eta_a", None))
@@ -228,18 +229,13 @@ def rule_of(spec: str) -> dict[str, Any]:
     ({'window': 2.0}, {})
     """
     name, _, text = spec.strip().partition(":")
-    try:
-        value = float(text) if text else None
-    except ValueError:
-        value = -1.0
-    right = value is None if name == "all" else value is not None and 0 < value < inf
-    if (
-        name not in ("all", "buffer", "window", "deadline")
-        or not right
-        or (name == "buffer" and value != int(value or 0))
-    ):
-        raise InputError(f"expected all, buffer:K, window:TIME or deadline:TIME, got {spec!r}; use window:2, say")
-    return {} if value is None else {name: int(value) if name == "buffer" else value}
+    if (name, text) == ("all", ""):
+        return {}
+    with suppress(KeyError, ValueError):
+        value = {"buffer": int, "window": float, "deadline": float}[name](text)
+        if 0 < value < inf:
+            return {name: value}
+    raise InputError(f"expected all, buffer:K, window:TIME or deadline:TIME, got {spec!r}; use window:2, say")
 
 
 def _check_readable(asynchronous: Asynchronous) -> None:

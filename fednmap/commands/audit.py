@@ -13,7 +13,7 @@ from rich.text import Text
 from fednmap.commands.options import Json
 from fednmap.names import InputError
 from fednmap.report.terminal import console
-from fednmap.runs.files import from_json, json_text
+from fednmap.runs.atomic_files import from_json, json_text
 
 if TYPE_CHECKING:
     from fednmap.flower.audit import AuditRow

@@ -18,8 +18,8 @@ from fednmap.models.prune import prunable
 from fednmap.models.prune import prune as pruned
 from fednmap.names import InputError, choose
 from fednmap.problems import GLM, FiniteSum, Network
+from fednmap.runs.atomic_files import clear_errors, json_text
 from fednmap.runs.experiment import prepare
-from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import Job, RunFolder
 
 

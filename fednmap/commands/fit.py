@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import tomli_w
-import torch
 import typer
 from rich import box
 
@@ -24,40 +23,27 @@ from fednmap.estimators.fit_config import (
     FitConfig,
     check_goals,
     complete,
+    estimator_of,
+    fit_choice,
     listed,
     ordered_classes,
     with_formula,
     with_weight,
 )
-from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
-from fednmap.estimators.model_selection import (
-    SELECT,
-    CrossValidated,
-    FederatedCoxRegressionCV,
-    FederatedGLMCV,
-    FederatedOrdinalRegressionCV,
-)
-from fednmap.estimators.penalties import GROUPED, WITHOUT_WEIGHT, penalty_name, told_lam
+from fednmap.estimators.penalties import GROUPED, penalty_name, told_lam
 from fednmap.names import InputError, choose, is_number
-from fednmap.report.closing import made_by
 from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
-from fednmap.report.page import picture, write_page
 from fednmap.report.terminal import console
-from fednmap.runs.files import clear_errors, finite, json_text, locked, write_atomically
-from fednmap.runs.folder import Job, Model, RunFolder
-from fednmap.tables.table import is_words
+from fednmap.runs.atomic_files import clear_errors, finite, json_text, locked, write_atomically
+from fednmap.runs.folder import RunFolder
+from fednmap.tables.table import as_word, is_words
 
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
 MANY_CLASSES = 50
-COLUMNS = ("target", "time", "event", "trials_column", "offset", "exposure")
+COLUMNS = ("target", "time", "event", "entry", "strata", "trials_column", "offset", "exposure")
 """Settings that name a column that every file must have."""
-PICTURES = {
-    "path.png": "Coefficients along lam",
-    "cv.png": "The choice of lam",
-    "forest.png": "Estimates by site: joint, and meta-analyses with fixed and random effects",
-}
 
 
 @with_config(hidden=("step",), words={"family": "Default: from the target."}, settings=FitConfig, family=None)
@@ -102,7 +88,7 @@ def fit(
     if "formula" in values:
         sites = _complete_rows(sites, values["formula"], quiet)
     penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
-    choice = _choice(cv, select, values.get("lam"), penalty)
+    choice = fit_choice(cv, select, values.get("lam"), penalty)
     given = (values.get(name) for name in ("family", "target", "time", "event"))
     config = FitConfig.make(**values | {"family": _family(sites, *given)})
     y, classes = _targets(config, sites)
@@ -121,7 +107,7 @@ def fit(
     by_column |= {"penalty_factor": config.factors(columns, terms), "bounds": config.limits(columns, terms)}
     factors_of(by_column["penalty_factor"], penalty, columns, {})  # refused before there is a folder
     bounds_of(by_column["bounds"], columns, {})
-    estimator = _estimator(config, choice, effects, classes, by_column)
+    estimator = estimator_of(config, choice, effects, classes, by_column)
     frame = _frame(X, columns, config, sites)
     if choice:
         estimator.on_fold = lambda k, of, name: _say(
@@ -168,10 +154,10 @@ def fit(
         constants = tuple(vars(estimator).get("constants_", ()))
         known = (constants, config.offset, config.exposure, own)
         model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor, *known)
-        about = _about(folder, config, data, estimator)
+        about = kept.about(folder, config, data, estimator)
         kept.save(folder.path, about, model)
         table = model.coefficient_table(found, errors)
-        _write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
+        kept.write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
         lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
         lines = [f"{config.family}, penalty {penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
         lines += [_cost(estimator), *notes]
@@ -182,8 +168,8 @@ def fit(
         if errors is not None:
             with clear_errors(folder.path):
                 write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
-        _write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
-        _finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
+        kept.write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
+        kept.finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
         folder.write_checksums("report.html")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
@@ -287,28 +273,6 @@ def _ordered(y: Any, config: FitConfig) -> tuple[str, ...]:
     return tuple(sorted(found, key=float) if all(map(is_number, found)) else found)
 
 
-def _estimator(
-    config: FitConfig,
-    choice: dict[str, Any],
-    effects: dict[str, Any],
-    classes: tuple[str, ...],
-    by_column: dict[str, Any],
-) -> Any:
-    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how.
-
-    by_column: groups, penalty factors and bounds of columns.
-    """
-    names = ("penalty", "l1_ratio", "standardize", "weights")
-    common = {name: getattr(config, name) for name in names} | by_column | effects
-    common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
-    common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
-    if config.family == "ordinal":
-        return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
-    if config.family == "cox":
-        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(ties=config.ties, **common)
-    return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
-
-
 def _folder(
     out: Path | None, config: FitConfig, data: str, classes: tuple[str, ...], sites: int, more: dict[str, Any]
 ) -> RunFolder:
@@ -364,25 +328,8 @@ def _refill(preprocessor: tables.FederatedPreprocessor, sites: list[tables.Table
     return matrix
 
 
-def _choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
-    """The options of an estimator that chooses lam; empty where lam is given."""
-    if select not in SELECT:
-        raise InputError(f"select is {select!r}; choose from {', '.join(SELECT)}")
-    if cv is None and select == "1se":
-        raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
-    if cv is not None and select not in ("min", "1se"):
-        raise InputError(f"--select {select} is a criterion without folds; leave --cv out")
-    if cv is None and select == "min":
-        return {}
-    if lam is not None:
-        raise InputError("--cv and --select choose lam; leave --lam out")
-    if penalty_name(penalty) in WITHOUT_WEIGHT:
-        raise InputError(f"penalty {penalty!r} has no weight to choose; leave --cv and --select out")
-    return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
-
-
 def _frame(X: Any, columns: list[str], config: FitConfig, sites: dict[str, tables.Table]) -> Any:
-    """The matrix with names, so that messages can say them; and the column of offsets."""
+    """The matrix with names, so that messages can say them; and the columns of offsets and strata."""
     try:
         import polars
     except ModuleNotFoundError:
@@ -390,6 +337,8 @@ def _frame(X: Any, columns: list[str], config: FitConfig, sites: dict[str, table
     named = dict(zip(columns, X.T, strict=True))
     if (offset := config.offset or config.exposure) is not None:
         named[offset] = np.concatenate([config.offsets(t) for t in sites.values()])
+    if config.strata is not None:
+        named[config.strata] = [as_word(v) for t in sites.values() for v in complete(t, config.strata)]
     return polars.DataFrame(named)
 
 
@@ -406,76 +355,13 @@ def _modelled(target: str, classes: tuple[str, ...]) -> str:
 
 
 def _cost(estimator: Any) -> str:
-    """What the fit took: rounds of `estimators.path_solver`, which the Flower app does not use."""
-    spent = f"{estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB"
-    return f"simulated: {spent}; the Flower app uses another solver, with other counts"
+    """What the fit took, also between machines, where messages are a little longer than their vectors."""
+    return f"simulated: {estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB of vectors"
 
 
 def _say(quiet: bool, line: str) -> None:
     if not quiet:
         print(line, file=sys.stderr)
-
-
-def _about(folder: RunFolder, config: FitConfig, data: str, estimator: Any) -> dict[str, Any]:
-    """How the model was made, for its file and as the closing numbers."""
-    chosen = isinstance(estimator, CrossValidated)
-    about = {
-        "environment": folder.environment(),
-        "data": data,
-        "simulated": True,
-        "penalty": config.penalty,
-        "lam": estimator.lam_ if chosen else told_lam(config.penalty, config.lam),
-        "standardize": config.standardize,
-        "weights": config.weights,
-        "rounds": estimator.n_iter_,
-        "bytes_sent": estimator.bytes_sent_,
-        "objective": estimator.objective_,
-        "converged": bool(estimator.converged_),
-        "sites": estimator.site_report_,
-    }
-    if chosen and estimator.select in ("min", "1se"):
-        about |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
-    return about
-
-
-def _finish(folder: RunFolder, model: kept.FittedModel, estimator: Any, lam: float | None, seconds: float) -> None:
-    """The closing numbers and the model, as every run folder has them."""
-    job = Job(f"fit-{model.family}", 0)
-    record = {
-        "objective": float(estimator.objective_),
-        "zeros": float((model.coef == 0).mean()),
-        "train_seconds": seconds,
-        "eval_seconds": 0.0,
-        "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
-        "bytes_down": estimator.bytes_sent_ / 2,
-    }
-    folder.delete_after(job, -1)
-    folder.append(job, {"round": float(estimator.n_iter_), **record})
-    ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
-    closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
-    x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
-    labels = () if model.family == "ordinal" else model.classes
-    saved = Model({"x": x}, (len(model.columns),), model.columns, labels, intercept=True)
-    folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
-
-
-def _write_tables(place: Path, table: DataTable, path: Any, chosen: Any, lam: float | None, spread: Any) -> None:
-    """The coefficients, and the path and the choice of lam where there are any."""
-    with clear_errors(place):
-        write_atomically(place / "coefficients.csv", table.csv().encode())
-        if path is not None:
-            kept.plot_path(path, place / "path.png", lam, spread)
-            names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
-            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
-            write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
-        if chosen is not None:
-            if chosen.select in ("min", "1se"):
-                head, by = ["mean", "se", *chosen.folds_], [chosen.cv_mean_, chosen.cv_se_, *chosen.cv_losses_]
-            else:
-                head, by = [chosen.select], [chosen.criterion_]
-            tried = DataTable(["lam", *head], np.stack([chosen.lambdas_, *by], 1).tolist())
-            write_atomically(place / "cv.csv", tried.csv().encode())
-            kept.plot_cv(chosen, place / "cv.png")
 
 
 def _write_comparison(place: Path, coef: Any, own: Any, compared: Any) -> dict[str, DataTable]:
@@ -491,21 +377,3 @@ def _write_comparison(place: Path, coef: Any, own: Any, compared: Any) -> dict[s
             write_atomically(place / "heterogeneity.csv", table.csv().encode())
             compared.plot(place / "forest.png")
     return found
-
-
-def _write_page(
-    folder: RunFolder, model: kept.FittedModel, estimator: Any, tables: dict[str, DataTable], lines: list[str]
-) -> None:
-    """report.html: coefficients, sites, what the sites sent, pictures."""
-    names = ("site", "rows", "weight", "loss")
-    sites = DataTable(names, [[site[name] for name in names] for site in estimator.site_report_])
-    sent = DataTable(
-        ("column", "kind", "sent", "gaps"), [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
-    )
-    parts = tables | {"Sites": sites, "What the sites sent about the columns": sent}
-    body = [f"<h2>{title}</h2>{part.html()}" for title, part in parts.items()]
-    for file, title in PICTURES.items():
-        if (folder.path / file).exists():
-            body.append(f"<h2>{title}</h2>{picture(folder.path / file)}")
-    title = f"{model.target}: {len(sites.rows)} sites"
-    write_page(folder.path / "report.html", title, [*lines, *made_by(folder.environment())], body)

@@ -22,9 +22,9 @@ from fednmap.report.closing import closing_table
 from fednmap.report.plots import comparison
 from fednmap.report.progress import describe
 from fednmap.report.terminal import console as make_console
+from fednmap.runs.atomic_files import clear_errors, from_json, from_toml, json_text
 from fednmap.runs.configuration import Config, code_in, parse_set
 from fednmap.runs.experiment import prepare, settled
-from fednmap.runs.files import clear_errors, from_json, from_toml, json_text
 from fednmap.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from fednmap.names import InputError
 from fednmap.report import report as write
-from fednmap.runs.files import write_atomically
+from fednmap.runs.atomic_files import write_atomically
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 

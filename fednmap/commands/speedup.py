@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from fednmap.commands.options import Launch, take_threads, trusting, with_config
+from fednmap.commands.reporting import watched
 from fednmap.commands.tune import settle, take_auto
-from fednmap.commands.watch import watched
 from fednmap.measure import objective
 from fednmap.names import InputError
 from fednmap.report.plots import speedup as plot
+from fednmap.runs.atomic_files import clear_errors, json_text
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import Worker
 from fednmap.runs.experiment import Experiment, prepare
-from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.process_pool import how_many, process_pool
 from fednmap.runs.sweep import PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from fednmap.commands.options import Launch, take_threads, trusting, with_config
+from fednmap.commands.reporting import waiting, watched
 from fednmap.commands.tune import measured_every, settle, take_auto
-from fednmap.commands.watch import waiting, watched
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table, ending
 from fednmap.report.plots import comparison
 from fednmap.report.terminal import console
+from fednmap.runs.atomic_files import clear_errors, json_text
 from fednmap.runs.configuration import Config, parse_set
 from fednmap.runs.execution import Worker, execute
 from fednmap.runs.experiment import Experiment, prepare, settled
-from fednmap.runs.files import clear_errors, json_text
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.presets import preset as preset_file
 from fednmap.runs.process_pool import how_many, process_pool

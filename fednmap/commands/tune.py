@@ -19,10 +19,10 @@ import typer
 from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, TrustCode, take_threads, with_config
 from fednmap.data import Dataset
 from fednmap.names import InputError
+from fednmap.runs.atomic_files import json_text
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import simulated, task_of
 from fednmap.runs.experiment import Experiment, load, prepare
-from fednmap.runs.files import json_text
 from fednmap.runs.folder import Job
 from fednmap.runs.process_pool import how_many, parallel_map
 from fednmap.simulation import Diverged

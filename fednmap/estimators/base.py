@@ -77,7 +77,8 @@ class Federated(_Attributes):
         rows = self._read(X, y, sites, sample_weight)
         prepared = self._prepare(rows)
         self._keep(prepared, self._solve(prepared))
-        self._finish(rows)
+        if rows.remote is None:
+            self._finish(rows)
         return self
 
     def path(
@@ -169,7 +170,9 @@ class Federated(_Attributes):
         return estimator, estimator._read(X, y, sites, sample_weight)
 
     def _read(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Rows:
-        """What was given, checked; the classes and names of columns are kept."""
+        """What was given, checked; the classes and names of columns are kept. Rows have been read before."""
+        if isinstance(X, Rows):
+            return X
         if self.weights not in ("samples", "sites"):
             raise InputError(
                 f"weights is {self.weights!r}; 'samples' counts every row once, 'sites' every site as much as any other"
@@ -181,9 +184,10 @@ class Federated(_Attributes):
         if self.formula is not None:
             self.formula_ = FederatedFormula(self.formula).fit(X, sites=sites)
             y = self.formula_.response(X) if y is None else y
+        X, stratum = self._without_strata(X)
         X, where = inputs.table(self, X, sites, reset=True)
         X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
-        y = self._targets(y, where)
+        y = self._with_strata(self._targets(y, where), stratum)
         y, weight = self._family().as_rows(y, inputs.sample_weights(sample_weight, X.shape[0], where))
         rows = Rows(X, y, where, weight, offset)
         if not bool((weight > 0).all()):
@@ -191,6 +195,14 @@ class Federated(_Attributes):
         inputs.no_site_of_one(rows.sites)
         self._family().check(rows.y, rows.sites.row)
         return rows
+
+    def _without_strata(self, X: Any) -> tuple[Any, Any]:
+        """X without a column of strata, and that column; None where the model has none."""
+        return X, None
+
+    def _with_strata(self, y: Floats, stratum: Any) -> Floats:
+        """y with the stratum of each row."""
+        return y
 
     def _targets(self, y: Any, sites: Sites) -> Floats:
         columns = self._family().y_columns
@@ -320,7 +332,7 @@ class Federated(_Attributes):
 
     def _scores(self, X: Any, sites: Any = None) -> Floats:
         check_is_fitted(self)
-        X, where = inputs.table(self, X, sites, reset=False)
+        X, where = inputs.table(self, self._without_strata(X)[0], sites, reset=False)
         X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
         found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
         if sites is not None and self.site_effects != "none":

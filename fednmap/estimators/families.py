@@ -32,7 +32,8 @@ Linear = GLM | CoxProblem
 
 
 class CoxResponse(Response):
-    """Proportional hazards, each site a stratum with its own baseline hazard; y holds (time, event).
+    """Proportional hazards, each site a stratum with its own baseline hazard; y holds (time, event), and perhaps the
+    start of the time at risk and a stratum.
 
     ties: "breslow" or "efron".
     """
@@ -53,6 +54,9 @@ class CoxResponse(Response):
             wrong = np.flatnonzero(~right)
             if len(wrong):
                 raise InputError(f"the {name} is {y[wrong[0], k]:g}{at(int(wrong[0]))}; {words}")
+        if y.shape[1] > 2 and bool((late := y[:, 2] >= y[:, 0]).any()):
+            row = int(late.argmax())
+            raise InputError(f"expected start < time, got {y[row, 2]:g} and {y[row, 0]:g}{at(row)}; leave the row out")
         if not bool(y[:, 1].any()):
             raise InputError("there is no event at any site; a Cox model needs some")
 

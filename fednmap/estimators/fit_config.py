@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from fednmap.estimators.families import FAMILIES, CoxResponse, family
+from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
+from fednmap.estimators.model_selection import (
+    SELECT,
+    FederatedCoxRegressionCV,
+    FederatedGLMCV,
+    FederatedOrdinalRegressionCV,
+)
 from fednmap.estimators.penalties import PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose, is_number
@@ -44,6 +51,8 @@ class FitConfig(Settings):
     )
     time: str | None = Field(None, description="Cox: the column of times.")
     event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
+    entry: str | None = Field(None, description="Cox: the column where a row's time at risk starts; it ends at --time.")
+    strata: str | None = Field(None, description="Cox: a column; rows of one stratum alone are compared.")
     trials_column: str | None = Field(None, description="Binomial: the column of trials; the target has the successes.")
     order: str | None = Field(None, description="Ordinal: the labels, lowest first, separated by commas.")
     offset: str | None = Field(None, description="A column that is added to every score.")
@@ -69,7 +78,7 @@ class FitConfig(Settings):
         return (value,) if isinstance(value, str) else value
 
     @classmethod
-    def make(cls, **values: Any) -> FitConfig:
+    def make(cls, **values: Any) -> Self:
         """Validated as a whole: one InputError with a line for each mistake."""
         try:
             task = cls(**values)
@@ -85,6 +94,8 @@ class FitConfig(Settings):
             raise InputError("--family binomial needs --trials-column, and no other family has it")
         if task.order is not None and task.family != "ordinal":
             raise InputError(f"expected --order with family ordinal, got family {task.family}; leave --order out")
+        if task.family != "cox" and (task.entry is not None or task.strata is not None):
+            raise InputError(f"expected --entry and --strata with family cox, got {task.family}; leave them out")
         if task.offset is not None and task.exposure is not None:
             raise InputError("expected --offset or --exposure, got both; the offset of an exposure is its logarithm")
         task.factors([], {}), task.limits([], {})
@@ -115,12 +126,14 @@ class FitConfig(Settings):
     @property
     def goals(self) -> list[str]:
         """The columns that y is made of."""
-        return [name for name in (self.target, self.trials_column, self.time, self.event) if name is not None]
+        return [
+            name for name in (self.target, self.trials_column, self.entry, self.time, self.event) if name is not None
+        ]
 
     @property
     def own_columns(self) -> list[str]:
         """The columns of a table that are no features."""
-        others = [name for name in (self.offset, self.exposure) if name is not None]
+        others = [name for name in (self.offset, self.exposure, self.strata) if name is not None]
         return [*self.goals, *others, *listed(self.exclude)]
 
     def made_family(self) -> Response:
@@ -143,7 +156,8 @@ class FitConfig(Settings):
     def y(self, rows: Table) -> Column:
         """The targets of one site: words for labels, numbers, or (time, event)."""
         if self.time is not None and self.event is not None:
-            return np.stack([numbers(rows, self.time, "times"), numbers(rows, self.event, "events")], 1)
+            start = [] if self.entry is None else [numbers(rows, self.entry, None)]
+            return np.stack([*start, numbers(rows, self.time, "times"), numbers(rows, self.event, "events")], 1)
         assert self.target is not None  # checked when the task was made
         if self.family in ("logistic", "ordinal"):
             return np.array([as_word(v) for v in complete(rows, self.target)], object)
@@ -171,7 +185,8 @@ def with_formula(values: dict[str, Any]) -> dict[str, Any]:
     goals = FederatedFormula(values["formula"]).target
     if not goals:
         raise InputError("expected what to predict before ~, got nothing; write 'y ~ x', or 'Surv(time, event) ~ x'")
-    return values | dict(zip(("target",) if len(goals) == 1 else ("time", "event"), goals, strict=True))
+    names = (("target",), ("time", "event"), ("entry", "time", "event"))[len(goals) - 1]
+    return values | dict(zip(names, goals, strict=True))
 
 
 def with_weight(values: dict[str, Any]) -> dict[str, Any]:
@@ -202,6 +217,46 @@ def with_weight(values: dict[str, Any]) -> dict[str, Any]:
         second = float(others[0]) * (2 if name == "elastic-net" else 1)  # nu1 |b|_1 + nu2 |b|^2, as in `train`
         return values | {"penalty": name, "lam": lam + second, "l1_ratio": lam / ((lam + second) or 1.0)}
     return values | {"penalty": ":".join([name, *([",".join(others)] if others else [])]), "lam": lam}
+
+
+def fit_choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
+    """The options of an estimator that chooses lam; empty where lam is given."""
+    if select not in SELECT:
+        raise InputError(f"select is {select!r}; choose from {', '.join(SELECT)}")
+    if cv is None and select == "1se":
+        raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
+    if cv is not None and select not in ("min", "1se"):
+        raise InputError(f"--select {select} is a criterion without folds; leave --cv out")
+    if cv is None and select == "min":
+        return {}
+    if lam is not None:
+        raise InputError("--cv and --select choose lam; leave --lam out")
+    if penalty_name(penalty) in WITHOUT_WEIGHT:
+        raise InputError(f"penalty {penalty!r} has no weight to choose; leave --cv and --select out")
+    return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
+
+
+def estimator_of(
+    config: FitConfig,
+    choice: dict[str, Any],
+    effects: dict[str, Any],
+    classes: tuple[str, ...],
+    by_column: dict[str, Any],
+) -> Any:
+    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how.
+
+    by_column: groups, penalty factors and bounds of columns.
+    """
+    names = ("penalty", "l1_ratio", "standardize", "weights")
+    common = {name: getattr(config, name) for name in names} | by_column | effects
+    common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
+    common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
+    if config.family == "ordinal":
+        return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
+    if config.family == "cox":
+        common |= {"ties": config.ties, "strata": config.strata}
+        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(**common)
+    return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
 
 
 def check_goals(kind: str | None, target: str | None, time: str | None, event: str | None) -> None:

@@ -7,22 +7,32 @@ from pathlib import Path as File
 from typing import Any
 
 import numpy as np
+import torch
 
 from fednmap.estimators.families import FAMILIES, RATIOS, expected, family, threshold_names
-from fednmap.estimators.fit_config import numbers
+from fednmap.estimators.fit_config import FitConfig, numbers
+from fednmap.estimators.model_selection import CrossValidated
 from fednmap.estimators.path import RegularizationPath
+from fednmap.estimators.penalties import told_lam
 from fednmap.estimators.rows import Floats
 from fednmap.estimators.site_effects import SiteEffects
 from fednmap.names import InputError, choose
 from fednmap.problems.families import Ordinal
+from fednmap.report import page
+from fednmap.report.closing import made_by
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
-from fednmap.runs.files import clear_errors, from_json, to_json, write_atomically
-from fednmap.runs.folder import SUMS, RunFolder
+from fednmap.runs.atomic_files import clear_errors, from_json, to_json, write_atomically
+from fednmap.runs.folder import SUMS, Job, Model, RunFolder
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Statistic, table
 
 MODEL = "model.json"
 VERSION = 1
+PICTURES = {
+    "path.png": "Coefficients along lam",
+    "cv.png": "The choice of lam",
+    "forest.png": "Estimates by site: joint, and meta-analyses with fixed and random effects",
+}
 NAMED = 12  # columns in the legend of a path: those with the largest coefficients
 
 
@@ -204,6 +214,86 @@ def load(folder: str | File) -> FittedModel:
         return model
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
+
+
+def about(folder: RunFolder, config: FitConfig, data: str, estimator: Any, simulated: bool = True) -> dict[str, Any]:
+    """How the model was made, for its file and as the closing numbers."""
+    chosen = isinstance(estimator, CrossValidated)
+    said = {
+        "environment": folder.environment(),
+        "data": data,
+        "simulated": simulated,
+        "penalty": config.penalty,
+        "lam": estimator.lam_ if chosen else told_lam(config.penalty, config.lam),
+        "standardize": config.standardize,
+        "weights": config.weights,
+        "rounds": estimator.n_iter_,
+        "bytes_sent": estimator.bytes_sent_,
+        "objective": estimator.objective_,
+        "converged": bool(estimator.converged_),
+        "sites": estimator.site_report_,
+    }
+    if chosen and estimator.select in ("min", "1se"):
+        said |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
+    return said
+
+
+def finish(folder: RunFolder, model: FittedModel, estimator: Any, lam: float | None, seconds: float) -> dict[str, Any]:
+    """The closing numbers and the model, as every run folder has them."""
+    job = Job(f"fit-{model.family}", 0)
+    record = {
+        "objective": float(estimator.objective_),
+        "zeros": float((model.coef == 0).mean()),
+        "train_seconds": seconds,
+        "eval_seconds": 0.0,
+        "bytes_up": estimator.bytes_sent_ / 2,  # points go down, gradients of the same size up
+        "bytes_down": estimator.bytes_sent_ / 2,
+    }
+    folder.delete_after(job, -1)
+    folder.append(job, {"round": float(estimator.n_iter_), **record})
+    ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
+    closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
+    x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
+    labels = () if model.family == "ordinal" else model.classes
+    saved = Model({"x": x}, (len(model.columns),), model.columns, labels, intercept=True)
+    return folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
+
+
+def write_tables(place: File, table: DataTable, path: Any, chosen: Any, lam: float | None, spread: Any) -> None:
+    """The coefficients, and the path and the choice of lam where there are any."""
+    with clear_errors(place):
+        write_atomically(place / "coefficients.csv", table.csv().encode())
+        if path is not None:
+            plot_path(path, place / "path.png", lam, spread)
+            names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
+            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
+            write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
+        if chosen is not None:
+            if chosen.select in ("min", "1se"):
+                head, by = ["mean", "se", *chosen.folds_], [chosen.cv_mean_, chosen.cv_se_, *chosen.cv_losses_]
+            else:
+                head, by = [chosen.select], [chosen.criterion_]
+            tried = DataTable(["lam", *head], np.stack([chosen.lambdas_, *by], 1).tolist())
+            write_atomically(place / "cv.csv", tried.csv().encode())
+            plot_cv(chosen, place / "cv.png")
+
+
+def write_page(
+    folder: RunFolder, model: FittedModel, estimator: Any, tables: dict[str, DataTable], lines: list[str]
+) -> None:
+    """report.html: coefficients, sites, what the sites sent, pictures."""
+    names = ("site", "rows", "weight", "loss")
+    sites = DataTable(names, [[site[name] for name in names] for site in estimator.site_report_])
+    sent = DataTable(
+        ("column", "kind", "sent", "gaps"), [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
+    )
+    parts = tables | {"Sites": sites, "What the sites sent about the columns": sent}
+    body = [f"<h2>{title}</h2>{part.html()}" for title, part in parts.items()]
+    for file, title in PICTURES.items():
+        if (folder.path / file).exists():
+            body.append(f"<h2>{title}</h2>{page.picture(folder.path / file)}")
+    title = f"{model.target}: {len(sites.rows)} sites"
+    page.write_page(folder.path / "report.html", title, [*lines, *made_by(folder.environment())], body)
 
 
 def plot_path(path: RegularizationPath, file: str | File, chosen: float | None = None, scale: Any = None) -> None:

@@ -1,35 +1,41 @@
-"""What the sites of a fit agree on before round 0, by questions and answers that are sums over rows.
+"""What the sites of a fit agree on before it begins, and what they answer afterwards: a site's half of `remote`.
 
-In one process `Federated.fit` computes the same from all rows. Between machines `negotiate` asks the questions and
-`answer` is a site's half. Every site and the server build the same problem from the resulting `Agreement`.
+In one process `Federated.fit` computes with all rows. Between machines `negotiate` asks about the columns and the
+target, and `reply` is a site's answer to a question of the fit: a vector whose sum over sites the server needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
-from fednmap.algorithms import FedNMapMemory
-from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
-from fednmap.estimators.engine import MEMORY
-from fednmap.estimators.families import problem, with_outputs
-from fednmap.estimators.fit_config import FitConfig, listed, ordered_classes
-from fednmap.estimators.penalties import GROUPED, group_numbers, penalty_name, regularizer, settled_lam
-from fednmap.estimators.prepare import Layout, Scaling, dense
+from fednmap.estimators.families import Linear, problem, with_outputs
+from fednmap.estimators.fit_config import FitConfig, fit_choice, listed, ordered_classes
+from fednmap.estimators.inference import COV_TYPES
+from fednmap.estimators.model_selection import LEAVE_ONE_SITE_OUT, deal
+from fednmap.estimators.prepare import dense
 from fednmap.estimators.rows import Floats
-from fednmap.names import InputError
-from fednmap.problems.families import Response
+from fednmap.names import InputError, choose
+from fednmap.problems.families import Ordinal, Response
 from fednmap.tables import FederatedPreprocessor, Table
 from fednmap.tables import statistics as columns
-from fednmap.tables.table import REFUSALS, SiteError
+from fednmap.tables.table import REFUSALS, SiteError, Sites
 
 Question = columns.Question
 Answers = columns.Answers
+SEED = 0
+"""With which rows are dealt out into folds."""
+AFTER = ("sums", "squares", "fills", "events", "left-out")
+POINTS = ("gradients", "losses", "hessian", "information", "outer", "pearson", "curvature")
+"""Questions after the agreement: about the rows of a part, and about a model at some points."""
 
 
 class Disagreement(SiteError):
@@ -39,22 +45,63 @@ class Disagreement(SiteError):
         super().__init__(message, "settings")
 
 
+class RemoteFitConfig(FitConfig):
+    """The settings of a fit between machines."""
+
+    path: bool = Field(False, description="Also fit 50 models from lambda_max down.")
+    cv: str | None = Field(None, description="Choose lam: a number of folds within sites, or leave-one-site-out.")
+    select: str = Field("min", description="The rule of the choice: min, 1se, bic, ebic.")
+    cov_type: str | None = Field(
+        None, description="Standard errors: nonrobust, HC0 or cluster; default: chosen, and with penalty none alone."
+    )
+    secagg: bool = Field(False, description="Secure aggregation: the server learns sums over all sites alone.")
+
+    @classmethod
+    def make(cls, **values: Any) -> Self:
+        task = super().make(**values)
+        task.choice()
+        if task.cov_type is not None:
+            choose("cov-type", task.cov_type, dict.fromkeys(COV_TYPES))
+        if task.family == "ordinal" and task.order is None:
+            raise InputError("expected order = 'low,mid,high', the labels from the lowest to the highest, with ordinal")
+        rules = {
+            "impute = 'median' asks for extremes and counts of single sites; use impute = 'mean'": task.impute
+            == "median",
+            f"cv = {LEAVE_ONE_SITE_OUT!r} tells the losses of single sites; give a number of folds": (
+                task.cv == LEAVE_ONE_SITE_OUT
+            ),
+            "cov-type = 'cluster' needs the gradients of single sites; use HC0 or nonrobust": task.cov_type
+            == "cluster",
+        }
+        if task.secagg and (broken := [words for words, holds in rules.items() if holds]):
+            raise InputError(f"secagg tells sums over all sites alone, and {broken[0]}")
+        return task
+
+    def choice(self) -> dict[str, Any]:
+        """How lam is chosen; empty where it is given."""
+        return fit_choice(self.cv, self.select, self.lam, self.penalty)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """Those that a fit of these settings leads to, after the agreement."""
+        asked = ["sums", "squares", "gradients", "losses", "curvature"]
+        if self.family == "gaussian":
+            asked.append("hessian")
+        if self.penalty == "none" or self.cov_type is not None:
+            asked += ["hessian", "information", "outer", "pearson", "left-out"]
+        return (*asked, "fills", "events")
+
+
 class Agreement(BaseModel):
-    """The columns, classes, moments and the curvature of a fit; everything is a sum over sites, and JSON."""
+    """The columns and classes of a fit, and the rows of every site; everything is a sum over sites, and JSON."""
 
     model_config = ConfigDict(frozen=True)
 
-    task: FitConfig
+    task: RemoteFitConfig
     statistics: tuple[columns.Statistic, ...]
     rows: dict[str, int]
-    """Of every site, in the order in which the server knows them."""
+    """Of every site, by name, as estimators have them."""
     classes: tuple[str, ...]
-    mean: tuple[float, ...] = ()
-    deviation: tuple[float, ...] = ()
-    y: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    """Values and their shares, with the mean and deviation of y, or the shares of its classes."""
-    L: float = 1.0
-    """The smoothness of f, at most."""
 
     @cached_property
     def preprocessor(self) -> FederatedPreprocessor:
@@ -62,6 +109,8 @@ class Agreement(BaseModel):
 
     @cached_property
     def family(self) -> Response:
+        if self.task.family == "ordinal":
+            return Ordinal(len(self.classes))
         return with_outputs(self.task.made_family(), self.outputs)
 
     @property
@@ -70,58 +119,55 @@ class Agreement(BaseModel):
 
     @property
     def outputs(self) -> int:
-        return len(self.classes) if len(self.classes) > 2 else 1
-
-    def row_weight(self, site: str) -> float:
-        """What a row of the site counts in f."""
-        if self.task.weights == "samples":
-            return 1 / sum(self.rows.values())
-        return 1 / (self.rows[site] * len(self.rows))
-
-    def weight(self, site: str) -> float:
-        """What the site counts in f."""
-        return self.row_weight(site) * self.rows[site]
-
-    @cached_property
-    def scaling(self) -> Scaling:
-        mean, deviation = np.array(self.mean), np.array(self.deviation)
-        return Scaling.of(mean, deviation, standardize=self.task.standardize, free_level=True)
-
-    @cached_property
-    def layout(self) -> Layout:
-        """What the vector of the problem means, and where it begins."""
-        return Layout(self.family, self.scaling, np.array(self.y[0]), np.array(self.y[1]), self.family.level)
-
-    def local(self, table: Table) -> Any:
-        """f_i of a site: the mean loss of its rows, on scaled columns."""
-        X, y = self.values(table)
-        data = ClientData(dense(self.scaling.apply(X)), dense(y), dense(np.array([len(X)])))
-        return problem(self.family, data, intercept=self.family.level, weights=dense(np.ones(1)), sample_weights=None)
-
-    def values(self, table: Table) -> tuple[Floats, Floats]:
-        """X and y of a site as numbers; a label is its place among the classes."""
-        X, y = self.preprocessor.transform(self.task.features(table)), self.task.y(table)
-        return X, np.array([self.classes.index(name) for name in y], float) if self.classes else y
-
-    def phi(self) -> Regularizer:
-        """The penalty on the coefficients; the intercepts are left alone."""
-        task = self.task
-        grouped = penalty_name(task.penalty) in GROUPED
-        numbers = group_numbers(self.preprocessor.groups() if grouped else None, self.names)
-        on_them = regularizer(task.penalty, settled_lam(task.penalty, task.lam), task.l1_ratio, numbers, self.outputs)
-        return self.layout.with_penalty(on_them)
+        return len(self.classes) if len(self.classes) > 2 and self.task.family == "logistic" else 1
 
     @property
-    def gamma(self) -> float:
-        rho = self.phi().rho
-        return min(1 / self.L, 0.5 / rho if rho > 0 else np.inf)
+    def dim(self) -> int:
+        """Of the vector x of f: coefficients, intercepts, what the family estimates once for all rows."""
+        scores = self.family.outputs - self.family.constants
+        return scores * (len(self.names) + self.family.level) + self.family.constants
 
-    def method(self) -> FedNMapMemory:
-        """As `estimators.engine` has it: exact gradients, one local step, memory."""
-        memory = min(MEMORY, len(self.layout.start))
-        return FedNMapMemory(self.phi(), eta_a=self.task.step / self.L, eta_s=1.0, Q=1, gamma=self.gamma, memory=memory)
+    def length(self, question: Question, points: int = 1) -> int:
+        """Of a site's answer."""
+        p, d, ask = len(self.names), self.dim, question["ask"]
+        known = {"sums": p + max(len(self.classes), 1), "squares": p + 1, "gradients": points * d, "losses": points}
+        known |= {"fills": 2 * len(question.get("columns", ()))}
+        return known.get(ask, 1 if ask in ("events", "left-out", "pearson", "curvature") else d * d)
 
-    def check(self, task: FitConfig, table: Table) -> None:
+    @cached_property
+    def sites(self) -> Sites:
+        return Sites(tuple(self.rows), np.repeat(np.arange(len(self.rows)), list(self.rows.values())))
+
+    def part(self, part: Any, own: tuple[str, Any] | None = None) -> Any:
+        """Which rows are on one side of a fold; of every site it is known how many, of a site's own also which.
+
+        part: the number of the fold, and whether the rows are those held out; None: all rows.
+        own:  a site, and by what its rows are dealt out: their labels or events.
+        """
+        of_row = self.sites.of_row
+        if part is None:
+            return np.full(len(of_row), True)
+        number, held_out = part
+        if self.task.cv == LEAVE_ONE_SITE_OUT:
+            return (of_row == number) == bool(held_out)
+        kinds, folds = np.zeros(len(of_row)), int(self.task.choice()["cv"])
+        if own is not None:
+            kinds[of_row == self.sites.names.index(own[0])] = own[1]
+        return (deal(kinds, of_row, folds, SEED) == number) == bool(held_out)
+
+    def weight(self, site: str, part: Any = None) -> float:
+        """What the rows of the site count in f, of all rows or of those of a part."""
+        sizes = np.bincount(self.sites.of_row[self.part(part)], minlength=len(self.rows))
+        counts = sizes if self.task.weights == "samples" else sizes > 0
+        return float(counts[self.sites.names.index(site)] / counts.sum())
+
+    def values(self, table: Table, fill: Mapping[str, float]) -> tuple[Floats, Floats]:
+        """X and y of a site as numbers; a label is its place among the classes."""
+        known = [replace(s, fill=fill.get(s.column, s.fill)) for s in self.statistics]
+        X, y = self.task.preprocessor().know(known).transform(self.task.features(table)), self.task.y(table)
+        return X, np.array([self.classes.index(name) for name in y], float) if self.classes else y
+
+    def check(self, task: RemoteFitConfig, table: Table) -> None:
         """Refuse an agreement about something else than the site's own settings, or with statistics that cannot have
         come of its own answers: a number as a category would be counted value by value."""
         if self.task != task or table.name not in self.rows:
@@ -138,59 +184,123 @@ class Agreement(BaseModel):
             )
 
 
-def negotiate(task: FitConfig) -> Generator[Question, Answers, Agreement]:
-    """All questions of a fit, from the columns to the curvature."""
+def negotiate(task: RemoteFitConfig) -> Generator[Question, Answers, Agreement]:
+    """The questions about the columns and the target."""
     statistics = yield from task.preprocessor().conversation()
     about = yield {"ask": "target"}
     for name in listed(task.exclude):
         if all(name in part["lacking"] for part in about.values()):
             raise InputError(f"{name!r} is to be dropped, and no site has such a column")
-    rows = {site: int(part["rows"]) for site, part in about.items()}
+    rows = {site: int(about[site]["rows"]) for site in sorted(about)}
+    found = [name for part in about.values() for name in part.get("classes", ())]
     classes: tuple[str, ...] = ()
     if task.family == "logistic":
-        found = [name for part in about.values() for name in part["classes"]]
         classes = ordered_classes(task.target, found, task.positive)
         if len(classes) < 2:
             raise InputError(f"the target {task.target!r} holds one class only, {classes[0]!r}; two are needed")
-    if task.family == "cox" and not sum(part["events"] for part in about.values()):
-        raise InputError("there is no event at any site; a Cox model needs some")
-    known = Agreement(task=task, statistics=statistics, rows=rows, classes=classes)
-    sums = _summed((yield {"ask": "sums", "agreement": known.model_dump()}))
-    if task.family == "poisson" and not sums["y"][0] > 0:
-        raise InputError("all counts are 0, so that the logarithm of their mean is not finite; give some above 0")
-    asked = {"ask": "squares", "agreement": known.model_dump(), "mean": sums["x"], "y": sums["y"]}
-    squares = _summed((yield asked))
-    deviation, y = np.sqrt(squares["x"]).tolist(), _stand_in(task, sums["y"], squares["y"])
-    known = known.model_copy(update={"mean": tuple(sums["x"]), "deviation": tuple(deviation), "y": y})
-    curvature = yield {"ask": "curvature", "agreement": known.model_dump()}
-    L = sum(known.weight(site) * float(part["L"]) for site, part in curvature.items())
-    return known.model_copy(update={"L": L or 1.0})
+    if task.family == "ordinal":
+        classes = tuple(listed(task.order))
+        if set(classes) != set(found):
+            labels = ", ".join(sorted(set(found)))
+            raise InputError(f"expected order to name the labels of {task.target!r} ({labels}), got {task.order!r}")
+    return Agreement(task=task, statistics=statistics, rows=rows, classes=classes)
 
 
-def answer(question: Question, table: Table, task: FitConfig) -> dict[str, Any]:
-    """A site's answer; what it must not tell, or cannot, is refused in its name.
+def answer(question: Question, table: Table, task: RemoteFitConfig) -> dict[str, Any]:
+    """A site's answer about its columns; what it must not tell, or cannot, is refused in its name.
 
     task: the site's own: nothing is told that a fit of it does not ask for.
     """
-    ask = question["ask"]
-    if ask == "target":
+    if question["ask"] == "target":
         return _about_target(task, table)
-    if ask not in ("sums", "squares", "curvature"):
-        _check_asked(question, table, task)
-        return columns.answer(question, task.features(table))
-    known = Agreement.model_validate(question["agreement"])
-    known.check(task, table)
-    if ask == "curvature":
-        return {"L": float(known.local(table).smoothness(known.layout.start))}  # which changes with x for counts
-    X, y = known.values(table)
-    weight = np.full(len(X), known.row_weight(table.name))
+    _check_asked(question, table, task)
+    return columns.answer(question, task.features(table))
+
+
+def side(question: Question, known: Agreement, table: Table) -> Any:
+    """Which rows of a site a question is about; a fold that the settings do not lead to is refused."""
+    part, task = question.get("part"), known.task
+    if part is None:
+        return np.full(table.rows, True)
+    folds = len(known.rows) if task.cv == LEAVE_ONE_SITE_OUT else int(task.choice().get("cv", 0))
+    if not (isinstance(part, list | tuple) and len(part) == 2 and part[0] in range(folds)):
+        raise Disagreement(f"the server asks about a fold {part!r:.20} that the settings do not lead to; refused")
+    y: Any = task.y(table) if task.family in ("logistic", "ordinal", "cox") else np.zeros(table.rows)
+    if known.classes:
+        y = np.array([known.classes.index(name) for name in y], float)
+    own = (table.name, y[:, 1] if task.family == "cox" else y)
+    return known.part(part, own)[known.sites.of_row == known.sites.names.index(table.name)]
+
+
+Look = Callable[[str, Linear, Tensor], None]
+"""Called with the question, the site's problem and the points before an answer about them leaves; it may refuse."""
+
+
+def reply(question: Question, points: Tensor | None, known: Agreement, table: Table, look: Look) -> Floats:
+    """A site's vector; the sum over sites is what the server asks for.
+
+    table: the rows of the part that the question is about.
+    """
+    ask, site = question["ask"], table.name
+    if ask not in known.task.questions:
+        raise Disagreement(f"the settings do not lead to the question {ask!r:.20}; refused")
+    if not table.rows:  # of a site that is left out of a fold
+        return np.zeros(known.length(question, 1 if points is None else len(points)))
+    weight = known.weight(site, question["part"])
+    if ask in POINTS:
+        return _at_points(question, points, known, table, weight, look)
+    if ask == "fills":
+        each = [columns.given(table[name]) for name in question["columns"]]
+        return np.array([*map(len, each), *(values.sum() for values in each)], float)
+    X, y = known.values(table, question["fill"])
+    one = np.ones(len(X))
+    if ask == "events":
+        return np.array([y[:, 1].sum()])
+    if ask == "left-out":
+        return np.array([known.family.left_out(y, one)])
+    share = weight / len(X) * one
     if ask == "squares":
-        about_y = 0.0 if task.family in ("logistic", "cox") else float(weight @ np.square(y - question["y"][0]))
-        return {"x": (weight @ np.square(X - np.array(question["mean"]))).tolist(), "y": [about_y]}
-    shares: list[float] = [] if task.family == "cox" else [float(weight @ y)]
-    if task.family == "logistic":
-        shares = np.bincount(y.astype(np.intp), weight, len(known.classes)).tolist()
-    return {"x": (weight @ X).tolist(), "y": shares}
+        spread = 0.0 if known.classes or y.ndim > 1 else float(share @ np.square(y - question["y"]))
+        return np.array([*(share @ np.square(X - np.array(question["mean"]))), spread])
+    if known.classes:
+        return np.array([*(share @ X), *np.bincount(y.astype(np.intp), share, len(known.classes))])
+    return np.array([*(share @ X), share @ (y[:, 1] if y.ndim > 1 else y)])
+
+
+def _at_points(
+    question: Question, points: Tensor | None, known: Agreement, table: Table, weight: float, look: Look
+) -> Floats:
+    """The weighted loss of a site's rows, or a derivative, at each of some points."""
+    assert points is not None
+    ask, f = question["ask"], _problem(question, known, table)
+    look(ask, f, points)
+    if ask == "gradients":
+        several = len(points) > 1 and not known.family.constants
+        found: Any = f.gradients(points) if several else torch.stack([f.gradient(x) for x in points])
+    elif ask == "losses":
+        several = len(points) > 1 and not known.family.constants
+        found = f.losses(points) if several else torch.stack([f.loss(x) for x in points])
+    elif ask == "outer":
+        copies = question["copies"]
+        found = f.outer(points[0], copies) * (weight if copies is None else 1.0)
+    elif ask == "curvature":
+        found = torch.tensor([f.smoothness(points[0])])
+    elif ask == "pearson":
+        found = torch.tensor([f.pearson(points[0])])
+    elif ask == "information" and known.family.level:
+        found = f.information(points[0])
+    else:
+        found = f.hessian(points[0])
+    return np.asarray(weight * found.double().flatten().numpy())
+
+
+def _problem(question: Question, known: Agreement, table: Table) -> Any:
+    """The mean loss of a site's rows, on scaled columns where the question has a scaling."""
+    X, y = known.values(table, question["fill"])
+    if "shift" in question:
+        X = (X - np.array(question["shift"])) * np.array(question["factor"])
+    data, level = ClientData(dense(X), dense(y), dense(np.array([len(X)]))), known.family.level
+    return problem(known.family, data, intercept=level, weights=dense(np.ones(1)), sample_weights=None)
 
 
 def _fits(s: columns.Statistic, own: dict[str, Any]) -> bool:
@@ -199,7 +309,7 @@ def _fits(s: columns.Statistic, own: dict[str, Any]) -> bool:
     return s.kind == kind and {*own.get("levels", ())} <= {*s.levels} and (s.flagged or not own["gaps"])
 
 
-def _check_asked(question: Question, table: Table, task: FitConfig) -> None:
+def _check_asked(question: Question, table: Table, task: RemoteFitConfig) -> None:
     """Refuse questions about the columns that the site's own settings do not lead to."""
     ask, expected = question["ask"], next(task.preprocessor().conversation())
     for name, own in expected.items() if ask == expected["ask"] else ():
@@ -213,31 +323,10 @@ def _check_asked(question: Question, table: Table, task: FitConfig) -> None:
         raise Disagreement(f"{table.where}expected at most {columns.CUTS} cuts of a column; refused")
 
 
-def _about_target(task: FitConfig, table: Table) -> dict[str, Any]:
+def _about_target(task: RemoteFitConfig, table: Table) -> dict[str, Any]:
     if table.rows == 1:
         raise SiteError(f"{table.where}{REFUSALS['one-row']}", "one-row")
     y = task.y(table)
     lacking = [name for name in listed(task.exclude) if name not in table.columns]
-    said: dict[str, Any] = {"rows": table.rows, "lacking": lacking}
-    if task.family == "logistic":
-        said["classes"] = sorted(set(y.tolist()))
-    if task.family == "cox":
-        said["events"] = int((y[:, 1] == 1).sum())
-    return said
-
-
-def _stand_in(task: FitConfig, sums: list[float], squares: list[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Few values that have the shares of y's classes, or its mean and deviation."""
-    if task.family == "logistic":
-        return tuple(map(float, range(len(sums)))), tuple(sums)
-    if task.family == "cox":
-        return (), ()
-    deviation = float(np.sqrt(squares[0]))
-    return (sums[0] - deviation, sums[0] + deviation), (0.5, 0.5)
-
-
-def _summed(answers: Answers) -> dict[str, Any]:
-    """Sums over the sites."""
-    return {
-        name: np.sum([np.array(part[name], float) for part in answers.values()], axis=0).tolist() for name in ("x", "y")
-    }
+    classes = {"classes": sorted(set(y.tolist()))} if task.family in ("logistic", "ordinal") else {}
+    return {"rows": table.rows, "lacking": lacking} | classes

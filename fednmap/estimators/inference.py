@@ -277,7 +277,7 @@ def wald(
     ends, name = (estimate - reach, estimate + reach), prepared.family.name
     likelihood, count = math.nan, len(rows.sites)
     if counted and prepared.family.likelihood:
-        constant = prepared.family.left_out(rows.y, rows.weight)
+        constant = prepared.family.left_out(rows.y, rows.weight) if rows.remote is None else rows.remote.left_out()
         likelihood = -(float(prepared.family.minus_two_log(np.array(loss), n)) + constant) / 2
     found_ends = (names, estimate, error, *ends, p_value, covariance)
     return Inference(*found_ends, name, level, cov_type, n, count, parameters, likelihood)

@@ -22,8 +22,8 @@ from fednmap.estimators.base import AnyPenalty, Federated
 from fednmap.estimators.families import CoxResponse, expected, family, first_level, outputs_at
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
-from fednmap.estimators.rows import Floats, Rows
-from fednmap.names import InputError
+from fednmap.estimators.rows import LARGEST, Floats, Rows
+from fednmap.names import InputError, some_of
 from fednmap.problems import Cox
 from fednmap.problems.families import (
     LITTLE,
@@ -38,7 +38,7 @@ from fednmap.problems.families import (
     Response,
     ScaledHuber,
 )
-from fednmap.tables.table import Sites, divide
+from fednmap.tables.table import Sites, as_word, column, divide, missing
 
 DEVIANCES = ("binomial", "poisson", "negative-binomial", "gamma")
 """Families whose score is D^2."""
@@ -385,12 +385,18 @@ class FederatedCoxRegression(AnyPenalty):
     boolean field is the event, the other one the time. Rows of one site are compared with each other only. What a row
     counts (sample_weight), it counts in its own term and in the sums over those at risk.
 
-    ties: "efron" or "breslow". Other parameters: see `FederatedGLM`.
+    Covariates that change with time have a row for each interval: y has three columns, start, stop and event, as R's
+    Surv(start, stop, event), and the row is at risk for start < t <= stop. They are also for late entry.
+
+    ties:   "efron" or "breslow".
+    strata: a column of X, of words or numbers, that has no coefficient: only rows of one stratum are compared, and
+            each stratum has its own baseline hazard. Other parameters: see `FederatedGLM`.
     """
 
     penalty: str | Regularizer = "none"
     _: KW_ONLY
     ties: str = "efron"
+    strata: str | int | None = None
     fit_intercept: ClassVar[bool] = False  # type: ignore[misc]  # no parameter
 
     def predict(self, X: Any, sites: Any = None) -> Floats:
@@ -407,20 +413,30 @@ class FederatedCoxRegression(AnyPenalty):
         if site is None and len(self.sites_) > 1:
             raise InputError(f"each site has a baseline hazard; say which: site={self.sites_[0]!r}, ...")
         name = str(self.sites_[0]) if site is None else str(site)
-        if name not in self.baseline_:
-            raise InputError(f"unknown site {name!r}; the model knows {', '.join(self.baseline_)}")
-        moments, hazard = self.baseline_[name]
-        places = np.searchsorted(moments, np.asarray(times, float), "right")
-        cumulative = np.concatenate([[0.0], hazard])[places]
+        if name not in self.sites_:
+            raise InputError(f"unknown site {name!r}; the model knows {', '.join(self.sites_)}")
+        stratum, moments = self._without_strata(X)[1], np.asarray(times, float)
+        cumulative = np.empty((len(scores), len(moments)))
+        for label in [None] if stratum is None else np.unique(stratum):
+            key = name if label is None else (name, str(label))
+            if key not in self.baseline_:
+                raise InputError(f"site {name!r} has no row of stratum {label!r}; leave such rows out")
+            known, hazard = self.baseline_[key]
+            places = np.searchsorted(known, moments, "right")
+            cumulative[slice(None) if label is None else stratum == label] = np.concatenate([[0.0], hazard])[places]
         survival: Floats = np.exp(-np.exp(scores)[:, None] * cumulative)
         return survival
 
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
-        """Harrell's concordance, of pairs within a site: 1 where hazards order the events perfectly, 0.5 by chance."""
+        """Harrell's concordance, of pairs within a site and stratum: 1 where hazards order the events perfectly, 0.5 by
+        chance."""
         scores = self._scores(X, sites)
         where = divide(sites, len(scores))
-        y = self._targets(y, where)
-        sums = np.sum([concordant(scores[r], y[r]) for r in (where.of_row == k for k in range(len(where)))], 0)
+        y, stratum = self._targets(y, where), self._without_strata(X)[1]
+        part = (
+            where.of_row if stratum is None else where.of_row + len(where) * np.unique(stratum, return_inverse=True)[1]
+        )
+        sums = np.sum([concordant(scores[r], y[r]) for r in (part == k for k in np.unique(part))], 0)
         if not sums[1] > 0:
             raise InputError("no two rows of one site can be compared, so that there is no concordance")
         return float(sums[0] / sums[1])
@@ -433,16 +449,43 @@ class FederatedCoxRegression(AnyPenalty):
         found = found.reshape(len(found), -1)
         if found.shape[1] == 1:
             found = np.column_stack([found, np.ones(len(found))])
-        if found.shape[1] != 2:
-            raise InputError(f"y has {found.shape[1]} columns; give two, time and event (1, or 0 where censored)")
-        inputs.finite_targets(found, sites, "time", "event")
-        return found
+        if found.shape[1] not in (2, 3):
+            raise InputError(
+                f"y has {found.shape[1]} columns; give two, time and event (1, or 0 where censored), or three, start, "
+                "stop and event"
+            )
+        inputs.finite_targets(found, sites, *["start", "time", "event"][-found.shape[1] :])
+        return np.roll(found, -1, 1) if found.shape[1] == 3 else found
+
+    def _without_strata(self, X: Any) -> tuple[Any, Any]:
+        if self.strata is None:
+            return X, None
+        if not hasattr(X, "columns"):
+            j, X = self.strata, np.asarray(X)
+            if isinstance(j, str | bool) or X.ndim != 2 or not -X.shape[1] <= j < X.shape[1]:
+                raise InputError(f"strata is {j!r}; give the number of a column of X, or a frame with names")
+            return np.delete(X, j, 1), np.array([as_word(v) for v in X[:, j].tolist()])
+        name = self.strata if isinstance(self.strata, str) else list(X.columns)[self.strata]
+        if name not in list(X.columns):
+            raise InputError(f"X has no column {name!r}, the strata; it has {some_of(list(map(str, X.columns)))}")
+        found = column(X[name])
+        if bool(missing(found).any()):
+            raise InputError(f"the strata {name!r} have no value in row {int(missing(found).argmax())}; leave it out")
+        return X[[other for other in X.columns if other != name]], np.array([as_word(v) for v in found])
+
+    def _with_strata(self, y: Floats, stratum: Any) -> Floats:
+        if stratum is None:
+            return y
+        self.strata_, codes = np.unique(stratum, return_inverse=True)
+        start = y[:, 2] if y.shape[1] > 2 else np.full(len(y), -LARGEST)
+        return np.column_stack([y[:, :2], start, codes])
 
     def _set(self, model: Parameters) -> None:
         self.coef_, self.intercept_ = model.coef[0], 0.0
 
     def _finish(self, rows: Rows) -> None:
-        """baseline_: for every site its event times and the cumulative hazard of the mean row; a site keeps its own."""
+        """baseline_: for every site, or (site, stratum), its event times and the cumulative hazard of the mean row; a
+        site keeps its own."""
         scores = rows.X @ self.coef_
         if self.site_effects != "none":
             scores += self.site_effects_.added(rows.X, np.array(rows.sites.names)[rows.sites.of_row], 0.0)
@@ -450,9 +493,12 @@ class FederatedCoxRegression(AnyPenalty):
         alone = rows._replace(X=(scores - self.centre_)[:, None]).by_site()  # one column, with the coefficient 1
         f = problem_of(CoxResponse("breslow"), alone, alone.shares(self.weights), False)
         assert isinstance(f, Cox)
-        each = (f.baseline(f.start + 1, k) for k in range(f.n))
-        pairs = zip(rows.sites.names, each, strict=True)
-        self.baseline_ = {name: (times.numpy(), hazard.numpy()) for name, (times, hazard) in pairs}
+        self.baseline_: dict[Any, tuple[Floats, Floats]] = {}
+        for k, name in enumerate(rows.sites.names):
+            for place, code in enumerate(f.strata(k)):
+                times, hazard = f.baseline(f.start + 1, k, place)
+                key = name if self.strata is None else (name, str(self.strata_[int(code)]))
+                self.baseline_[key] = times.numpy(), hazard.numpy()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -467,6 +513,7 @@ def concordant(scores: Floats, y: Floats) -> tuple[float, float]:
     time, event = y[:, 0], y[:, 1] == 1
     for i in np.flatnonzero(event):
         later = (time > time[i]) | ((time == time[i]) & ~event)
+        later &= y[:, 2] < time[i] if y.shape[1] > 2 else True
         difference = scores[i] - scores[later]
         right += float(((difference > 0) + 0.5 * (difference == 0)).sum())
         total += int(later.sum())

@@ -56,6 +56,15 @@ class Fold(NamedTuple):
     name: str
     test: Numbers
     train: Numbers
+    number: int = 0
+
+
+def deal(kinds: Any, of_site: Numbers, folds: int, random_state: int) -> Numbers:
+    """The fold of every row, dealt out within every site and kind, so that each fold is a small federation."""
+    n, fold = len(of_site), np.empty(len(of_site), np.intp)
+    shuffled = np.random.default_rng(random_state).permutation(n)
+    fold[shuffled[np.lexsort((kinds[shuffled], of_site[shuffled]))]] = np.arange(n) % folds
+    return fold
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -95,7 +104,8 @@ class CrossValidated(Federated):
         self._keep(prepared, self.path_.fits[chosen])
         self.n_iter_ = max(1, self.path_.total_rounds) + rounds
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes + sent
-        self._finish(rows)
+        if rows.remote is None:
+            self._finish(rows)
         return self
 
     def _choose_mu(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Self:
@@ -155,17 +165,16 @@ class CrossValidated(Federated):
         elif isinstance(cv, int | np.integer):
             if n < 2 * cv:
                 raise InputError(f"cv is {cv} folds for {n} rows; give at most {n // 2} folds")
-            shuffled = np.random.default_rng(self.random_state).permutation(n)
-            kinds = {"logistic": rows.y, "ordinal": rows.y, "cox": rows.y[..., -1]}.get(name, np.zeros(n))
-            fold, names = np.empty(n, np.intp), tuple(f"fold {k + 1}" for k in range(cv))
-            fold[shuffled[np.lexsort((kinds[shuffled], rows.sites.of_row[shuffled]))]] = np.arange(n) % cv
+            kinds = rows.y if name in ("logistic", "ordinal") else rows.y[:, 1] if name == "cox" else np.zeros(n)
+            fold = deal(kinds, rows.sites.of_row, int(cv), self.random_state)
+            names = tuple(f"fold {k + 1}" for k in range(cv))
         else:
             where = divide(None, _num_samples(X))
             y = self.formula_.response(X) if y is None and self.formula is not None else y
             weight = sample_weights(sample_weight, len(where.of_row), where)
             found, weight = self._family().as_rows(self._targets(y, where), weight)
             return _split(cv, X, found[:, 1] if name == "cox" else y, sites, weight > 0)
-        return [Fold(name, np.flatnonzero(fold == k), np.flatnonzero(fold != k)) for k, name in enumerate(names)]
+        return [Fold(name, np.flatnonzero(fold == k), np.flatnonzero(fold != k), k) for k, name in enumerate(names)]
 
     def _by_folds(self, rows: Rows, folds: list[Fold]) -> tuple[int, int, int]:
         """Which lam, and the rounds and bytes that the models without each of the folds took."""
@@ -180,12 +189,11 @@ class CrossValidated(Federated):
         warn_unconverged(converged, "folds have models that")
         self.folds_ = tuple(fold.name for fold in folds)
         self.cv_losses_ = np.stack(each)
-        counts = rows.y[:, 1] if self._family().name == "cox" else np.ones(len(rows.y))
-        self.cv_mean_, self.cv_se_ = _mean_and_error(
-            self.cv_losses_,
-            np.array([weight[fold.test].sum() for fold in folds]),
-            np.array([weight[fold.test] @ counts[fold.test] for fold in folds]),
-        )
+        shares = np.array([weight[fold.test].sum() for fold in folds])
+        counts = shares
+        if self._family().name == "cox":
+            counts = np.array([_events(rows.of_fold(fold.test, fold.number, held_out=True)) for fold in folds])
+        self.cv_mean_, self.cv_se_ = _mean_and_error(self.cv_losses_, shares, counts)
         best = int(self.cv_mean_.argmin())
         within = int(np.flatnonzero(self.cv_mean_ <= self.cv_mean_[best] + self.cv_se_[best])[0])
         self.lam_min_, self.lam_1se_ = float(self.lambdas_[best]), float(self.lambdas_[within])
@@ -196,16 +204,21 @@ class CrossValidated(Federated):
         columns' moments."""
         if self.refill is not None:
             rows = rows._replace(X=self.refill(np.isin(np.arange(len(rows.y)), fold.train)))
+        if rows.remote is not None:
+            rows = rows._replace(remote=rows.remote.refilled(fold.number))
         try:
-            self._check(rows.y[fold.train], rows.sites.some(fold.train))
+            if rows.remote is None:
+                self._check(rows.y[fold.train], rows.sites.some(fold.train))
+            else:
+                rows.remote.of_fold(fold.number, held_out=False).check()
         except InputError as error:
             raise InputError(f"without {fold.name}: {error}") from None
         every_site = len(np.unique(rows.sites.of_row[fold.train])) == len(rows.sites)
         if issparse(rows.X) and every_site and self._family().level:  # not copied: the others count 0
             train = rows._replace(weight=rows.weight * np.bincount(fold.train, minlength=len(rows.y)))
         else:
-            train = rows.some(fold.train)
-        test, prepared = rows.some(fold.test), self._prepare(train)
+            train = rows.of_fold(fold.train, fold.number, held_out=False)
+        test, prepared = rows.of_fold(fold.test, fold.number, held_out=True), self._prepare(train)
         path = walk(self, prepared, self.lambdas_)
         moments = len(prepared.sites) * prepared.scaling.nbytes
         if self._family().level:
@@ -228,10 +241,15 @@ class CrossValidated(Federated):
         n, p = float(rows.weight.sum()) if rows.counted else float(len(rows.y)), path.coefs[0].size
         nonzero, gamma = (path.coefs != 0).sum((1, 2)), EBIC if self.select == "ebic" else 0.0
         minus_two_log = family.minus_two_log(path.losses, n)
-        size = n * float(rows.weight @ rows.y[:, 1]) / float(rows.weight.sum()) if family.name == "cox" else n
+        size = n * _events(rows) / float(rows.weight.sum()) if family.name == "cox" else n
         choices = gammaln(p + 1) - gammaln(nonzero + 1) - gammaln(p - nonzero + 1)
         self.criterion_ = minus_two_log + np.log(size) * nonzero + 2 * gamma * choices
         return int(self.criterion_.argmin())
+
+
+def _events(rows: Rows) -> float:
+    """The weighted number of events."""
+    return float(rows.weight @ rows.y[:, 1]) if rows.remote is None else rows.remote.events()
 
 
 def _mean_and_error(losses: Floats, shares: Floats, counts: Floats) -> tuple[Floats, Floats]:
@@ -250,7 +268,11 @@ def _mean_and_error(losses: Floats, shares: Floats, counts: Floats) -> tuple[Flo
 def _losses(prepared: Prepared, path: RegularizationPath, rows: Rows, weights: str) -> Floats:
     """The mean loss of rows under every model of a path, on the scale of the given columns."""
     rows = rows.by_site()
-    f = problem_of(prepared.family, rows, rows.shares(weights), prepared.level)
+    f: Any
+    if rows.remote is None:
+        f = problem_of(prepared.family, rows, rows.shares(weights), prepared.level)
+    else:
+        f = rows.remote.problem(prepared.family)
     if isinstance(prepared.problem, PartialMinimum):
         return _losses_by_site(prepared, path, rows.sites.names, f)
     points = []

@@ -158,7 +158,7 @@ def grid(
         raise InputError(f"lambdas is {given}; a path has at least 2")
     prepared = prepared or estimator._prepare(rows)
     first = lambda_max(estimator, prepared, null or null_model(estimator, prepared))
-    n, p = rows.X.shape
+    n, p = len(rows.y), prepared.columns
     far = (FAR if n > p else 10 * FAR) * (FARTHER if is_ridge(estimator) else 1.0)
     return first * np.geomspace(1, far, int(given)) if first > 0 else np.zeros(1)
 

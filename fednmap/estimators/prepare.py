@@ -16,6 +16,7 @@ from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
 from fednmap.estimators.families import Linear, first_level, problem
+from fednmap.estimators.remote import RemoteProblem
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
 from fednmap.measure import hessian_norms
@@ -188,14 +189,22 @@ class Prepared(Layout):
         self.level = fit_intercept and family.level
         intercept = self.level and site_effects == "none"
         free = self.level or not family.level
-        scaling = Scaling.of(*moments(X, each), standardize=standardize, free_level=free)
-        super().__init__(family, scaling, y, each, intercept, rows.offset)
+        if rows.remote is None:
+            known, of_columns = (y, each), moments(X, each)
+        else:
+            known, of_columns = rows.remote.response(), rows.remote.moments()
+        scaling = Scaling.of(*of_columns, standardize=standardize, free_level=free)
+        super().__init__(family, scaling, *known, intercept, rows.offset)
         self.sites = rows.sites
         self.site_weights: Floats = np.bincount(rows.sites.of_row, each, len(rows.sites)).astype(float)
         self._mapped = intercept and sparse.issparse(X)
-        scaled = rows if self._mapped else rows._replace(X=scaling.apply(X))
         self._shifted = not sparse.issparse(X)
-        self.problem: Linear | PartialMinimum = problem_of(family, scaled, each, self.level)
+        self.problem: Linear | PartialMinimum | RemoteProblem
+        if rows.remote is None:
+            scaled = rows if self._mapped else rows._replace(X=scaling.apply(X))
+            self.problem = problem_of(family, scaled, each, self.level)
+        else:
+            self.problem = rows.remote.problem(family, scaling)
         self._gram: tuple[Tensor, Tensor] | None = None
         self.own_intercepts = len(rows.sites) if self.level and site_effects != "none" else 0
         """Of sites, which x does not hold."""
@@ -205,12 +214,13 @@ class Prepared(Layout):
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
             only = mu if site_effects == "sparse" else None
+            assert isinstance(self.problem, Linear)
             self.problem = PartialMinimum(self.problem, rows.sites.names, self.site_weights, only, self.unit)
         elif isinstance(family, Gaussian) and self._shifted and len(y) > len(self.start) <= path_solver.SIZE:
             self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))
-        if isinstance(self.problem, Linear):
+        if not isinstance(self.problem, PartialMinimum):
             self.problem.start = self.start  # where the curvature of families without a bound is asked for
-        steep = np.maximum(family.steepness(y, each), 1e-12)
+        steep = np.maximum(family.steepness(*known), 1e-12)
         square = np.where(scaling.square > 0, scaling.square, 1.0)
         self.deviation = np.sqrt(square)
         """Of the scaled columns; 1 for those that do not vary."""
@@ -262,7 +272,7 @@ class Prepared(Layout):
 
     def information(self, x: Tensor) -> Tensor:
         """The expected Hessian, from which standard errors are; of a Cox model the observed one."""
-        if self._gram is not None or not isinstance(self.problem, GLM):
+        if self._gram is not None or not isinstance(self.problem, GLM | RemoteProblem):
             return self.hessian(x)
         return self._back(self._back(self.problem.information(self._inner(x))).mT)
 
@@ -270,12 +280,14 @@ class Prepared(Layout):
         """The mean of the rows' squared Pearson residuals, of families that are `dispersed`; of others 1."""
         if not self.family.dispersed or isinstance(self.family, Gaussian):
             return 2 * self.loss(x) if self.family.dispersed else 1.0
-        assert isinstance(self.problem, GLM)
+        assert isinstance(self.problem, GLM | RemoteProblem)
         return self.problem.pearson(self._inner(x))
 
     def outer(self, x: Tensor, copies: float | None = None) -> Tensor:
         """The sum over rows of squares of their gradients, (d, d); see `GLM.outer`."""
-        assert isinstance(self.problem, GLM | PartialMinimum)  # a row of a Cox model has no gradient of its own
+        assert isinstance(
+            self.problem, GLM | PartialMinimum | RemoteProblem
+        )  # a row of a Cox model has no gradient of its own
         return self._back(self._back(self.problem.outer(self._inner(x), copies)).mT)
 
     def smoothness(self, x: Tensor) -> float:
@@ -290,7 +302,7 @@ class Prepared(Layout):
 
     def site_gradients(self, x: Tensor) -> Floats:
         """What each site adds to the gradient of f, (sites, d)."""
-        if isinstance(self.problem, PartialMinimum):
+        if isinstance(self.problem, PartialMinimum | RemoteProblem):
             found: Floats = torch.cat(self.problem.site_gradients(x[None])).numpy()
             return found
         each = self.problem.oracle(torch.arange(self.problem.n, device="cpu"), 0)(self._inner(x), 0)

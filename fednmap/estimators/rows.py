@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from fednmap.names import InputError, is_number
 from fednmap.tables.table import Sites, column, divide
+
+if TYPE_CHECKING:
+    from fednmap.estimators.remote import RemoteRows
 
 Floats = npt.NDArray[np.float64]
 LARGEST = 1e100
@@ -28,10 +31,17 @@ class Rows(NamedTuple):
     weight: Floats
     offset: Floats | None = None
     """What is added to the score of each row."""
+    remote: RemoteRows | None = None
+    """The sites that hold the rows, if they are asked by messages: X then has no columns, and y is NaN."""
 
     def some(self, keep: Any) -> Rows:
         offset = None if self.offset is None else self.offset[keep]
-        return Rows(self.X[keep], self.y[keep], self.sites.some(keep), self.weight[keep], offset)
+        return Rows(self.X[keep], self.y[keep], self.sites.some(keep), self.weight[keep], offset, self.remote)
+
+    def of_fold(self, keep: Any, number: int, *, held_out: bool) -> Rows:
+        """The rows of one side of a fold; sites that are asked by messages know which rows these are."""
+        found = self.some(keep)
+        return found if self.remote is None else found._replace(remote=self.remote.of_fold(number, held_out))
 
     def by_site(self) -> Rows:
         """The rows site by site."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from fednmap.core import Algorithm, State, next_broadcast, pack
 from fednmap.flower import secure, wire
@@ -40,7 +41,6 @@ def client_app(
     load: Load,
     plan: MakePlan | None = None,
     settings: Settings = read,
-    more: Mapping[str, Answer] | None = None,
 ) -> ClientApp:
     """The app that a node runs: it computes, keeps its state on its own disk, and measures the model.
 
@@ -48,7 +48,6 @@ def client_app(
           message on Flower's own, which starts a process for each.
     plan, settings: for apps with settings of their own: the method, and what their settings mean. Default: as
           `fednmap.flower.settings` has it.
-    more: answers to messages of other kinds.
 
     The node's own configuration says who it is and where its state is kept:
     `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`; besides, `key='FILE'` is the
@@ -56,25 +55,13 @@ def client_app(
     own copy of clients.toml, by which it checks those of others; `require-secagg=true` refuses to send a vector
     unmasked; `rules='FILE'` are the site's own limits (`fednmap.flower.disclosure`).
     """
-    app, load = ClientApp(), once(load)
+    load = once(load)
 
     def guarded(node: Node, question: str) -> LocalProblem:
         """This client's problem, as far as its rules let it answer."""
         with private(node.name):
             node.rules.asked(question)
             return node.rules.guarded(load(node.context), node.folder, node.name)
-
-    def hello(message: Message, node: Node) -> RecordDict:
-        """Who this is; the model's first values if asked for."""
-        ask: Any = message.content["ask"]
-        content = RecordDict({"client": ConfigRecord({"name": node.name})})
-        if "key" in node.context.node_config and "nonce" in ask:
-            key = Path(str(node.context.node_config["key"])).expanduser()
-            content["proof"] = ConfigRecord(prove(key, str(ask["nonce"]), node.name, message.metadata.dst_node_id))
-        if ask["start"]:
-            with private(node.name):
-                content["start"] = wire.pack(Point(load(node.context).start))
-        return content
 
     def site(message: Message, node: Node) -> RecordDict:
         """What this site has: sizes, names and versions; or that it cannot say so."""
@@ -87,7 +74,7 @@ def client_app(
     def train(message: Message, node: Node) -> RecordDict:
         """The local steps of one round; the new state is on disk before the reply leaves."""
         order: Any = message.content["round"]
-        local, masks = guarded(node, "train"), _masks(message, node)
+        local, masks = guarded(node, "train"), masks_of(message, node)
         node.rules.spend(node.config.dp_noise, node.folder, node.name)
         if order["refused"]:
             log.warning("%s: the server refused the last reply: %.200s", node.name, order["refused"])
@@ -103,18 +90,13 @@ def client_app(
         content["about"] = MetricRecord({"samples": local.samples, "exact": int(local.exact_gradients)})
         return content
 
-    def give(message: Message, node: Node) -> RecordDict:
-        """A stage of secure aggregation in which no vector is sent."""
-        kind = message.metadata.message_type
-        return secure.GIVE[kind.partition(".")[2]](secure.SumClient(node, message.content, kind))
-
     def evaluate(message: Message, node: Node) -> RecordDict:
         """Loss and sample count; the exact gradient only where the federation's settings, known here, allow it."""
         local, exactly = guarded(node, "evaluate"), node.federation.measure_stationarity
         if node.config.dp_noise:
             raise InputError("dp_noise hides what this client has, and measurements carry none; refused")
         node.rules.spend(None, node.folder, node.name)
-        masks = _masks(message, node)
+        masks = masks_of(message, node)
         x = wire.unpack(message.content["model"], Point(local.start)).x
         gradient = local.gradient(x) if exactly else x.new_zeros(0)
         loss, accuracy = local.loss(x), local.accuracy(x)
@@ -127,16 +109,44 @@ def client_app(
             content["gradient"] = wire.pack(Point(gradient))
         return content
 
-    answers: dict[str, Answer] = {"query": hello, "query.site": site, "train": train, "evaluate": evaluate}
-    answers |= {f"train.{stage}": give for stage in secure.GIVE} | dict(more or {})
+    answers: dict[str, Answer] = {"query": hello(lambda context: load(context).start), "query.site": site}
+    return app_of(answers | {"train": train, "evaluate": evaluate}, settings)
+
+
+def app_of(answers: Mapping[str, Answer], settings: Settings) -> ClientApp:
+    """The app that gives these answers, by kind of message, and takes part in secure sums."""
+    app, known = ClientApp(), {**answers, **{f"train.{stage}": give for stage in secure.GIVE}}
 
     def answer(message: Message, context: Context) -> Message:
-        return audited(answers[message.metadata.message_type], settings)(message, context)
+        return audited(known[message.metadata.message_type], settings)(message, context)
 
-    for kind in answers:
+    for kind in known:
         category, _, action = kind.partition(".")
         getattr(app, category)(*([action] if action else []))(resident(answer))
     return app
+
+
+def hello(start: Callable[[Context], Tensor] | None = None) -> Answer:
+    """Who this is; the model's first values if asked for."""
+
+    def said(message: Message, node: Node) -> RecordDict:
+        ask: Any = message.content["ask"]
+        content = RecordDict({"client": ConfigRecord({"name": node.name})})
+        if "key" in node.context.node_config and "nonce" in ask:
+            key = Path(str(node.context.node_config["key"])).expanduser()
+            content["proof"] = ConfigRecord(prove(key, str(ask["nonce"]), node.name, message.metadata.dst_node_id))
+        if ask["start"] and start is not None:
+            with private(node.name):
+                content["start"] = wire.pack(Point(start(node.context)))
+        return content
+
+    return said
+
+
+def give(message: Message, node: Node) -> RecordDict:
+    """A stage of secure aggregation in which no vector is sent."""
+    kind = message.metadata.message_type
+    return secure.GIVE[kind.partition(".")[2]](secure.SumClient(node, message.content, kind))
 
 
 def once(load: Callable[[Context], T]) -> Callable[[Context], T]:
@@ -159,7 +169,7 @@ def _plan(context: Context, local: LocalProblem) -> Plan:
     return plan_from(config, local.start, architecture(local.problem), regularized(local.problem))
 
 
-def _masks(message: Message, node: Node) -> secure.SumClient | None:
+def masks_of(message: Message, node: Node) -> secure.SumClient | None:
     """None in a federation without secure aggregation; with it, nothing is sent in the clear."""
     if not node.config.secagg:
         if node.context.node_config.get("require-secagg"):

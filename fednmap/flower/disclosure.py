@@ -11,8 +11,9 @@ import logging
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from fednmap.flower.local import LocalProblem
 from fednmap.names import InputError
 from fednmap.privacy import accounting
 from fednmap.problems import GLM
-from fednmap.runs.files import from_json, to_json, write_atomically
+from fednmap.runs.atomic_files import from_json, to_json, write_atomically
 from fednmap.simulation import lock
 from fednmap.tables import Table
 from fednmap.tables.statistics import levels_of
@@ -34,6 +35,8 @@ from fednmap.tables.table import SiteError, is_words, missing
 
 OTHER = "other"
 """The level that small levels are merged into."""
+
+Floats = npt.NDArray[np.float64]
 
 log = logging.getLogger("flwr")
 
@@ -107,6 +110,14 @@ class Rules(BaseModel):
             changed[name] = np.array([OTHER if word in small else word for word in words], object)
         return Table({**own.columns, **changed}, own.name)
 
+    def part(self, own: Table, inside: Any, goals: Sequence[str], used: Sequence[str], words: Sequence[str]) -> Table:
+        """Some rows of a table that may be used: these and the others must follow the rules by themselves."""
+        strict = self.model_copy(update={"small_levels": "refuse"})
+        for rows in (inside, ~inside):
+            if rows.any():  # a site may be left out of a fold
+                strict.table(own.some(rows), goals, used, words)
+        return own.some(inside)
+
     def _enough(self, rows: int) -> None:
         if rows < self.min_rows:
             raise _refused("rows", f"{rows} rows, and min-rows is {self.min_rows}")
@@ -146,32 +157,69 @@ class Rules(BaseModel):
         self.model(local.problem.dim, local.samples)
         if self.max_points is None and not self.min_effective_rows:
             return local
-        return replace(local, look=lambda x: self._point(x, local, folder / "points" / f"{client}-{self.study}"))
+        place, weigh = folder / "points" / f"{client}-{self.study}", partial(weights, "slope", local.problem)
+        return replace(local, look=lambda x: self.points("slope", x[None], weigh, place))
 
-    def _point(self, x: Tensor, local: LocalProblem, place: Path) -> None:
-        """Refuse a point whose residuals, or their change since an earlier point, are those of few rows."""
-        mark = hashlib.sha256(x.detach().cpu().numpy().tobytes()).hexdigest()
+    def points(self, kind: str, points: Tensor, weigh: Callable[[Tensor], Floats], place: Path) -> None:
+        """Refuse points at which an answer rests on few rows, or its change since an earlier point does.
+
+        kind: what rows are weighed by, of which answers are sums; weigh: the weights of all rows at a point.
+        """
+        if self.max_points is None and not self.min_effective_rows:
+            return
+        ending = "" if kind == "slope" else f"-{kind}"
         place.mkdir(parents=True, exist_ok=True)
         with lock.exclusive(place / "lock"):
             path, begun = place / "points.json", place.with_name(f".{place.name}")  # as of a budget
             seen = from_json(path, list) if path.exists() or begun.exists() else []
-            if self.max_points is not None and mark not in seen and len(seen) >= self.max_points:
-                raise _refused("points", f"{len(seen)} points were answered, and max-points is {self.max_points}")
-            if limit := self.min_effective_rows:
-                now = residuals(local, x)
-                file = place / f"{local.samples}-{now.shape[1]}.npy"
-                before = np.load(file) if file.exists() else np.empty((0, *now.shape))
-                least = min(effective_rows(now - other) for other in (np.zeros_like(now), *before))
-                sizes = {int(other.stem.partition("-")[0]) for other in place.glob("*-*.npy")} - {local.samples}
-                least = min([least, *(abs(size - local.samples) for size in sizes)])  # rows that came or went
-                if least < limit:
-                    raise _refused("few-rows", f"the point rests on {least:.1f} rows, below {limit:g}")
-                if mark not in seen:
-                    np.save(data := BytesIO(), np.concatenate([before, now[None]]))
-                    write_atomically(file, data.getvalue())
-            if mark not in seen:
-                write_atomically(path, to_json([*seen, mark]))
+            new: dict[str, Floats] = {}
+            for x in points:
+                mark = hashlib.sha256(x.detach().cpu().numpy().tobytes()).hexdigest()
+                known = {other[: len(mark)] for other in [*seen, *new]}
+                if self.max_points is not None and mark not in known and len(known) >= self.max_points:
+                    raise _refused("points", f"{len(known)} points were answered, and max-points is {self.max_points}")
+                now = weigh(x) if self.min_effective_rows else np.empty((0, 1))
+                self._check_weights(now, list(new.values()), place, ending)
+                if mark + ending not in seen:
+                    new[mark + ending] = now
+            if new and self.min_effective_rows:
+                file, more = _weights_file(place, next(iter(new.values())), ending), np.stack(list(new.values()))
+                np.save(data := BytesIO(), np.concatenate([np.load(file), more]) if file.exists() else more)
+                write_atomically(file, data.getvalue())
+            if new:
+                write_atomically(path, to_json([*seen, *new]))
                 begun.touch()
+
+    def same_rows(self, own: Table, folder: Path, client: str) -> None:
+        """Refuse a table that differs in few rows from one that was answered about: sums of both would tell these."""
+        if not (limit := self.min_effective_rows):
+            return
+        place = folder / "points" / f"{client}-{self.study}"
+        place.mkdir(parents=True, exist_ok=True)
+        columns = [own[name].tolist() for name in sorted(own.columns)]
+        now = Counter(hashlib.sha256(repr(row).encode()).hexdigest()[:16] for row in zip(*columns, strict=True))
+        with lock.exclusive(place / "lock"):
+            path, begun = place / "rows.json", place.with_name(f".{place.name}-rows")
+            seen = [Counter(known) for known in from_json(path, list)] if path.exists() or begun.exists() else []
+            for before in seen:
+                change = max((now - before).total(), (before - now).total())
+                if 0 < change < limit:
+                    raise _refused("few-rows", f"{change} rows came or went since an earlier run, below {limit:g}")
+            if now not in seen:
+                write_atomically(path, to_json([*seen, now]))
+                begun.touch()
+
+    def _check_weights(self, now: Floats, new: Sequence[Floats], place: Path, ending: str) -> None:
+        """Refuse weights of few rows, weights that differ in few rows from earlier ones, and tables that do."""
+        if not (limit := self.min_effective_rows):
+            return
+        file = _weights_file(place, now, ending)
+        before = np.load(file) if file.exists() else np.empty((0, *now.shape))
+        least = min(effective_rows(now - other) for other in (np.zeros_like(now), *before, *new))
+        sizes = {int(other.stem.partition("-")[0]) for other in place.glob("*-*.npy")} - {len(now)}
+        least = min([least, *(abs(size - len(now)) for size in sizes)])  # rows that came or went
+        if least < limit:
+            raise _refused("few-rows", f"the point rests on {least:.1f} rows, below {limit:g}")
 
     def spend(self, noise: float | None, folder: Path, client: str) -> None:
         """Charge one noisy reply to the budget, before it leaves; refused where the budget does not suffice.
@@ -199,16 +247,24 @@ class Rules(BaseModel):
             begun.touch()  # from now on a budget that is not there was lost, and is not a new one
 
 
-def residuals(local: LocalProblem, x: Tensor) -> npt.NDArray[np.float64]:
-    """The slope of the loss of every row at x; rows of a gradient are weighted by it."""
-    problem = local.problem
+def _weights_file(place: Path, now: Floats, ending: str) -> Path:
+    """Where the weights of so many rows at earlier points are."""
+    return place / f"{len(now)}-{now.shape[1]}{ending}.npy"
+
+
+def weights(kind: str, problem: Any, x: Tensor) -> Floats:
+    """What every row counts in an answer at x: the slope of its loss in a gradient, its curvature in a Hessian."""
     if not isinstance(problem, GLM):
         raise _refused("few-rows", f"min-effective-rows needs a linear model, and this is a {type(problem).__name__}")
-    slope = problem.family.slope(problem.scores(x, problem.data.x), problem.family.targets(problem.data.y, x.dtype))
-    return np.asarray(slope.detach().cpu().double().reshape(len(slope), -1).numpy())
+    at = problem.scores(x, problem.data.x), problem.family.targets(problem.data.y, x.dtype)
+    found = {"curvature": problem.family.curvature, "information": problem.family.information}.get(
+        kind, problem.family.slope
+    )(*at)
+    each = np.asarray(found.detach().cpu().double().reshape(len(found), -1).numpy())
+    return np.square(each) if kind == "square" else each
 
 
-def effective_rows(r: npt.NDArray[np.float64]) -> float:
+def effective_rows(r: Floats) -> float:
     """(sum |r|)^2 / sum r^2: as many as there are rows where all weigh the same, 1 where one does; inf of nothing.
 
     >>> effective_rows(np.array([[1.0], [-1.0], [0.0]])), effective_rows(np.zeros((3, 1)))

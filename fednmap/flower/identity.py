@@ -36,7 +36,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
-from fednmap.runs.files import from_toml, write_atomically
+from fednmap.runs.atomic_files import from_toml, write_atomically
 
 HEAD = "# Client -> SHA-256 fingerprint of its node's public key, as `ssh-keygen -lf KEY.pub` prints it.\n"
 CURVE = ec.SECP384R1()

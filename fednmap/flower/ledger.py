@@ -18,7 +18,7 @@ from torch import Tensor
 from fednmap.core import State
 from fednmap.flower.settings import client_name
 from fednmap.names import InputError
-from fednmap.runs.files import from_json, replacing, to_json, write_atomically
+from fednmap.runs.atomic_files import from_json, replacing, to_json, write_atomically
 from fednmap.simulation import lock
 
 TICKET = re.compile(r"[0-9]{8}-[0-9a-f]{8}")

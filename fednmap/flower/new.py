@@ -36,8 +36,8 @@ ELSEWHERE = (
 
 
 FIRST_TABLE = {"names": FIRST["names"], "target": "outcome", "lam": 0.01, "deadline": 600.0}
-ALWAYS = ("min_clients", "measure_stationarity", "secagg_threshold")
-"""What a fit of tables does not leave open: every site, in every round, with its gradient, without masks."""
+ALWAYS = ("min_clients", "measure_stationarity", "norm_bound")
+"""What a fit of tables does not leave open: every site answers every question."""
 REAL = "## Real machines"
 NODE = "--node-config \"client='client-0' "
 FILE = "file='$PWD/client-0.csv' "
@@ -59,9 +59,9 @@ def write(folder: Path, template: str = "plain") -> None:
         # how real machines are set up is the same, but for the file
         real = readme.partition(REAL)[2].replace(NODE, NODE + FILE)
         readme, ignored = _template("tables/README.md.in") + REAL + real, ignored + "data/\n"
-        from fednmap.estimators.fit_config import FitConfig
+        from fednmap.estimators.handshake import RemoteFitConfig
 
-        settings, place = _settings((FitConfig, FederationSettings), FIRST_TABLE | run, ALWAYS), "tables/"
+        settings, place = _settings((RemoteFitConfig, FederationSettings), FIRST_TABLE | run, ALWAYS), "tables/"
         _made_up_tables(folder / "data", FIRST["names"].split(","))
     else:
         settings, place = METHOD + _settings((FederationSettings, Config), FIRST | run, ELSEWHERE), ""

@@ -35,9 +35,9 @@ from fednmap.flower.settings import FederationSettings, grid_for, read, threshol
 from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
 from fednmap.runs import checkpoints
+from fednmap.runs.atomic_files import from_json, locked, to_json, write_atomically
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import DONE, extendable, scheduled_step, settings, stops_of, summary
-from fednmap.runs.files import from_json, locked, to_json, write_atomically
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
 from fednmap.simulation import Callback, Diverged, Record, Round, schedules
 from fednmap.simulation.callbacks import Reason, first_reason

@@ -110,7 +110,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
     if given.get("secagg") and "secagg_bound" not in given and federation.norm_bound:
         given["secagg_bound"] = federation.norm_bound
     config = Config.make(**{**given, "clients": len(federation.names)})
-    _agree(config, federation)
+    check_together(config, federation)
     return config, federation
 
 
@@ -208,7 +208,7 @@ def threshold(config: Config, federation: FederationSettings) -> Threshold:
     return Threshold(federation.secagg_threshold, Fraction(federation.secagg_threshold, drawn), n, noisy)
 
 
-def _agree(config: Config, federation: FederationSettings) -> None:
+def check_together(config: Config, federation: FederationSettings) -> None:
     """Refuse settings that do not go together, by the first rule that they break."""
     check_between_machines(config)
     n, least = len(federation.names), threshold(config, federation).least

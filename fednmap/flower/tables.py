@@ -1,9 +1,10 @@
 """A linear model of tables between real machines: every node reads its own file, and the fit is the estimator's.
 
-Before round 0 the server puts questions to the sites (`fednmap.estimators.handshake`): which columns and levels there
-are, sums and squared deviations, the classes of the target, the curvature. What comes of it, the agreement, goes to
-every site, which keeps it on its disk. Then rounds as ever: FedNMap with exact gradients, one local step and memory,
-until |F_nat| is small. The run folder ends with `model.json`, the model on the scale of the tables' own columns.
+The estimator runs at the server, with rows that are asked for by messages (`fednmap.estimators.remote`): everything
+that it needs of them is a sum over sites. Before it begins, questions settle which columns, levels and classes there
+are (`fednmap.estimators.handshake`). What comes of these, the agreement, goes to every site, which keeps it on its
+disk and answers questions about nothing else. The run folder is that of `fednmap fit`; it also keeps the sums, so that
+a run that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -11,65 +12,103 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+import secrets
+import tempfile
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tomli_w
+import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from fednmap.estimators import folder as kept
-from fednmap.estimators.fit_config import FitConfig, listed, with_weight
-from fednmap.estimators.handshake import Agreement, Disagreement, answer, negotiate
-from fednmap.estimators.penalties import told_lam
+from fednmap.estimators.fit_config import estimator_of, listed, with_weight
+from fednmap.estimators.handshake import (
+    AFTER,
+    POINTS,
+    Agreement,
+    Disagreement,
+    RemoteFitConfig,
+    answer,
+    negotiate,
+    reply,
+    side,
+)
+from fednmap.estimators.penalties import GROUPED, penalty_name
+from fednmap.estimators.remote import RemoteRows
+from fednmap.estimators.rows import Floats
 from fednmap.flower import client as plain
+from fednmap.flower import wire
 from fednmap.flower.audit import in_words, refusal
-from fednmap.flower.local import LocalProblem
-from fednmap.flower.plan import Plan
+from fednmap.flower.disclosure import weights
+from fednmap.flower.plan import Point
 from fednmap.flower.roster import Roster
-from fednmap.flower.server import Coordinator, app_of
-from fednmap.flower.settings import FederationSettings, Node, split
+from fednmap.flower.secure import STATE, SecureSum, SumClient
+from fednmap.flower.server import app_of
+from fednmap.flower.settings import FederationSettings, Node, check_together, grid_for, split, threshold
 from fednmap.names import InputError
+from fednmap.runs.atomic_files import digest, from_json, locked, to_json, write_atomically
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import digest, from_json, to_json, write_atomically
-from fednmap.runs.folder import Model, RunFolder
+from fednmap.runs.folder import RunFolder
 from fednmap.simulation import lock
+from fednmap.simulation.quantised import Quantised
 from fednmap.tables import Table, table
 from fednmap.tables.statistics import NARROWINGS, Answers, Question, carry
+from fednmap.tables.table import SiteError
 
 AGREEMENT = "agreement.json"
+SUMS = "sums.jsonl"
+FACTS = "federation.json"
 QUESTION = f"{MessageType.QUERY}.tables"
+SUMMED = 1 << 24  # numbers in one answer, at most
 
-FAMILIES = ("gaussian", "logistic", "poisson", "huber", "cox")
+FAMILIES = ("gaussian", "logistic", "poisson", "negative-binomial", "gamma", "ordinal", "huber", "cox")
 """Those of a fit between machines."""
+KIND = {"hessian": "curvature", "curvature": "curvature", "information": "information", "outer": "square"}
+"""By what rows are weighed in an answer at a point; otherwise by the slope of their loss."""
+HIGH, LOW = 2.0**-30, 2.0**12
+"""Units of the two halves in which a number travels under masks: up to 2^50, with a step of about 2^-52."""
 
 LoadTable = Callable[[Context], Any]
 
 log = logging.getLogger("flwr")
 
 
-def read(run_config: Mapping[str, Any]) -> tuple[FitConfig, FederationSettings]:
+def read(run_config: Mapping[str, Any]) -> tuple[RemoteFitConfig, FederationSettings]:
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
-    own, given = split(run_config, FitConfig)
-    federation = FederationSettings.make(**own | {"measure_stationarity": True})
-    if federation.secagg_threshold is not None:
-        raise InputError("secagg-threshold is given, and a fit of tables has no secure aggregation; leave it out")
-    task = FitConfig.make(**with_weight(given))
+    own, given = split(run_config, RemoteFitConfig)
+    federation = FederationSettings.make(**own)
+    given |= {name: listed(given[name]) for name in ("penalty_factor", "bounds") if name in given}
+    task = RemoteFitConfig.make(**with_weight(given))
     used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
-    used |= {"penalty-factor": task.penalty_factor or None, "bounds": task.bounds or None}
+    used |= {"entry": task.entry, "strata": task.strata}
     alone = [name for name, value in used.items() if value is not None]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:
         raise InputError(f"{alone[0]} is for `fednmap fit` in one process; a fit between machines does not have it yet")
-    return task, federation.model_copy(update={"min_clients": len(federation.names)})
+    federation = federation.model_copy(update={"min_clients": len(federation.names)})
+    check_together(_config(task, federation), federation)
+    return task, federation
+
+
+def _config(task: RemoteFitConfig, federation: FederationSettings) -> Config:
+    about = {"data": "own", "clients": len(federation.names), "rounds": task.rounds, "secagg": task.secagg}
+    return Config.make(**about, batch_size=0, dtype="float64")
 
 
 def common_settings(run_config: Mapping[str, Any]) -> tuple[Config, FederationSettings]:
-    """What the common part of the app reads; the method is the agreement's."""
+    """What the common part of the app reads."""
     task, federation = read(run_config)
-    about = {"data": "own", "clients": len(federation.names), "rounds": task.rounds}
-    return Config.make(**about, batch_size=0, dtype="float64"), federation
+    return _config(task, federation), federation
 
 
 def client_app(load: LoadTable) -> ClientApp:
@@ -77,179 +116,354 @@ def client_app(load: LoadTable) -> ClientApp:
 
     load: this site's rows, as a frame or a `fednmap.tables.Table` with named columns; called once per run.
     """
-
     load = plain.once(load)
 
-    def rows(node: Node) -> Table:
-        own, task = Table(table(load(node.context)).columns, node.name), read(node.context.run_config)[0]
-        return node.rules.table(own, task.goals, list(task.features(own).columns), listed(task.categorical))
-
-    def local(context: Context) -> LocalProblem:
-        node, known = Node(context), _agreed(Node(context))
-        return LocalProblem(known.local(rows(node)), weight=known.weight(node.name) * len(known.rows))
-
     def asked(message: Message, node: Node) -> RecordDict:
-        """The answer to a question about the columns, or why there is none; or what was agreed, to keep."""
+        """The answer to a question, or why there is none; or what was agreed, to keep."""
         try:
-            question = json.loads(str(message.content["question"]["json"]))
-            if node.context.node_config.get("require-secagg"):
-                raise Disagreement("this client takes part with secure aggregation alone; a fit of tables has none")
-            rules = node.rules
-            rules.asked(str(question["ask"]))
+            task, question = read(node.context.run_config)[0], json.loads(str(message.content["question"]["json"]))
+            if node.context.node_config.get("require-secagg") and not task.secagg:
+                raise Disagreement("this client takes part with secure aggregation alone; set secagg = true")
+            rules, ask = node.rules, str(question["ask"])
+            rules.asked(ask)
             rules.spend(None, node.folder, node.name)
             _ask_once(node, question)
-            said, own, task = {}, rows(node), read(node.context.run_config)[0]
-            if question["ask"] == "agree":  # kept if this site is part of it
-                Agreement.model_validate(question["agreement"]).check(task, own)
-                write_atomically(_place(node), to_json(question["agreement"]))
-            else:
-                said = rules.answer(question, answer(rules.coarse(question, own), own, task), own)
-            if "agreement" in question:
+            own = Table(table(load(node.context)).columns, node.name)
+            columns = task.goals, list(task.features(own).columns), listed(task.categorical)
+            if ask not in POINTS:  # which look at every row
+                rules.same_rows(own, node.folder, node.name)
+            own = rules.table(own, *columns)
+            if ask == "agree":  # kept if this site is part of it
                 known = Agreement.model_validate(question["agreement"])
+                known.check(task, own)
                 rules.model(len(known.names) * known.outputs, own.rows)
-            return RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
-        except Exception as error:
+                write_atomically(_place(node), to_json(question["agreement"]))
+                return _words({})
+            inside = None
+            if question.get("part") is not None:
+                inside = side(question, _agreed(node), own)
+                own = rules.part(own, inside, *columns)
+            if ask in (*AFTER, *POINTS):
+                return _vector(message, node, _reply(message, node, question, own, inside))
+            said = rules.answer(question, answer(rules.coarse(question, own), own, task), own)
+            if not task.secagg:
+                return _words(said)
+            words, numbers = _apart(said)
+            return _vector(message, node, np.array([*numbers.values()])) if STATE in message.content else _words(words)
+        except Exception as error:  # Flower sends the words of one that is raised
             return RecordDict({"refused": ConfigRecord(refusal(node.name, error))})
 
-    return plain.client_app(
-        local, lambda context, _: plan_of(_agreed(Node(context))), settings=common_settings, more={QUESTION: asked}
-    )
+    return plain.app_of({"query": plain.hello(), QUESTION: asked}, common_settings)
+
+
+def _reply(message: Message, node: Node, question: Question, own: Table, inside: Any) -> Floats:
+    """The vector of a site's rows, which are those inside of its table; the rules look at every point before."""
+    known, points = _agreed(node), None
+    if "points" in question:
+        count = int(question["points"])
+        if not 0 < count * known.dim <= SUMMED:
+            raise Disagreement(f"the server asks about {count} points; refused")
+        points = wire.unpack(message.content.get("points"), Point(torch.zeros(count, known.dim, dtype=torch.float64))).x
+
+    def look(ask: str, f: Any, points: Tensor) -> None:
+        kind = KIND.get(ask, "slope")
+
+        def weigh(x: Tensor) -> Floats:
+            found = weights(kind, f, x)
+            if inside is None:
+                return found
+            whole = np.zeros((len(inside), found.shape[1]))
+            whole[inside] = found
+            return whole
+
+        rules = node.rules
+        rules.model(f.dim, own.rows)
+        rules.points(kind, points, weigh, node.folder / "points" / f"{node.name}-{rules.study}")
+
+    return reply(question, points, known, own, look)
+
+
+def _words(said: Any) -> RecordDict:
+    return RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
+
+
+def _vector(message: Message, node: Node, numbers: Floats) -> RecordDict:
+    """A vector as it is, or under masks where the federation has them."""
+    if not np.isfinite(numbers).all():
+        raise SiteError("the answer is not finite", "range")
+    vector, grid = torch.from_numpy(numbers), grid_for(node.config, QUESTION)
+    if grid is None:
+        return RecordDict({"sum": wire.pack(Point(vector))})
+    if STATE not in message.content:
+        raise Disagreement("secagg: the server asks for a vector in the clear; refused")
+    high = grid.rounded(HIGH * vector)
+    halves = torch.cat([high, LOW * (vector - high / HIGH)])
+    return SumClient(node, message.content, QUESTION).masked(Point(halves))
+
+
+def _leaves(said: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """An answer with change(place, leaf) for each of its leaves; what has a name is at that place in any order."""
+    if isinstance(said, dict):
+        return {key: _leaves(part, change, f"{path}/{key}") for key, part in said.items()}
+    if isinstance(said, list):
+        names = [part["name"] if isinstance(part, dict) else k for k, part in enumerate(said)]
+        return [_leaves(part, change, f"{path}/{name}") for name, part in zip(names, said, strict=True)]
+    return change(path, said)
+
+
+def _apart(said: Any) -> tuple[Any, dict[str, float]]:
+    """An answer without its numbers, and these by their places; numbers of rows are no secret."""
+    numbers: dict[str, float] = {}
+
+    def change(place: str, leaf: Any) -> Any:
+        if leaf is not None and (isinstance(leaf, str) or place == "/rows"):
+            return leaf
+        numbers[place] = float(leaf or 0.0)
+        return None
+
+    words = _leaves(said, change)
+    return words, dict(sorted(numbers.items()))
 
 
 def server_app() -> ServerApp:
-    """The app of the server: the agreement, the rounds, the model."""
+    """The app of the server: the agreement, the estimator, the run folder."""
     return app_of(lambda grid, context: fit(grid, *read(context.run_config)))
 
 
-def fit(grid: Grid, task: FitConfig, federation: FederationSettings) -> dict[str, Any]:
+def fit(grid: Grid, task: RemoteFitConfig, federation: FederationSettings) -> dict[str, Any]:
     """One fit between machines; the closing numbers. The run folder holds the model."""
-    path = federation.run_folder
+    path, sites, began = federation.run_folder, SiteQuestions(grid, task, federation), time.monotonic()
     if federation.resume:
         known = Agreement.model_validate(from_json(path / AGREEMENT, dict))
         if known.task != task:
             raise InputError(f"the settings differ from those of {path}; keep them, or begin a new run")
+        folder = RunFolder.open(path)
     else:
-        known = agree(grid, task, federation)
-        RunFolder.create(path, config_of(known), "flower", {AGREEMENT: to_json(known.model_dump())})
-    coordinator = Coordinator(grid, config_of(known), federation, lambda *_: plan_of(known))
-    closing = coordinator.run()
-    save(path, known, closing, coordinator)
-    return closing
+        known = agree(sites, task, path)
+        folder = RunFolder.create_plain(path, *_settings(known), "flower", {AGREEMENT: to_json(known.model_dump())})
+    with locked(path), _logged(path), sites.kept_in(path):
+        folder.remove_checksums()
+        folder.repair()
+        return _fit(folder, known, RemoteRows(known, sites), began)
 
 
-def agree(grid: Grid, task: FitConfig, federation: FederationSettings) -> Agreement:
-    """Ask every site until the server knows what the fit needs; then all of them know it."""
-    path = federation.run_folder
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
-    roster = Roster(grid, federation)
-    roster.wait(len(federation.names))
-
-    def ask(question: Question) -> Answers:
-        return ask_all(roster, federation.attempts, question)
-
-    known = carry(negotiate(task), ask)
-    ask({"ask": "agree", "agreement": known.model_dump()})
-    log.info("%d sites agree on %d columns of %d rows", len(known.rows), len(known.names), sum(known.rows.values()))
-    return known
-
-
-def ask_all(roster: Roster, attempts: int, question: Question) -> Answers:
-    """The answers of all sites, in the fixed order; a site that refuses ends the run, with its reason."""
-    content = RecordDict({"question": ConfigRecord({"json": json.dumps(question)})})
-    found: dict[str, dict[str, Any]] = {}
-    for _ in range(attempts):
-        nodes = {name: node for name, node in roster.refresh().items() if name not in found}
-        for name, reply in roster.ask(nodes, QUESTION, lambda _: content).replies.items():
-            if "refused" in reply:
-                why = in_words(reply["refused"])
-                raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
-            found[name] = json.loads(str(reply["answer"]["json"]))
-        if len(found) == len(roster.names):
-            return {name: found[name] for name in roster.names}
-        roster.wait(len(roster.names))
-    missing = ", ".join(name for name in roster.names if name not in found)
-    raise TimeoutError(f"no answer about {question['ask']!r} from {missing}; begin again when they are connected")
-
-
-def plan_of(known: Agreement) -> Plan:
-    """The same on the server and at every site."""
-    method, scaling = known.method(), known.scaling
-    scale = [1 / v if v else 1.0 for v in scaling.factor.tolist()]
-    about: dict[str, Any] = {"inputs": (len(known.names),), "features": known.names, "labels": known.classes}
-    about |= {"scaling": (scaling.shift.tolist(), scale), "intercept": known.family.level}
-    return Plan(method, method.phi, known.layout.start, lambda x: Model.of({"x": x}, about), known.gamma)
-
-
-def config_of(known: Agreement) -> Config:
-    """What run.toml says of the fit; `model.json` and `agreement.json` say the rest."""
-    task, method = known.task, known.method()
-    model = {"gaussian": "least-squares", "logistic": "logistic"}.get(task.family, "auto")
-    return Config.make(
-        algorithms=("fednmap",),
-        data="own",
-        model=model,
-        clients=len(known.rows),
-        penalty="none",
-        memory=method.memory,
-        gamma=method.gamma,
-        eta_a=method.eta_a,
-        local_steps=1,
-        batch_size=0,
-        rounds=task.rounds,
-        eval_every=task.rounds,
-        tol_absolute=task.tol_absolute * known.layout.unit,
-        dtype="float64",
-        measure_gamma=known.gamma,
-    )
-
-
-def save(path: Path, known: Agreement, closing: dict[str, Any], coordinator: Coordinator) -> None:
-    """The model on the scale of the tables' columns, by their names, where `fednmap predict` looks for it."""
-    found = coordinator.folder.model(coordinator.job)
-    if found is None:
-        return
-    task, parameters = known.task, known.layout.parameters(found.parameters["x"])
+def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) -> dict[str, Any]:
+    task, rows, errors = known.task, remote.rows(), None
+    terms = known.preprocessor.groups()
+    by_column: dict[str, Any] = {"groups": terms if penalty_name(task.penalty) in GROUPED else None}
+    by_column |= {"penalty_factor": task.factors(known.names, terms), "bounds": task.limits(known.names, terms)}
+    estimator = estimator_of(task, task.choice(), {}, known.classes, by_column)
+    estimator.feature_names_in_, estimator.n_features_in_ = np.array(known.names, object), len(known.names)
+    if known.classes:
+        estimator.classes_ = np.array(known.classes)
+    estimator.fit(rows)
+    path = estimator.path_ if task.choice() else estimator.path(rows) if task.path else None
+    if task.penalty == "none" or task.cov_type is not None:
+        try:
+            errors = estimator.inference(rows, cov_type=task.cov_type)
+        except InputError as error:
+            log.warning("no standard errors: %s", error)
+    coef, level = np.atleast_2d(estimator.coef_), np.atleast_1d(np.asarray(estimator.intercept_, float))
+    mean, deviation = remote.moments()
     model = kept.FittedModel(
         task.family,
         " and ".join(task.goals),
         tuple(known.names),
-        parameters.coef,
-        parameters.intercept,
+        coef,
+        -coef @ mean if task.family == "cox" else level,  # hazards are relative to the mean row
         known.classes,
         known.preprocessor,
-        tuple(parameters.constants.tolist()),
+        tuple(vars(estimator).get("constants_", ())),
     )
-    about = {
-        "data": "own",
-        "penalty": task.penalty,
-        "lam": told_lam(task.penalty, task.lam),
-        "standardize": task.standardize,
-        "weights": task.weights,
-        "rounds": closing["rounds"],
-        "bytes_sent": closing["bytes_up"] + closing["bytes_down"],
-        "objective": closing["objective"],
-        "converged": str(closing["ended"]).startswith("converged"),
-        "sites": [{"site": s, "rows": n, "weight": known.weight(s)} for s, n in known.rows.items()],
-    }
-    kept.save(path, about, model)
-    write_atomically(path / "coefficients.csv", model.coefficient_table().csv().encode())
+    about = kept.about(folder, task, "own", estimator, simulated=False)
+    kept.save(folder.path, about, model)
+    found = model.coefficient_table(path, errors)
+    kept.write_tables(folder.path, found, path, estimator if task.choice() else None, about["lam"], deviation)
+    if errors is not None:
+        write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
+    closing = kept.finish(folder, model, estimator, about["lam"], time.monotonic() - began)
+    folder.write_checksums()
+    return closing
+
+
+def _settings(known: Agreement) -> tuple[str, dict[str, Any]]:
+    """What run.toml says of the fit, and its settings."""
+    task = known.task
+    settings = {name: v for name, v in task.model_dump(mode="json").items() if v is not None}
+    about: dict[str, Any] = {"made_in": "fit", "data": "own", "model": f"{task.family} of {' and '.join(task.goals)}"}
+    about |= {"penalty": f"penalty {task.penalty}", "clients": len(known.rows)}
+    return tomli_w.dumps(about | {"algorithms": [f"fit-{task.family}"], "settings": settings}), settings
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Warnings and what is logged, in the run folder too."""
+    file = logging.FileHandler(path / "server.log", delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(file)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)
+            yield
+    finally:
+        log.removeHandler(file)
+        file.close()
+
+
+def agree(sites: SiteQuestions, task: RemoteFitConfig, path: Path) -> Agreement:
+    """Ask every site until the server knows the columns and classes of the fit; then all of them know it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists already; choose another run-folder, or set resume = true")
+    sites.roster.wait(len(sites.roster.names))
+    with tempfile.TemporaryDirectory() as place, sites.kept_in(Path(place)):
+        known = carry(negotiate(task), sites.answers)
+        sites.ask({"ask": "agree", "agreement": known.model_dump()})
+    log.info("%d sites agree on %d columns of %d rows", len(known.rows), len(known.names), sum(known.rows.values()))
+    return known
+
+
+class SiteQuestions:
+    """The sites as an estimator asks them. Answers are kept in the run folder: none is asked for twice."""
+
+    def __init__(self, grid: Grid, task: RemoteFitConfig, federation: FederationSettings) -> None:
+        self.roster, self.federation, self.task = Roster(grid, federation), federation, task
+        self.config = _config(task, federation)
+        self.known: OrderedDict[str, Any] = OrderedDict()
+        self.file: Path | None = None
+        self.secure: SecureSum | None = None
+
+    @contextmanager
+    def kept_in(self, folder: Path) -> Iterator[None]:
+        """Keep answers in this folder; those that it has are known."""
+        self.file, facts = folder / SUMS, folder / FACTS
+        run = str(from_json(facts, dict)["run"]) if facts.exists() else secrets.token_hex(8)
+        write_atomically(facts, to_json({"run": run, **self.federation.model_dump(mode="json")}))
+        lines = self.file.read_text().splitlines(keepends=True) if self.file.exists() else []
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+        write_atomically(self.file, "".join(line for line in lines if line.endswith("\n")).encode())
+        self.known = OrderedDict((entry["question"], entry["answer"]) for entry in entries)
+        if self.task.secagg:
+            self.secure = SecureSum(self.roster, threshold(self.config, self.federation), run, folder)
+        yield
+
+    def answers(self, question: Question) -> Answers:
+        """Every site's answer; under masks the numbers are sums over sites, and stand at the first of them."""
+        said = self.ask(question, read=lambda content: json.loads(str(content["answer"]["json"])))
+        if self.secure is None:
+            return said
+        places = [[*_apart(part)[1]] for part in said.values()]
+        if not any(places):
+            return said
+        sums: dict[str, float] = {}
+        if all(other == places[0] for other in places):  # else the conversation says what does not fit
+            sums = dict(zip(places[0], self.sum(question, len(places[0])).tolist(), strict=True))
+        first = next(iter(said))
+
+        def number(site: str) -> Callable[[str, Any], Any]:
+            own = sums if site == first else {}
+            return lambda place, leaf: _number(own.get(place, 0.0)) if leaf is None else leaf
+
+        return {site: _leaves(part, number(site)) for site, part in said.items()}
+
+    def sum(self, question: Question, length: int, points: Tensor | None = None) -> Floats:
+        def found() -> Any:
+            if self.secure is not None:
+                return self._masked(question, length, points).tolist()
+            return np.sum(list(self._vectors(question, length, points).values()), axis=0).tolist()
+
+        return np.array(self._kept(["sum", question], points, found), float)
+
+    def each(self, question: Question, length: int, points: Tensor | None = None) -> Mapping[str, Floats]:
+        if self.secure is not None:
+            return {}
+
+        def found() -> Any:
+            return {site: part.tolist() for site, part in self._vectors(question, length, points).items()}
+
+        said = self._kept(["each", question], points, found)
+        return {site: np.array(part, float) for site, part in said.items()}
+
+    def _kept(self, question: Any, points: Tensor | None, ask: Callable[[], Any]) -> Any:
+        at = "" if points is None else hashlib.sha256(points.numpy().tobytes()).hexdigest()
+        mark = digest([question, at])
+        if mark not in self.known:
+            self.known[mark] = ask()
+            assert self.file is not None
+            with self.file.open("a") as file:
+                file.write(json.dumps({"question": mark, "answer": self.known[mark]}) + "\n")
+        return self.known[mark]
+
+    def _vectors(self, question: Question, length: int, points: Tensor | None) -> dict[str, Floats]:
+        like = Point(torch.zeros(length, dtype=torch.float64))
+        return self.ask(question, points, lambda content: wire.unpack(content.get("sum"), like).x.numpy())
+
+    def _masked(self, question: Question, length: int, points: Tensor | None) -> Floats:
+        """The sum over all sites, of which the server sees nothing else."""
+        content, n, grid = _content(question, points), len(self.roster.names), grid_for(self.config, QUESTION)
+        assert self.secure is not None
+        assert isinstance(grid, Quantised)
+        like = Point(torch.zeros(2 * length, dtype=torch.float64))
+        for _ in range(self.federation.attempts):
+            nodes, ticket = self.roster.refresh(), f"{len(self.known):08d}-{secrets.token_hex(4)}"
+            if len(nodes) < n:
+                nodes = self.roster.wait(n)
+            told = self.secure(nodes, QUESTION, lambda _: content, ticket, like, grid, n)
+            for name, said in told.found.replies.items():
+                _check_refused(name, said)
+            if told.names:
+                high, low = (n * told.mean.x.numpy()).reshape(2, -1)
+                return np.asarray(high / HIGH + low / LOW)
+        raise TimeoutError(f"no secure sum for {question['ask']!r}; continue with resume = true when all are connected")
+
+    def ask(
+        self, question: Question, points: Tensor | None = None, read: Callable[[RecordDict], Any] = lambda content: None
+    ) -> dict[str, Any]:
+        """The answers of all sites, in the fixed order; a site that refuses ends the run, with its reason."""
+        content, roster, found = _content(question, points), self.roster, dict[str, Any]()
+        for _ in range(self.federation.attempts):
+            nodes = {name: node for name, node in roster.refresh().items() if name not in found}
+            for name, said in roster.ask(nodes, QUESTION, lambda _: content).replies.items():
+                _check_refused(name, said)
+                found[name] = read(said)
+            if len(found) == len(roster.names):
+                return {name: found[name] for name in roster.names}
+            roster.wait(len(roster.names))
+        missing = ", ".join(name for name in roster.names if name not in found)
+        raise TimeoutError(f"no answer about {question['ask']!r} from {missing}; begin again when they are connected")
+
+
+def _number(value: float) -> float:
+    """A count is a whole number again."""
+    return int(value) if value.is_integer() else value
+
+
+def _content(question: Question, points: Tensor | None) -> RecordDict:
+    if points is None:
+        return RecordDict({"question": ConfigRecord({"json": json.dumps(question)})})
+    asked = ConfigRecord({"json": json.dumps({**question, "points": len(points)})})
+    return RecordDict({"question": asked, "points": wire.pack(Point(points))})
+
+
+def _check_refused(name: str, reply: RecordDict) -> None:
+    if "refused" in reply:
+        why = in_words(reply["refused"])
+        raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
 
 
 def _ask_once(node: Node, question: Question) -> None:
-    """Refuse a second question of a kind in a run, and other statistics than the first; the same again is answered."""
+    """Refuse a second question of a kind about the same rows in a run; the same again is answered."""
+    ask, part = question["ask"], question.get("part")
+    if ask in POINTS:
+        return
     path = _place(node).with_suffix(f".{node.context.run_id}.asked.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock.exclusive(path.with_suffix(".lock")):
         known = from_json(path, dict) if path.exists() else {}
-        marks = {question["ask"]: question}
-        if "agreement" in question:
-            marks["statistics"] = {name: question["agreement"][name] for name in ("statistics", "rows", "classes")}
-        for kind, asked in marks.items():
-            mark, before = digest(asked), known.setdefault(kind, [])
-            if mark not in before and len(before) >= (NARROWINGS if kind == "counts" else 1):
-                raise Disagreement(f"the server asks about {kind!r:.20} again in this run, in other words; refused")
-            known[kind] = list(dict.fromkeys([*before, mark]))
+        mark, before = digest(question), known.setdefault(f"{ask} {part}", [])
+        if mark not in before and len(before) >= (NARROWINGS if ask == "counts" else 1):
+            raise Disagreement(f"the server asks about {ask!r:.20} again in this run, in other words; refused")
+        known[f"{ask} {part}"] = list(dict.fromkeys([*before, mark]))
         write_atomically(path, to_json(known))
 
 

@@ -27,7 +27,9 @@ class Cox(ClientSum):
     Breslow:  the sum over events j of  log(sum of exp<a_k, x> over k with t_k >= t_j) - <a_j, x>
     Efron:    the same, where the l-th of d tied events, l = 0 .. d - 1, counts l / d of the tied ones less in its sum.
 
-    data:    for each client a pair (features (m, d), targets (m, 2)): time and event of each row.
+    data:    for each client a pair (features (m, d), targets (m, 2)): time and event of each row. A third column is
+             the start of the row's time at risk, so that it is in the risk sets of start < t <= time; a fourth one is a
+             stratum, and rows of one stratum alone are compared with each other.
     weights: of the clients in f; "samples" makes f the whole log likelihood over all rows, divided by their number.
     sample_weights: what each row counts, in its own term and in the sums over risk sets: by Breslow's rule 2 is two
              equal rows; by Efron's the terms of tied events weigh what these weigh on average, as in R's survival.
@@ -61,13 +63,16 @@ class Cox(ClientSum):
         counts = row_weights(sample_weights, given)
         if counts is not None and not bool((counts > 0).all()):
             raise InputError("sample_weights holds a 0; leave such rows out of a Cox model, in which rows are compared")
-        sorted_data, order = _by_time(given, events_elsewhere)
+        sorted_data, order, self._pieces = _by_time(given, events_elsewhere)
         super().__init__(sorted_data, weights, None if counts is None else counts[order.cpu()])
         self.ties, self.dim = ties, self.data.x.shape[1]
         self.start = numbers(self.data.x).new_zeros(self.dim)
         one = torch.ones(len(order), dtype=torch.float64, device="cpu") if self._counts is None else self._counts
         each = one.to(self.data.y.device).split(self.data.sizes.tolist())
-        self._strata = [_Strata.of(y, ties, w) for (_, y), w in zip(self.data, each, strict=True)]
+        self._strata = [
+            [_Strata.of(part, ties, w) for part, w in zip(y.split(sizes), weight.split(sizes), strict=True)]
+            for (_, y), weight, sizes in zip(self.data, each, self._pieces, strict=True)
+        ]
         self._designs: dict[int, Design] = {}
 
     def info(self) -> ProblemInfo:
@@ -79,7 +84,7 @@ class Cox(ClientSum):
         return made if self._counts is None else made | {"sample_weights": self._counts}
 
     def alone(self, i: int) -> Self:
-        return super().alone(i)._changed(_strata=[self._strata[i]], _designs={})
+        return super().alone(i)._changed(_strata=[self._strata[i]], _pieces=[self._pieces[i]], _designs={})
 
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         ids = clients.reshape(-1).tolist()
@@ -113,15 +118,9 @@ class Cox(ClientSum):
         """Return the Hessian of f at x, (p, p): a sum over clients, as the gradient is."""
         total = x.new_zeros(self.dim, self.dim, dtype=torch.float64)
         for i in self._mine():
-            a, s = _dense(self.data[i][0]).double(), self._strata[i]
-            eta = a @ x.double()
-            expected = _partial(eta, s)[1] + s.weight * s.event
-            w = s.weight * torch.exp(eta - eta.max())
-            risk = w.cumsum(0)[s.last] - s.share * s.tied(s.event * w)
-            sums = (w[:, None] * a).cumsum(0)[s.last] - s.share[:, None] * s.tied(((s.event * w)[:, None] * a).mT).mT
-            means = (sums / risk[:, None])[s.event > 0]
-            spread = a.mT @ (expected[:, None] * a) - means.mT @ (s.mean[s.event > 0][:, None] * means)
-            total += self._client_weights()[i] / float(s.weight.sum()) * spread
+            rows = _dense(self.data[i][0]).double().split(self._pieces[i])
+            spread = sum(_spread(a, a @ x.double(), s) for a, s in zip(rows, self._strata[i], strict=True))
+            total += self._client_weights()[i] / self._total(i) * spread
         return total.to(x)
 
     def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
@@ -140,17 +139,27 @@ class Cox(ClientSum):
         """Return the logarithm of each input's hazard relative to its stratum's baseline."""
         return inputs.to(x.dtype) @ x
 
-    def baseline(self, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
-        """Client i's event times, ascending, and its baseline cumulative hazard after each.
+    def baseline(self, x: Tensor, i: int, stratum: int = 0) -> tuple[Tensor, Tensor]:
+        """Client i's event times, ascending, and its baseline cumulative hazard after each, in one of its strata.
 
         The survival curve of a row a in that stratum is exp(-hazard exp<a, x>).
         """
-        s = self._strata[i]
-        logarithm = _hazards(self._design(i, torch.float64).times(x.double()), s)
+        sizes, s = self._pieces[i], self._strata[i][stratum]
+        eta = self._design(i, torch.float64).times(x.double()).split(sizes)[stratum]
         happened = s.event > 0
-        times, place = torch.unique(self.data[i][1][happened, 0], return_inverse=True)
+        moments = self.data[i][1][:, 0].split(sizes)[stratum]
+        times, place = torch.unique(moments[happened], return_inverse=True)
         steps = torch.zeros(len(times), dtype=torch.float64, device=times.device)
-        return times, steps.index_add_(0, place, torch.exp(logarithm[happened])).cumsum(0)
+        return times, steps.index_add_(0, place, torch.exp(_hazards(eta, s)[happened])).cumsum(0)
+
+    def strata(self, i: int) -> list[float]:
+        """The strata of client i, in the order of `baseline`; one is 0."""
+        y = self.data[i][1]
+        return torch.unique(y[:, 3]).tolist() if y.shape[1] > 3 else [0.0]
+
+    def _total(self, i: int) -> float:
+        """What the rows of client i count."""
+        return float(sum(s.weight.sum() for s in self._strata[i]))
 
     def _mine(self) -> list[int]:
         rank, ranks = self._part
@@ -158,18 +167,24 @@ class Cox(ClientSum):
 
     def _client(self, ids: list[int], points: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """f_i and its gradient at a point for each, for these clients; those of like size are computed together."""
+        rows = [self._design(i, points.dtype) for i in ids]
+        scores = [part for a, x, i in zip(rows, points, ids, strict=True) for part in a.times(x).split(self._pieces[i])]
+        strata = [s for i in ids for s in self._strata[i]]
+        values, residuals = [points.new_zeros(())] * len(scores), list(scores)
+        for group in _of_like_size([len(part) for part in scores]):
+            eta = pad_sequence([scores[k] for k in group], batch_first=True, padding_value=-torch.inf).double()
+            for k, value, residual in zip(
+                group, *_partial(eta, _Strata.together([strata[k] for k in group])), strict=True
+            ):
+                values[k], residuals[k] = value, residual[: len(scores[k])]
         losses: list[Tensor] = []
         gradients: list[Tensor] = []
-        for group in _of_like_size(ids, self.data.sizes):
-            rows = [self._design(ids[k], points.dtype) for k in group]
-            scores = [a.times(points[k]) for a, k in zip(rows, group, strict=True)]
-            strata = _Strata.together([self._strata[ids[k]] for k in group])
-            eta = pad_sequence(scores, batch_first=True, padding_value=-torch.inf).double()
-            likelihoods, residuals = _partial(eta, strata)
-            for k, a, score, value, residual in zip(group, rows, scores, likelihoods, residuals, strict=True):
-                total = self._strata[ids[k]].weight.sum()
-                losses.append((-value / total).to(points))
-                gradients.append(a.transposed((residual[: len(score)] / total).to(points)))
+        end = 0
+        for a, i in zip(rows, ids, strict=True):
+            mine, end = slice(end, end + len(self._pieces[i])), end + len(self._pieces[i])
+            total = self._total(i)
+            losses.append((-torch.stack(values[mine]).sum() / total).to(points))
+            gradients.append(a.transposed((torch.cat(residuals[mine]) / total).to(points)))
         return losses, gradients
 
     def _design(self, i: int, dtype: torch.dtype) -> Design:
@@ -196,10 +211,16 @@ class _Strata(NamedTuple):
     """What each row counts."""
     mean: Tensor
     """What the events of the same time count on average, at events; 1 elsewhere."""
+    order: Tensor | None = None
+    """Rows from the last start to the first; None where all are at risk from the beginning."""
+    later: Tensor | None = None
+    """How many of these start at the row's time or later."""
+    begin: Tensor | None = None
+    """How many rows have a time after the row's start."""
 
     @classmethod
     def of(cls, targets: Tensor, ties: str, weight: Tensor) -> _Strata:
-        time, event = targets[:, 0], targets[:, 1].double()
+        time, event = targets[:, 0].contiguous(), targets[:, 1].double()
         _, group, counts = torch.unique_consecutive(time, return_inverse=True, return_counts=True)
         ends = counts.cumsum(0)
         before = event.cumsum(0) - event
@@ -209,13 +230,45 @@ class _Strata(NamedTuple):
         share = event * place / many.clamp_min(1) if ties == "efron" else torch.zeros_like(event)
         sums = torch.zeros(len(counts), dtype=torch.float64, device=time.device).index_add_(0, group, weight * event)
         mean = torch.where(event > 0, sums[group] / many.clamp_min(1), 1.0)
-        return cls(event, first, last, share, weight, mean)
+        known = cls(event, first, last, share, weight, mean)
+        if targets.shape[1] < 3:
+            return known
+        start, order = targets[:, 2].sort(descending=True)
+        begin = torch.searchsorted(-time, -targets[:, 2].contiguous())
+        return known._replace(order=order, later=torch.searchsorted(-start, -time, right=True), begin=begin)
 
     @classmethod
     def together(cls, strata: list[_Strata]) -> _Strata:
-        *four, weight, mean = (list(values) for values in zip(*strata, strict=True))
+        *four, weight, mean = (list(values) for values in zip(*(s[:6] for s in strata), strict=True))
         ones = (pad_sequence(values, batch_first=True, padding_value=1.0) for values in (weight, mean))
-        return cls(*(pad_sequence(values, batch_first=True) for values in four), *ones)
+        late: Any = [list(v) for v in zip(*(s[6:] for s in strata), strict=True)] if strata[0].order is not None else []
+        padded = (pad_sequence(values, batch_first=True) for values in (*four,))
+        return cls(*padded, *ones, *(pad_sequence(values, batch_first=True) for values in late))
+
+    def logarithm_at_risk(self, eta: Tensor) -> Tensor:
+        """log of the sum of exp(eta) over each row's risk set."""
+        found = torch.logcumsumexp(eta, -1).gather(-1, self.last)
+        if self.order is None or self.later is None:
+            return found
+        not_yet = _from_nothing(torch.logcumsumexp(eta.gather(-1, self.order), -1), -torch.inf).gather(-1, self.later)
+        tied = found + torch.log(self.tied(torch.exp(eta - found)))  # at risk, whatever rounding says
+        return torch.maximum(torch.maximum(_less(found, not_yet), tied), eta)
+
+    def at_risk(self, values: Tensor) -> Tensor:
+        """The sum of `values` (m, d) over each row's risk set."""
+        found = values.cumsum(0)[self.last]
+        if self.order is None or self.later is None:
+            return found
+        return found - _from_nothing(values[self.order].cumsum(0).mT, 0.0).mT[self.later]
+
+    def logarithm_until(self, hazard: Tensor) -> Tensor:
+        """log of the sum of exp(hazard), by rows, over the times at which each row is at risk."""
+        past = torch.logcumsumexp(hazard.flip(-1), -1).flip(-1)  # of this row's time and before
+        found = past.gather(-1, self.first)
+        if self.begin is None:
+            return found
+        before = _from_nothing(past.flip(-1), -torch.inf).flip(-1).gather(-1, self.begin)
+        return _less(found, before)
 
     def tied(self, values: Tensor) -> Tensor:
         """The sum of `values` (..., m) over the rows with the same time."""
@@ -232,7 +285,7 @@ def _hazards(eta: Tensor, s: _Strata) -> Tensor:
 def _risks(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor, Tensor]:
     """log R of each row's risk set; what Efron leaves of R, as a share; weight exp(eta) / R."""
     eta = eta + torch.log(s.weight)
-    risk = torch.logcumsumexp(eta, -1).gather(-1, s.last)
+    risk = s.logarithm_at_risk(eta)
     relative = torch.exp(eta - risk)
     return risk, 1 - s.share * s.tied(s.event * relative), relative
 
@@ -243,9 +296,29 @@ def _partial(eta: Tensor, s: _Strata) -> tuple[Tensor, Tensor]:
     each = -risk - torch.log(left)
     hazard = torch.where(s.event > 0, torch.log(s.mean) + each, -torch.inf)
     likelihood = torch.where(s.event > 0, s.weight * eta + s.mean * each, 0.0).sum(-1)
-    cumulative = torch.logcumsumexp(hazard.flip(-1), -1).flip(-1).gather(-1, s.first)  # of events up to this time
+    cumulative = s.logarithm_until(hazard)
     expected = s.weight * torch.exp(eta + cumulative) - s.event * relative * s.tied(s.mean * s.share / left)
     return likelihood, expected - s.weight * s.event
+
+
+def _spread(a: Tensor, eta: Tensor, s: _Strata) -> Tensor:
+    """The Hessian of minus the log partial likelihood of a stratum with features a and scores eta."""
+    expected = _partial(eta, s)[1] + s.weight * s.event
+    w = s.weight * torch.exp(eta - eta.max())
+    risk = s.at_risk(w[:, None])[:, 0] - s.share * s.tied(s.event * w)
+    sums = s.at_risk(w[:, None] * a) - s.share[:, None] * s.tied(((s.event * w)[:, None] * a).mT).mT
+    means = (sums / risk[:, None])[s.event > 0]
+    return a.mT @ (expected[:, None] * a) - means.mT @ (s.mean[s.event > 0][:, None] * means)
+
+
+def _from_nothing(sums: Tensor, zero: float) -> Tensor:
+    """Cumulative sums with that of nothing before them."""
+    return torch.cat([torch.full_like(sums[..., :1], zero), sums], -1)
+
+
+def _less(a: Tensor, b: Tensor) -> Tensor:
+    """log(exp(a) - exp(b)) for b <= a, to rounding; -inf where both are."""
+    return a + torch.log1p(-torch.exp(b - a).nan_to_num(0.0).clamp(max=1.0))
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -253,13 +326,17 @@ def _dense(x: Tensor) -> Tensor:
     return x.to_dense() if is_sparse(x) else x
 
 
-def _by_time(data: ClientData, events_elsewhere: bool) -> tuple[ClientData, Tensor]:
-    """The rows of each client from the last time to the first, and where they were; other tables are refused."""
+def _by_time(data: ClientData, events_elsewhere: bool) -> tuple[ClientData, Tensor, list[list[int]]]:
+    """The rows of each client by stratum, from the last time to the first, where they were, and the sizes of strata;
+    other tables are refused."""
     x, y = data.x, data.y
     if x.ndim != 2:
         raise InputError(f"x has shape {tuple(x.shape)}; give one row of features per sample, shape (N, features)")
-    if y.shape[1:] != (2,):
+    if y.ndim != 2 or y.shape[1] not in (2, 3, 4):
         raise InputError(f"y has shape {tuple(y.shape)}; Cox needs a time and an event (0 or 1) per row, shape (N, 2)")
+    if y.shape[1] > 2 and bool((y[:, 2] >= y[:, 0]).any()):
+        row = int((y[:, 2] >= y[:, 0]).nonzero()[0])
+        raise InputError(f"expected start < time, got {float(y[row, 2]):g} and {float(y[row, 0]):g} in row {row}")
     wrong = ((y[:, 1] != 0) & (y[:, 1] != 1)).nonzero()
     if len(wrong):
         row = int(wrong[0])
@@ -267,20 +344,23 @@ def _by_time(data: ClientData, events_elsewhere: bool) -> tuple[ClientData, Tens
     if not events_elsewhere and not bool((y[:, 1] == 1).any()):
         raise InputError("no event happened: every row is censored, and nothing can be learnt; give data with events")
     x = x if is_sparse(x) or x.is_floating_point() else x.to(torch.get_default_dtype())
-    order = [
-        start + torch.argsort(times[:, 0], descending=True, stable=True).cpu()
-        for start, (_, times) in zip(data.offsets.tolist(), data, strict=True)
-    ]
+    order, pieces = [], []
+    for start, (_, target) in zip(data.offsets.tolist(), data, strict=True):
+        place = torch.argsort(target[:, 0], descending=True, stable=True)
+        if y.shape[1] > 3:
+            place = place[torch.argsort(target[place, 3], stable=True)]
+        order.append(start + place.cpu())
+        strata = target[:, 3] if y.shape[1] > 3 else torch.zeros(len(target))
+        pieces.append(torch.unique(strata, return_counts=True)[1].tolist())
     rows = torch.cat(order).to(x.device)
-    return ClientData(take(x, rows), y[rows], data.sizes), rows
+    return ClientData(take(x, rows), y[rows], data.sizes), rows, pieces
 
 
-def _of_like_size(ids: list[int], sizes: Tensor) -> list[list[int]]:
-    """Positions in `ids`, in order, in groups whose padding is at most as long as their rows."""
+def _of_like_size(sizes: list[int]) -> list[list[int]]:
+    """Positions, in order, in groups whose padding is at most as long as their rows."""
     groups: list[list[int]] = []
     longest = total = 0
-    for k, i in enumerate(ids):
-        size = int(sizes[i])
+    for k, size in enumerate(sizes):
         longest, total = max(longest, size), total + size
         if not groups or len(groups[-1] + [k]) * longest > 2 * total:
             groups.append([])

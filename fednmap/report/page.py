@@ -15,8 +15,8 @@ from fednmap.names import InputError, current
 from fednmap.report import coefficients, figures
 from fednmap.report.closing import Trials, about_line, columns, ended_lines, gamma_line, made_by, rows
 from fednmap.report.series import collect, expected, models
+from fednmap.runs.atomic_files import from_toml, write_atomically
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import from_toml, write_atomically
 from fednmap.runs.folder import RunFolder
 
 

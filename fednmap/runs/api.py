@@ -15,8 +15,8 @@ from fednmap.core import Algorithm, Problem, Regularizer, info_of
 from fednmap.measure import problem_gamma
 from fednmap.names import InputError
 from fednmap.problems import Network
+from fednmap.runs.atomic_files import from_toml, locked, write_atomically
 from fednmap.runs.execution import DONE, Task, run_and_record, stored_result
-from fednmap.runs.files import from_toml, locked, write_atomically
 from fednmap.runs.fingerprints import described, identity
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.process_pool import Interrupted, interrupts

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, Problem, State
 from fednmap.names import InputError
-from fednmap.runs.files import add_checksum, clear_errors, digest, from_json, to_json, verified, write_atomically
+from fednmap.runs.atomic_files import add_checksum, clear_errors, digest, from_json, to_json, verified, write_atomically
 from fednmap.simulation import Record, Round
 from fednmap.simulation.states import Clients
 

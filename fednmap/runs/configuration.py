@@ -286,7 +286,7 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
 
 def _check_name(setting: str, value: str) -> None:
     """Refuse a name that stands for nothing."""
-    from fednmap.asynchronous import check_delays, factors, rule_of
+    from fednmap.asynchronous import delays_of, factors, rule_of
     from fednmap.core import Regularizer
     from fednmap.data import PARTITIONS
     from fednmap.decentralized.topologies import check_name
@@ -312,7 +312,7 @@ def _check_name(setting: str, value: str) -> None:
         "aggregate": lambda: centre_of(value),
         "attack": lambda: attack_of(value),
         "asynchronous": lambda: rule_of(value),
-        "delays": lambda: check_delays(value),
+        "delays": lambda: delays_of(value, None, None, 0),
         "slowdown": lambda: factors(value, None),
     }
     checks[setting]()
@@ -367,7 +367,7 @@ def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
 
     late, timed = given("asynchronous"), given("slowdown", "staleness")
     timed = f"delays is {config.delays}" if config.delays != "constant" else timed
-    yield timed and not late, f"{timed} without asynchronous, which they are for; add --async window:2, say"
+    yield timed and not late, f"{timed}: only for asynchronous runs; add --async window:2, say"
     yield late and graph, f"{graph} with {late}: methods on a graph wait for their neighbours; leave one out"
     sums = f"{late}: secure aggregation, privacy and robust rules are for rounds that end for all clients together"
     changed = config.secagg or config.dp_clip or robust or config.attack

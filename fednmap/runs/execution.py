@@ -22,9 +22,9 @@ from fednmap.measure import quantity
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs import checkpoints
+from fednmap.runs.atomic_files import locked
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import Experiment, prepare, regularized
-from fednmap.runs.files import locked
 from fednmap.runs.folder import EXTENDABLE, MISSING, Job, Model, RunFolder
 from fednmap.runs.process_pool import Interrupted, ProcessPool, Send, StopFlag, interrupts
 from fednmap.runs.uplink_config import uplink_of

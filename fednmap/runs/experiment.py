@@ -30,8 +30,8 @@ from fednmap.privacy.example_level import gradients_per_round
 from fednmap.problems import GLM, FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
 from fednmap.regularizers import Separable, Zero, parse, restrict
 from fednmap.runs import uplink_config
+from fednmap.runs.atomic_files import digest
 from fednmap.runs.configuration import Config
-from fednmap.runs.files import digest
 from fednmap.simulation.participation import Trace, sampler_of
 from fednmap.simulation.schedules import step_of
 from fednmap.simulation.sums import divided

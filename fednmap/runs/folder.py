@@ -35,8 +35,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fednmap.names import InputError, current
-from fednmap.runs.configuration import STOPPING, Config
-from fednmap.runs.files import (
+from fednmap.runs.atomic_files import (
     LOCK,
     add_checksum,
     clear_errors,
@@ -51,6 +50,7 @@ from fednmap.runs.files import (
     verified,
     write_atomically,
 )
+from fednmap.runs.configuration import STOPPING, Config
 from fednmap.simulation import Record, lock
 
 HEADING = b"method,trial,round,metric,value\n"

@@ -16,9 +16,9 @@ from typing import Any
 import tomli_w
 
 from fednmap.names import InputError
+from fednmap.runs.atomic_files import from_json, from_toml, locked, to_json, write_atomically
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter, execute
-from fednmap.runs.files import from_json, from_toml, locked, to_json, write_atomically
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.process_pool import ProcessPool
 from fednmap.theory.scaling import Over, checked

@@ -152,20 +152,20 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def target(self) -> list[str]:
-        """The columns on the left: one, or the time and the event of Surv(time, event); none where it is empty."""
+        """The columns on the left: one, those of Surv(time, event) or Surv(start, stop, event), or none."""
         left = self._parsed().left
         if left is None:
             return []
         tree = _tree(left) if left.isidentifier() or "(" in left else None
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "Surv":
-            if len(tree.args) == 2 and all(isinstance(part, ast.Name) for part in tree.args):
+            if len(tree.args) in (2, 3) and all(isinstance(part, ast.Name) for part in tree.args):
                 return [part.id for part in tree.args if isinstance(part, ast.Name)]
         elif tree is None or isinstance(tree, ast.Name):
             return [left]
         raise InputError(f"expected a column or Surv(time, event) before ~, got {left!r}; compute it as a column")
 
     def response(self, X: Any) -> Column | None:
-        """Return the columns on the left of a frame, (N,) or (N, 2); None where the formula has none."""
+        """Return the columns on the left of a frame, (N,), (N, 2) or (N, 3); None where the formula has none."""
         found = table(X, only=self.target)
         parts = [found[name] for name in self.target]
         return None if not parts else parts[0] if len(parts) == 1 else np.stack(parts, 1)

@@ -18,7 +18,7 @@ from hospital_files import write_hospitals
 from fednmap import InputError
 from fednmap.flower import tables
 from fednmap.flower.audit import logs
-from fednmap.flower.disclosure import Rules, effective_rows
+from fednmap.flower.disclosure import Rules, effective_rows, weights
 from fednmap.flower.local import LocalProblem
 from fednmap.problems import GLM, LeastSquares
 from fednmap.tables import Table, read
@@ -83,6 +83,12 @@ def first(n):
         ('columns = ["age", "outcome"]', None, {}, "rule-column", "do not allow column 'sex'; exclude the column"),
         ('columns = ["age", "sex"]', None, {}, "rule-column", "do not allow column 'outcome'"),
         ('questions = ["columns", "target"]', None, {}, "rule-question", "do not allow this question"),
+        ('questions = ["columns", "deviations", "target", "agree"]', None, {}, "rule-question", "this question"),
+        ("max-points = 3", None, {}, "rule-points", "rules allow no further model"),
+        ("min-effective-rows = 60", None, {}, "rule-few-rows", "the answer would rest on too few rows"),
+        ("min-rows = 15", None, {"cv": "4"}, "rule-rows", "fewer rows"),  # 10 rows of 40 are held out
+        ("min-level-count = 8", None, {"cv": "4"}, "rule-level", "has a level, class or gap in too few rows"),
+        ("min-effective-rows = 12", None, {"cv": "4"}, "rule-few-rows", "rest on too few rows"),
         ("max-epsilon = 1.0", None, {}, "rule-budget", "the privacy budget of the site does not allow this"),
         ("min-rows = many", None, {}, "rules", "the rules of the site cannot be read"),
         ("min-row = 5", None, {}, "rules", "the rules of the site cannot be read"),
@@ -174,6 +180,41 @@ def test_gradients_at_half_spaces_recover_no_row(tmp_path):
     assert recovered(local, x) > 40
     guarded = Rules(min_effective_rows=5).guarded(local, tmp_path, "zug")
     assert recovered(guarded, x) == 0
+
+
+@pytest.mark.parametrize("kind", ["curvature", "information"])
+def test_hessians_at_half_spaces_rest_on_many_rows(tmp_path, kind):
+    """Between two half-spaces lies one row, and a Hessian there is that row's alone."""
+    x, y = people()
+    problem, rules = GLM([(x, y)], "logistic", intercept=True), Rules(min_effective_rows=5)
+    weigh = lambda point: weights(kind, problem, point)  # noqa: E731
+    rules.points(kind, torch.zeros(1, 5, dtype=torch.float64), weigh, tmp_path)
+    for point in half_spaces(x):
+        shifted = torch.cat([point[:4], -(x @ point[:4]).median()[None]])  # the median is a row
+        with pytest.raises(SiteError, match="few-rows"):
+            rules.points(kind, shifted[None], weigh, tmp_path)
+
+
+def test_fits_that_differ_in_one_row_are_refused(tmp_path):
+    """The second is refused at the site before any sum of it leaves that the first one had not told."""
+    run, _ = fit(tmp_path, "min-effective-rows = 5", **SICK)
+    run()
+    for k, change in enumerate((lambda rows: rows.some(slice(0, rows.rows - 1)), with_outcome_of_first_changed)):
+        other = {"run_folder": str(tmp_path / f"run-{k}")}
+        again, sent = fit(tmp_path, "min-effective-rows = 5", change, **SICK, **other)
+        with pytest.raises(InputError, match="zug: the answer would rest on too few rows for the site's rules"):
+            again()
+        *earlier, last = [words for words in sent if "proof" not in words and "'name': 'zug'" not in words]
+        assert not earlier  # its first answer
+        assert "rule-few-rows" in last
+        assert logs(tmp_path / "s")["zug"][-1]["items"][0]["value"] == "rule-few-rows"
+    fit(tmp_path, "min-effective-rows = 5", **SICK, run_folder=str(tmp_path / "run-2"))[0]()
+
+
+def with_outcome_of_first_changed(rows):
+    outcome = rows["outcome"].copy()
+    outcome[0] = "sick" if outcome[0] == "healthy" else "healthy"
+    return Table({**rows.columns, "outcome": outcome}, rows.name)
 
 
 def test_a_table_that_has_lost_a_row_is_not_asked_again(tmp_path):

@@ -14,8 +14,8 @@ from fednmap import cli
 from fednmap.cli import COMMANDS, LazyCommand
 from fednmap.names import FOREIGN, InputError
 from fednmap.report.progress import Bar, Lines
+from fednmap.runs.atomic_files import FolderError
 from fednmap.runs.execution import RunInfo
-from fednmap.runs.files import FolderError
 from fednmap.runs.folder import Job
 from fednmap.simulation.distributed import WorkerLost
 

@@ -12,7 +12,12 @@ from matplotlib import mathtext
 from safetensors.torch import load_file
 
 import fednmap
-from fednmap.estimators import FederatedLasso, FederatedLogisticRegression, FederatedOrdinalRegression
+from fednmap.estimators import (
+    FederatedCoxRegression,
+    FederatedLasso,
+    FederatedLogisticRegression,
+    FederatedOrdinalRegression,
+)
 from fednmap.estimators import folder as kept
 from fednmap.runs.folder import RunFolder
 from fednmap.tables import FederatedPreprocessor, read_sites
@@ -563,3 +568,30 @@ def test_factors_and_bounds_by_names_of_any_signs(command, tmp_path):
         assert code == 2
         assert "expected" in err
         assert not (tmp_path / "OTHER").exists()
+
+
+def test_cox_with_strata_and_intervals_of_time(command, tmp_path):
+    """The command is the estimator; the formula says the same in words."""
+    folder, parts = tmp_path / "sites", []
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        start, dose = rng.integers(0, 4, 40), rng.normal(size=40)
+        ward = rng.choice(["x", "y"], 40)
+        part = pl.DataFrame({"dose": dose, "ward": ward, "begin": start, "end": start + rng.integers(1, 6, 40)})
+        parts.append(part.with_columns(died=pl.Series(rng.integers(0, 2, 40)), site=pl.lit(site)))
+        parts[-1].drop("site").write_csv(folder / f"{site}.csv")
+    rows = pl.concat(parts)
+    model = FederatedCoxRegression(strata="ward").fit(
+        rows.select("dose", "ward"), rows.select("begin", "end", "died").to_numpy(), rows["site"].to_numpy()
+    )
+    columns = ["--time", "end", "--event", "died", "--entry", "begin", "--strata", "ward"]
+    formula = ["--formula", "Surv(begin, end, died) ~ dose", "--strata", "ward"]
+    for k, words in enumerate((columns, formula)):
+        code, _, err = command(
+            "fit", "--data", f"csv:{folder}", *words, "--penalty", "none", "--out", tmp_path / f"RUN{k}"
+        )
+        assert code == 0, err
+        assert fednmap.load(tmp_path / f"RUN{k}").coef[0] == pytest.approx(model.coef_, rel=1e-6)
+    code, _, err = command("fit", "--data", f"csv:{folder}", "--target", "died", "--strata", "ward")
+    assert (code, "expected --entry and --strata with family cox" in err) == (2, True)

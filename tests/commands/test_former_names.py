@@ -12,9 +12,9 @@ from fednmap.data import load
 from fednmap.estimators.fit_config import FitConfig, with_weight
 from fednmap.flower.settings import read
 from fednmap.names import InputError
+from fednmap.runs.atomic_files import add_checksum, to_json
 from fednmap.runs.configuration import Config, code_in
 from fednmap.runs.execution import settings
-from fednmap.runs.files import add_checksum, to_json
 from fednmap.runs.folder import RunFolder
 
 SMALL = ("--model", "logistic", "--clients", 3, "--rounds", 2, "--quiet", "--json", "--out", "run")

@@ -12,10 +12,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from fednmap.commands import monitor
+from fednmap.commands import watch
+from fednmap.runs.atomic_files import locked
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter, execute
-from fednmap.runs.files import locked
 from fednmap.runs.folder import Job, RunFolder
 
 SETTINGS = {"data": "digits", "model": "logistic", "clients": 4, "local_steps": 2, "eval_every": 2}
@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(run: RunFolder) -> None:
     (run.path / "metrics.csv").write_bytes(rows[:cut])
     seen: list[tuple[str, float]] = []
     with locked(run.path):
-        news = monitor._news(run, every=0.05)
+        news = watch._news(run, every=0.05)
         seen += [(job.method, record["round"]) for job, record in (next(news) for _ in range(6))]
         (run.path / "metrics.csv").write_bytes(rows)
     seen += [(job.method, record["round"]) for job, record in news]
@@ -60,7 +60,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(run: RunFolder) -> None:
 
 def test_prometheus_reads_every_quantity(run: RunFolder) -> None:
     samples = {}
-    for line in monitor.to_prometheus(run).splitlines():
+    for line in watch.to_prometheus(run).splitlines():
         if not line.startswith("#"):
             name, value = line.rsplit(" ", 1)
             samples[name] = float(value)
@@ -72,18 +72,18 @@ def test_prometheus_reads_every_quantity(run: RunFolder) -> None:
 
 
 def test_labels_and_numbers_of_prometheus() -> None:
-    assert monitor._labels(run='a"b\\c\nd') == '{run="a\\"b\\\\c\\nd"}'
-    assert [monitor._number(v) for v in (1.5, math.nan, math.inf, -math.inf)] == ["1.5", "NaN", "+Inf", "-Inf"]
-    assert json.loads(monitor.to_json_line(Job("m", 0), {"round": 1.0, "loss": math.nan}))["loss"] is None
+    assert watch._labels(run='a"b\\c\nd') == '{run="a\\"b\\\\c\\nd"}'
+    assert [watch._number(v) for v in (1.5, math.nan, math.inf, -math.inf)] == ["1.5", "NaN", "+Inf", "-Inf"]
+    assert json.loads(watch.to_json_line(Job("m", 0), {"round": 1.0, "loss": math.nan}))["loss"] is None
 
 
 def test_the_port(run: RunFolder) -> None:
-    with monitor.server(run, "127.0.0.1", 0) as serving:
+    with watch.server(run, "127.0.0.1", 0) as serving:
         threading.Thread(target=serving.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{serving.server_address[1]}"
         with urlopen(f"{address}/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            assert answer.read().decode() == monitor.to_prometheus(run)
+            assert answer.read().decode() == watch.to_prometheus(run)
         with urlopen(f"{address}/healthz") as answer:
             assert answer.read() == b"finished\n"
         (run.path / "results.json").write_text("[]")  # as after a crash

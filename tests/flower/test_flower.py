@@ -31,7 +31,7 @@ from fednmap.flower.settings import client_name, read
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.regularizers import L1
-from fednmap.runs.files import locked
+from fednmap.runs.atomic_files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.testing import optimum
 

@@ -23,7 +23,7 @@ from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
 from fednmap.privacy import Privacy, accounting
 from fednmap.regularizers import L1
-from fednmap.runs import files
+from fednmap.runs import atomic_files as files
 from fednmap.runs.uplink_config import grid_of, privacy_of
 from fednmap.testing import optimum
 

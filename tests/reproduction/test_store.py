@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fednmap.names import InputError
-from fednmap.runs.files import digest
+from fednmap.runs.atomic_files import digest
 from reproduction import store as store_module
 from reproduction.execution import finished, run_trials
 from reproduction.figures import FIGURES

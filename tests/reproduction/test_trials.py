@@ -25,9 +25,9 @@ from fednmap.models import mlp, mobilenet_v3_small
 from fednmap.problems import Network
 from fednmap.regularizers import L1, ElasticNet
 from fednmap.report.progress import Warnings
+from fednmap.runs.atomic_files import locked
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter, execute
-from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.process_pool import Interrupted
 from reproduction import mobilenet, nn, shallow, table1, table1_trials

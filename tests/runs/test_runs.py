@@ -22,10 +22,11 @@ from small import FEDNMAP, Heard, begin, damage, megabytes, outcome, resume, sma
 
 from fednmap import Callback
 from fednmap.names import InputError
-from fednmap.runs import checkpoints, files
+from fednmap.runs import atomic_files as files
+from fednmap.runs import checkpoints
+from fednmap.runs.atomic_files import FolderError, locked
 from fednmap.runs.execution import execute, settings
 from fednmap.runs.experiment import prepare
-from fednmap.runs.files import FolderError, locked
 from fednmap.runs.folder import About, RunFolder
 from fednmap.runs.process_pool import Interrupted
 

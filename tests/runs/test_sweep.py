@@ -13,9 +13,9 @@ from small import Heard, outcome, small
 from fednmap.names import InputError
 from fednmap.report.plots import speedup as plot
 from fednmap.report.progress import Lines
+from fednmap.runs.atomic_files import locked
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter
-from fednmap.runs.files import locked
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, varied
 from fednmap.theory.scaling import fit_speedup

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednmap.asynchronous.delays import Values, Whole, delays_of, uniform
-from fednmap.asynchronous.ledger import Ledger, draw
+from fednmap.asynchronous.in_flight import Ledger, draw
 from fednmap.core import Problem, State, info_of, nbytes
 from fednmap.names import InputError
 from fednmap.simulation import distributed, schedules
@@ -85,9 +85,10 @@ def rounds_of(
     federation, pipeline = federation_of(problem, participation=participation, drop=drop, seed=seed), Pipeline()
     together = chunk or clients_per_group(problem, start)
     pool = ThreadPool(threads if start.device.type == "cpu" else 1, concurrent=bool(about.concurrent))
-    clients = Clients(problem.n, initial) if after is None else after.clients.thaw(initial, None, _all)
+    clients = Clients(problem.n, initial)
     jobs = _Jobs(algorithm, problem.n, federation.per_round, drop, seed)
     if after is not None:
+        clients = after.clients.thaw(initial, None, lambda ids: torch.ones_like(ids, dtype=torch.bool))
         everybody = clients[torch.arange(problem.n, device="cpu")]
         jobs.restore(everybody.job.cpu().numpy(), float(after.server.virtual_time))
     own, sent = len(client), len(method.broadcast(bare))
@@ -263,7 +264,3 @@ def _statistics(server: State, ledger: Ledger, late: Whole, count: int) -> tuple
     mean = (float(server.staleness) * (total - count) + float(late.sum())) / total
     times: Values = ledger.times_counted.astype(np.float64)
     return mean, max(float(server.staleness_max), float(late.max())), float(times.min()), float(times.max())
-
-
-def _all(ids: Tensor) -> Tensor:
-    return torch.ones_like(ids, dtype=torch.bool)

@@ -1,0 +1,270 @@
+"""Path, choice of lam and standard errors between machines have the estimator's numbers: what exists in one process."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+pytest.importorskip("flwr")
+
+from hospital_files import write_hospitals
+from table_fits import fit, pooled
+
+from fednmap import InputError
+from fednmap.cli import app
+from fednmap.estimators import folder as kept
+from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
+from fednmap.estimators.model_selection import FederatedCoxRegressionCV, FederatedGLMCV
+from fednmap.flower.launch import Launcher
+from fednmap.flower.new import write
+from fednmap.tables import FederatedPreprocessor, read
+
+SICK = {"target": "outcome", "exclude": "time,event"}
+TIMES = {"time": "time", "event": "event", "exclude": "outcome"}
+TIGHT = 1e-10
+PLAIN = {
+    "gaussian": ({"target": "time", "exclude": "event,outcome"}, ["time"], ["event", "outcome"]),
+    "logistic": (SICK, ["outcome"], ["time", "event"]),
+    "poisson": ({"target": "event", "exclude": "time,outcome"}, ["event"], ["time", "outcome"]),
+    "cox": (TIMES, ["time", "event"], ["outcome"]),
+}
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    """Without gaps: estimators take numbers."""
+    folder = write_hospitals(tmp_path / "hospitals")
+    for path in folder.iterdir():
+        pl.read_csv(path).with_columns(pl.col("pressure").fill_null(130.0)).write_csv(path)
+    return folder
+
+
+def data(hospitals, family):
+    X, y, where, names = pooled(hospitals, *PLAIN[family][1:])
+    frame = pl.DataFrame(dict(zip(names, X.T, strict=True)))
+    y = (y == "sick").astype(float) if family == "logistic" else y.astype(float)
+    return frame, y, where
+
+
+def csv(run, name):
+    return pl.read_csv(run / name)
+
+
+def close(a, b):
+    assert np.abs(np.asarray(a, float) - np.asarray(b, float)).max() <= 1e-8
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+@pytest.mark.parametrize("family", PLAIN)
+def test_a_path_is_the_estimators(hospitals, family, secagg):
+    _, run = fit(
+        hospitals,
+        family=family,
+        penalty="l1",
+        lam=0.02,
+        path=True,
+        tol_absolute=TIGHT,
+        **PLAIN[family][0],
+        secagg=secagg,
+    )
+    X, y, where = data(hospitals, family)
+    alone = (
+        FederatedCoxRegression("l1", 0.02, tol=TIGHT)
+        if family == "cox"
+        else FederatedGLM(family, "l1", 0.02, tol=TIGHT)
+    ).fit(X, y, where)
+    found, path = csv(run, "path.csv"), alone.path(X, y, where)
+    assert found.columns == ["lam", *X.columns]
+    close(found["lam"], path.lambdas)
+    close(found[:, 1:], path.coefs[:, 0])
+    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+@pytest.mark.parametrize("cov_type", ["nonrobust", "HC0", "cluster"])
+@pytest.mark.parametrize("family", PLAIN)
+def test_standard_errors_are_the_estimators(hospitals, family, cov_type, secagg):
+    settings = {"family": family, "penalty": "none", "cov_type": cov_type, "tol_absolute": TIGHT} | PLAIN[family][0]
+    X, y, where = data(hospitals, family)
+    if secagg and cov_type == "cluster":
+        with pytest.raises(InputError, match="needs the gradients of single sites"):
+            fit(hospitals, secagg=True, **settings)
+        return
+    if (family, cov_type) == ("cox", "HC0"):
+        return
+    _, run = fit(hospitals, secagg=secagg, **settings)
+    alone = (
+        FederatedCoxRegression("none", tol=TIGHT) if family == "cox" else FederatedGLM(family, "none", tol=TIGHT)
+    ).fit(X, y, where)
+    errors, found = alone.inference(X, y, where, cov_type=cov_type), csv(run, "coefficients.csv")
+    close(found["standard error"], errors.error)
+    close(found["coefficient"], errors.estimate)
+    assert (run / "summary.txt").read_text() == errors.summary() + "\n"
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+@pytest.mark.parametrize(("cv", "select"), [("4", "min"), ("leave-one-site-out", "1se"), (None, "bic")])
+@pytest.mark.parametrize("family", PLAIN)
+def test_the_choice_of_lam_is_the_estimators(hospitals, family, cv, select, secagg):
+    settings = {"family": family, "penalty": "l1", "select": select, "tol_absolute": TIGHT} | PLAIN[family][0]
+    settings |= {} if cv is None else {"cv": cv}
+    if secagg and cv == "leave-one-site-out":
+        with pytest.raises(InputError, match="tells the losses of single sites"):
+            fit(hospitals, secagg=True, **settings)
+        return
+    _, run = fit(hospitals, secagg=secagg, **settings)
+    X, y, where = data(hospitals, family)
+    how = {"select": select, "tol": TIGHT, "cv": int(cv) if cv and cv.isdecimal() else cv}
+    kind = FederatedCoxRegressionCV("l1", **how) if family == "cox" else FederatedGLMCV(family, "l1", **how)
+    alone, found = kind.fit(X, y, where), csv(run, "cv.csv")
+    close(found["lam"], alone.lambdas_)
+    if cv is None:
+        close(found["bic"] / 100, alone.criterion_ / 100)
+    else:
+        close(found["mean"], alone.cv_mean_)
+        close(found["se"], alone.cv_se_)
+    assert json.loads((run / "model.json").read_text())["lam"] == pytest.approx(alone.lam_, rel=1e-9)
+    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+
+
+def test_gaps_are_filled_by_the_rows_outside_of_a_fold(tmp_path):
+    """As `fednmap fit --cv` does it, where the estimator is given what refills gaps."""
+    hospitals, settings = write_hospitals(tmp_path / "hospitals"), {"cv": "3", "tol_absolute": TIGHT} | SICK
+    for impute in ("mean", "median"):
+        out, settings["run_folder"] = tmp_path / f"fit-{impute}", str(tmp_path / f"run-{impute}")
+        fit(hospitals, impute=impute, **settings)
+        options = ["--target", "outcome", "--exclude", "time,event", "--cv", "3", "--impute", impute]
+        words = ["fit", "--data", f"csv:{hospitals}", *options, "--tol-absolute", str(TIGHT), "--out", str(out)]
+        app.main(words, standalone_mode=False)
+        for name in ("cv.csv", "path.csv"):
+            close(csv(out, name), csv(tmp_path / f"run-{impute}", name))
+
+
+@pytest.mark.parametrize("family", ["gamma", "negative-binomial", "ordinal"])
+def test_more_families_are_the_estimators(hospitals, family):
+    """Penalised, and with standard errors."""
+    goals = {
+        "gamma": ("time", "event,outcome"),
+        "negative-binomial": ("visits", "time,event,outcome"),
+        "ordinal": ("ecg", "time,event,outcome"),
+    }
+    if family == "negative-binomial":
+        for path in hospitals.iterdir():
+            rng, table = np.random.default_rng(len(path.stem)), pl.read_csv(path)
+            mean = np.exp(0.02 * (table["age"].to_numpy() - 60) + 1) * rng.gamma(2.0, 0.5, len(table))
+            table.with_columns(visits=rng.poisson(mean)).write_csv(path)
+    target, drop = goals[family]
+    settings = {
+        "family": family,
+        "target": target,
+        "exclude": drop,
+        "penalty": "none",
+        "tol_absolute": 1e-9,
+        "rounds": 5000,
+    }
+    _, run = fit(hospitals, **settings, **({"order": "a,b,c"} if family == "ordinal" else {}))
+    X, y, where, names = pooled(hospitals, [target], drop.split(","))
+    frame, options = pl.DataFrame(dict(zip(names, X.T, strict=True))), {"tol": 1e-9, "max_rounds": 5000}
+    if family == "ordinal":
+        alone = FederatedOrdinalRegression("none", order=("a", "b", "c"), **options).fit(frame, y.astype(str), where)
+    else:
+        alone = FederatedGLM(family, "none", **options).fit(frame, y.astype(float), where)
+    assert np.abs(kept.load(run).coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
+    errors = alone.inference(frame, y.astype(str if family == "ordinal" else float), where)
+    found = csv(run, "coefficients.csv")
+    assert list(found["name"]) == list(errors.names)
+    close(found["standard error"], errors.error)
+
+
+def numbers(said, name=""):
+    """All numbers in an answer, each with the name under which it stands."""
+    if isinstance(said, dict):
+        return [pair for key, part in said.items() for pair in numbers(part, key)]
+    if isinstance(said, list):
+        return [pair for part in said for pair in numbers(part, name)]
+    return [(name, said)] if isinstance(said, int | float) else []
+
+
+def test_under_masks_no_number_is_in_the_clear_but_rows(hospitals):
+    sent = []
+
+    def listen(name, message, answer):
+        reply = answer()
+        sent.append(reply.content)
+        return [reply]
+
+    fit(hospitals, fault=listen, secagg=True, **SICK)
+    assert not any("sum" in content for content in sent)
+    assert sum("masked" in content for content in sent) > 40
+    said = [json.loads(str(content["answer"]["json"])) for content in sent if "answer" in content]
+    assert {name for part in said for name, _ in numbers(part)} == {"rows"}
+
+
+def test_a_server_that_asks_in_the_clear_gets_no_sum(hospitals):
+    """Although the settings, which the site knows, say secagg."""
+    asked = []
+
+    def unmask(name, message, answer):
+        if name == "bern" and "secagg" in message.content and '"sums"' in str(message.content.get("question", "")):
+            del message.content["secagg"]
+            asked.append(str((reply := answer()).content))
+            return [reply]
+        return [answer()]
+
+    with pytest.raises(InputError, match="bern: secagg: the server asks for a vector in the clear; refused"):
+        fit(hospitals, fault=unmask, secagg=True, **SICK)
+    assert "sum.x" not in asked[0]
+
+
+def test_a_reply_that_got_lost_under_masks_is_asked_for_again(hospitals):
+    lost = []
+
+    def fault(name, message, answer):
+        if name == "chur" and '"gradients"' in str(message.content.get("question", "")) and len(lost) < 2:
+            lost.append(answer())
+            return []
+        return [answer()]
+
+    closing, _ = fit(hospitals, fault=fault, deadline=0.5, secagg=True, **SICK)
+    assert len(lost) == 2
+    assert closing["ended"] == "converged"
+
+
+MADE_UP = {
+    "cv": {"penalty": "l1", "cv": "4"},
+    "errors": {"penalty": "none", "secagg": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=pytest.mark.ci(turn=k)) for name, k in zip(MADE_UP, (3, 7), strict=True)]
+)
+def test_nodes_have_the_numbers_of_the_estimator(tmp_path, what):
+    """The template's tables on three real nodes: path and choice of lam in the clear, standard errors under masks."""
+    write(tmp_path / "my-tables", "tables")
+    names, run = ("client-0", "client-1", "client-2"), tmp_path / "run"
+    with Launcher(tmp_path / "flower") as launcher:
+        launcher.superlink()
+        for name in names:
+            launcher.supernode(name, tmp_path / "states", file=str(tmp_path / "my-tables" / "data" / f"{name}.csv"))
+        settings = {"names": ",".join(names), "lam": "", "exclude": "pressure", "tol_absolute": TIGHT} | MADE_UP[what]
+        process = launcher.run(tmp_path / "my-tables", run_folder=str(run), **settings)
+        process.wait(1500)
+        assert (run / "model.json").exists(), launcher.log("run")
+    tables = {name: read(tmp_path / "my-tables" / "data" / f"{name}.csv") for name in names}
+    features = {name: t.without(["pressure", "outcome"]) for name, t in tables.items()}
+    encoder = FederatedPreprocessor().fit(features)
+    X = np.concatenate([encoder.transform(t) for t in features.values()])
+    frame = pl.DataFrame(dict(zip(encoder.get_feature_names_out().tolist(), X.T, strict=True)))
+    y = np.concatenate([t["outcome"] for t in tables.values()]) == "sick"
+    where = np.repeat(names, [t.rows for t in tables.values()])
+    if what == "cv":
+        alone = FederatedGLMCV("logistic", "l1", cv=4, tol=TIGHT).fit(frame, y.astype(float), where)
+        close(csv(run, "cv.csv")["mean"], alone.cv_mean_)
+        close(csv(run, "path.csv")[:, 1:], alone.path_.coefs[:, 0])
+    else:
+        alone = FederatedGLM("logistic", "none", tol=TIGHT).fit(frame, y.astype(float), where)
+        close(csv(run, "coefficients.csv")["standard error"], alone.inference(frame, y.astype(float), where).error)
+    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
