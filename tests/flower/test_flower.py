@@ -26,8 +26,8 @@ from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.flower import loopback, new, roster
 from fednmap.flower.launch import Launcher
-from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
+from fednmap.flower.state_store import Store
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.regularizers import L1
