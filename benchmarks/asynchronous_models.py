@@ -32,7 +32,7 @@ PROBLEMS = {
         "model": "logistic",
         "penalty": "l1:0.001",
         "partition": "sorted",
-        "eta_a": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
+        "eta_a": (0.1, 0.2, 0.4, 0.8),
     },
     "digits": {
         "data": "digits",

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from fednmap.estimators.families import FAMILIES, CoxResponse, family
+from fednmap.estimators.family_problems import FAMILIES, CoxResponse, family
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import (
     SELECT,
@@ -70,7 +70,6 @@ class FitConfig(Settings):
     ties: str = Field("efron", description="Cox: efron or breslow.")
     tol_absolute: float = Field(1e-6, gt=0, description="Stop when |F_nat| is at most this.")
     rounds: int = Field(1000, ge=1, description="Largest number of rounds.")
-    step: float = Field(1.0, gt=0, le=1, description="Share of 1 / L that is a step; halve it if the run diverges.")
 
     @field_validator("penalty_factor", "bounds", mode="before")
     @classmethod

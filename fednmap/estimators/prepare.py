@@ -16,7 +16,7 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
-from fednmap.estimators.families import Linear, first_level, problem
+from fednmap.estimators.family_problems import Linear, first_level, problem
 from fednmap.estimators.remote import RemoteProblem
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
