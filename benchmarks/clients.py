@@ -27,6 +27,7 @@ from torch import Tensor
 from fednmap import algorithms as A
 from fednmap import simulate
 from fednmap.core import Oracle, ProblemInfo
+from fednmap.problems import Network
 from fednmap.regularizers import L1
 
 SAMPLED, SLOWER, GIGABYTES = 100, 1.3, 4.0
@@ -35,8 +36,8 @@ SAMPLED, SLOWER, GIGABYTES = 100, 1.3, 4.0
 class Many:
     """n clients that share the data of `few`; everything but the number of clients is as there."""
 
-    def __init__(self, few: int, n: int) -> None:
-        self.problem, self.n = network(few, samples=100), n
+    def __init__(self, few: int, n: int, problem: Network | None = None) -> None:
+        self.problem, self.n = problem or network(few, samples=100), n
         self.dim, self.start, self.chunk = self.problem.dim, self.problem.start, self.problem.chunk
         self.loss, self.gradient = self.problem.loss, self.problem.gradient
 

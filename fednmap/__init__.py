@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         testing,
         theory,
     )
-    from fednmap.estimators.folder import load
+    from fednmap.estimators.fitted_model import load
     from fednmap.names import InputError
     from fednmap.runs.api import run
     from fednmap.simulation import Callback, Diverged, Patience, Result, Round, TimeLimit, Tolerance, simulate
@@ -71,7 +71,7 @@ _FROM = {
     "Round": "fednmap.simulation",
     "TimeLimit": "fednmap.simulation",
     "Tolerance": "fednmap.simulation",
-    "load": "fednmap.estimators.folder",
+    "load": "fednmap.estimators.fitted_model",
     "run": "fednmap.runs.api",
     "simulate": "fednmap.simulation",
 }

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from fednmap import simulate
-from fednmap.flower.ledger import Store
+from fednmap.flower.state_store import Store
 from fednmap.runs import checkpoints
 from fednmap.runs.execution import settings as settings_of
 from fednmap.runs.experiment import prepare

@@ -156,7 +156,7 @@ class Federation:
 
     def client_states(self):
         """The clients' states that count, from their disks."""
-        from fednmap.flower.ledger import Store
+        from fednmap.flower.state_store import Store
 
         _, counted = self.server()
         initial = self.coordinator.plan.algorithm.init(self.coordinator.plan.start)[1]

@@ -10,8 +10,7 @@ from files import write as write_files
 from rich.console import Console
 from rich.table import Table
 
-from fednmap.estimators import FederatedLogisticRegression
-from fednmap.estimators import folder as kept
+from fednmap.estimators import FederatedLogisticRegression, fitted_model
 from fednmap.flower.launch import Launcher
 from fednmap.flower.new import write as write_app
 from fednmap.tables import read
@@ -47,9 +46,9 @@ def federated(names, out):
             run = (out / title).resolve()
             common = {"names": ",".join(names), "run_folder": str(run), "exclude": UNMEASURED, "tol_absolute": TOL}
             launcher.run(out / "hospitals-app", **common, **penalty).wait()
-            if not (run / kept.MODEL).exists():
+            if not (run / fitted_model.MODEL).exists():
                 raise SystemExit(f"the run did not finish:\n{launcher.log('run')[-2000:]}")
-            models[title] = kept.load(run)
+            models[title] = fitted_model.load(run)
     return models
 
 

@@ -16,7 +16,7 @@ from fednmap.report.terminal import console
 from fednmap.runs.atomic_files import from_json, json_text
 
 if TYPE_CHECKING:
-    from fednmap.flower.audit import AuditRow
+    from fednmap.flower.audit_log import AuditRow
 
 
 HEADS = ("what", "rounds", "messages", "bytes", "counted", "contents")
@@ -28,7 +28,7 @@ def audit(
     json: Json = False,
 ) -> None:
     """List everything that left the clients in a run: names, shapes, bytes, rounds; from the clients' own logs."""
-    from fednmap.flower.audit import logs, of_run, rows
+    from fednmap.flower.audit_log import logs, of_run, rows
 
     facts = run / "federation.json"
     number = from_json(facts, dict)["run"] if facts.exists() else None

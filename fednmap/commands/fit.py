@@ -16,9 +16,9 @@ from rich import box
 
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
-from fednmap.estimators import folder as kept
+from fednmap.estimators import fitted_model
 from fednmap.estimators.factors import bounds_of, factors_of
-from fednmap.estimators.families import FAMILIES
+from fednmap.estimators.family_problems import FAMILIES
 from fednmap.estimators.fit_config import (
     FitConfig,
     check_goals,
@@ -153,13 +153,17 @@ def fit(
         own = estimator.site_effects_ if site_effects != "none" else None
         constants = tuple(vars(estimator).get("constants_", ()))
         known = (constants, config.offset, config.exposure, own)
-        model = kept.FittedModel(config.family, goals, tuple(columns), coef, intercept, classes, preprocessor, *known)
-        about = kept.about(folder, config, data, estimator)
-        kept.save(folder.path, about, model)
+        model = fitted_model.FittedModel(
+            config.family, goals, tuple(columns), coef, intercept, classes, preprocessor, *known
+        )
+        about = fitted_model.about(folder, config, data, estimator)
+        fitted_model.save(folder.path, about, model)
         table = model.coefficient_table(found, errors)
-        kept.write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
+        fitted_model.write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
         lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
         lines = [f"{config.family}, penalty {penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
+        if not choice and penalty != "none" and "lam" not in values:
+            lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
         lines += [_cost(estimator), *notes]
         lines += [f"Coefficients are for {goals} = {classes[1]}."] if len(classes) == 2 else []
         lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
@@ -168,8 +172,10 @@ def fit(
         if errors is not None:
             with clear_errors(folder.path):
                 write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
-        kept.write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
-        kept.finish(folder, model, estimator, about["lam"], seconds)  # last: a folder without it is fitted again
+        fitted_model.write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
+        fitted_model.finish(
+            folder, model, estimator, about["lam"], seconds
+        )  # last: a folder without it is fitted again
         folder.write_checksums("report.html")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
@@ -194,7 +200,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="Write the predictions here; default: print them.")] = None,
 ) -> None:
     """Predict the rows of a new file with a fitted model."""
-    model = kept.load(run)
+    model = fitted_model.load(run)
     found: dict[str, list[Any]] = model.predict(tables.read(table, only=model.needed), site)
     if id is not None:
         if id in found:

@@ -33,6 +33,8 @@ from fednmap.estimators.model_selection import (
 )
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.site_effects import SiteEffects
+from fednmap.estimators.stability import Stability
+from fednmap.estimators.survival import SurvivalCurves, kaplan_meier
 from fednmap.names import renamed
 
 __all__ = [
@@ -63,6 +65,9 @@ __all__ = [
     "Inference",
     "RegularizationPath",
     "SiteEffects",
+    "Stability",
+    "SurvivalCurves",
+    "kaplan_meier",
 ]
 
 

@@ -17,7 +17,7 @@ from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.engine import Fit, infinite, solve
 from fednmap.estimators.factors import Bounded, Bounds, PenaltyFactor, bounds_of, by_factor, factors_of
-from fednmap.estimators.families import with_outputs
+from fednmap.estimators.family_problems import with_outputs
 from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
 from fednmap.estimators.prepare import Parameters, Prepared, dense
 from fednmap.estimators.rows import Floats, Rows
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fednmap.estimators.heterogeneity import Heterogeneity
     from fednmap.estimators.inference import Bootstrap, Inference
     from fednmap.estimators.path import RegularizationPath
+    from fednmap.estimators.stability import Stability
 
 
 class _Attributes(BaseEstimator):  # type: ignore[misc]
@@ -163,6 +164,29 @@ class Federated(_Attributes):
         if not _is_whole(times, 2):
             raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
         return bootstrap(*self._reading(X, y, sites, sample_weight), times, level, random_state)
+
+    def stability(
+        self,
+        X: Any,
+        y: Any,
+        sites: Any = None,
+        sample_weight: Any = None,
+        *,
+        times: int = 100,
+        most: int | None = None,
+        threshold: float = 0.75,
+        lambdas: int = 50,
+        random_state: int = 0,
+    ) -> Stability:
+        """How often each column is selected in halves of the rows, with a bound on false selections.
+
+        most: columns that a half selects, the first that enter its path; default such that the bound is 1.
+        """
+        from fednmap.estimators.stability import stability
+
+        if not _is_whole(times, 2):
+            raise InputError(f"times is {times!r}; give a number of halves, at least 2, such as 100")
+        return stability(*self._reading(X, y, sites, sample_weight), times, most, threshold, lambdas, random_state)
 
     def _reading(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> tuple[Self, Rows]:
         """A copy that has read these rows; the estimator itself may be fitted, to others."""

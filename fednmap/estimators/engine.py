@@ -13,7 +13,7 @@ from torch import Tensor
 from fednmap.algorithms import FedNMapMemory
 from fednmap.algorithms.quasi_newton import Counts
 from fednmap.core import Regularizer, nbytes
-from fednmap.estimators import path_solver
+from fednmap.estimators import path_solver, working_set
 from fednmap.estimators.penalties import shrinkage
 from fednmap.estimators.prepare import Prepared, dense
 from fednmap.measure import residual
@@ -77,7 +77,8 @@ def solve(
     polish: the number of a phi whose minimiser is found more exactly, if they are found in the same rounds.
     """
     kinds = [kind for phi in phis if (kind := shrinkage(phi, f.end)) is not None]
-    if f.constants or len(f.start) > path_solver.SIZE or len(kinds) < len(phis):
+    wide = len(f.start) > path_solver.SIZE
+    if f.constants or len(kinds) < len(phis) or (wide and not (f.can_restrict and all(np.any(l1) for l1, _ in kinds))):
         fits: list[Fit] = []
         for phi in phis:
             after = minimise(f, f.with_penalty(phi), f.start, tol=tol, max_rounds=max_rounds, after=after)
@@ -85,31 +86,36 @@ def solve(
         return fits, sum(fit.rounds for fit in fits)
     l1, l2 = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, part))) for part in zip(*kinds, strict=True))
     shrink = path_solver.Penalties(l1, l2, f.end)
-    found = path_solver.solve(
-        lambda points: f.gradients(torch.from_numpy(points)).numpy(),
-        f.start.numpy(),
-        shrink,
-        f.diagonal,
-        tol=tol * f.unit,
-        max_rounds=min(max_rounds, PATIENCE) if f.reach is None else max_rounds,
-        constant=f.quadratic,
-        first=None if first is None else first.numpy(),
-        polish=polish,
-        reach=f.reach,
-    )
+    common: Any = {"max_rounds": max_rounds, "first": None if first is None else first.numpy()}
+    if wide:
+        found, sent = working_set.solve(f, shrink, tol=tol * f.unit, **common)
+    else:
+        found = path_solver.solve(
+            f.slopes,
+            f.start.numpy(),
+            shrink,
+            f.diagonal,
+            tol=tol * f.unit,
+            constant=f.quadratic,
+            polish=polish,
+            reach=f.reach,
+            **common | ({"max_rounds": min(max_rounds, PATIENCE)} if f.reach is None else {}),
+        )
+        sent = 2 * f.start.nbytes * len(f.sites) * found.rounds  # a point to every site, a gradient back
+        sent[1:] -= 2 * f.start.nbytes * len(f.sites)  # the first is common to all
     losses = f.losses(torch.from_numpy(found.x))
     objectives = losses + shrink.value(found.x)
-    each = 2 * f.start.nbytes * len(f.sites)  # a point to every site, a gradient back
     fits, total = [], found.total
     for k, phi in enumerate(phis):
         x, rounds, size = torch.from_numpy(found.x[k]), int(found.rounds[k]), float(found.sizes[k])
-        sent = each * (rounds if k == 0 else rounds - 1)  # the first is common to all
         point, gradient = torch.from_numpy(found.earlier[k])
         earlier = None if bool(point.isnan().any()) else (point, gradient)
-        fit = Fit(x, rounds, sent, float(objectives[k]), size, size <= tol * f.unit, float(losses[k]), None, earlier)
+        fit = Fit(
+            x, rounds, int(sent[k]), float(objectives[k]), size, size <= tol * f.unit, float(losses[k]), None, earlier
+        )
         if not fit.converged and rounds < max_rounds:  # from there by FedNMap with a short memory
             more = minimise(f, f.with_penalty(phi), x, tol=tol, max_rounds=max_rounds - rounds)
-            fit = more._replace(rounds=rounds + more.rounds, bytes=sent + more.bytes)
+            fit = more._replace(rounds=rounds + more.rounds, bytes=fit.bytes + more.bytes)
             total += more.rounds
         fits.append(fit)
     return fits, total

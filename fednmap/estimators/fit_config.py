@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from fednmap.estimators.families import FAMILIES, CoxResponse, family
+from fednmap.estimators.family_problems import FAMILIES, CoxResponse, family
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import (
     SELECT,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fednmap.data.clients import ClientData
-from fednmap.estimators.families import Linear, problem, with_outputs
+from fednmap.estimators.family_problems import Linear, problem, with_outputs
 from fednmap.estimators.fit_config import FitConfig, fit_choice, listed, ordered_classes
 from fednmap.estimators.inference import COV_TYPES
 from fednmap.estimators.model_selection import LEAVE_ONE_SITE_OUT, deal

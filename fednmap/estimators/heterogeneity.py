@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from fednmap.estimators.base import Federated
-from fednmap.estimators.families import RATIOS
+from fednmap.estimators.family_problems import RATIOS
 from fednmap.estimators.inference import Inference, wald
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fednmap.estimators.base import Federated, infinite_words, warn_unconverged
 from fednmap.estimators.engine import MOVING, moving
-from fednmap.estimators.families import RATIOS, threshold_names
+from fednmap.estimators.family_problems import RATIOS, threshold_names
 from fednmap.estimators.prepare import Prepared
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.names import InputError, choose

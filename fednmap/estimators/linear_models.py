@@ -14,12 +14,12 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import ClassifierTags, RegressorTags
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import _num_samples
+from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import AnyPenalty, Federated
-from fednmap.estimators.families import CoxResponse, expected, family, first_level, outputs_at
+from fednmap.estimators.family_problems import CoxResponse, expected, family, first_level, outputs_at
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
 from fednmap.estimators.rows import LARGEST, Floats, Rows
@@ -38,6 +38,7 @@ from fednmap.problems.families import (
     Response,
     ScaledHuber,
 )
+from fednmap.report.data_table import DataTable
 from fednmap.tables.table import Sites, as_word, column, divide, missing
 
 DEVIANCES = ("binomial", "poisson", "negative-binomial", "gamma")
@@ -426,6 +427,25 @@ class FederatedCoxRegression(AnyPenalty):
             cumulative[slice(None) if label is None else stratum == label] = np.concatenate([[0.0], hazard])[places]
         survival: Floats = np.exp(-np.exp(scores)[:, None] * cumulative)
         return survival
+
+    def proportional_hazards(
+        self, X: Any, y: Any, sites: Any = None, sample_weight: Any = None, *, transform: str = "km"
+    ) -> DataTable:
+        """Return the test of whether coefficients change with time, by column and for all, as R's cox.zph.
+
+        transform: of time, "km", "identity" or "log". Sites send a vector and three matrices, sums over events.
+        """
+        from fednmap.estimators.inference import fitted_point
+        from fednmap.estimators.survival import proportional_hazards
+
+        check_is_fitted(self)
+        if self.penalty != "none" or self.bounds is not None or self.site_effects != "none":
+            raise InputError("expected a fit without penalty, bounds and site effects; the test is of its estimates")
+        estimator, rows = self._reading(X, y, sites, sample_weight)
+        prepared = estimator._prepare(rows)
+        assert isinstance(prepared.problem, Cox)
+        point = fitted_point(self, prepared)
+        return proportional_hazards(prepared.problem, point, estimator._names(), rows.y, transform)
 
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
         """Harrell's concordance, of pairs within a site and stratum: 1 where hazards order the events perfectly, 0.5 by

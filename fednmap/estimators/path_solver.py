@@ -81,6 +81,11 @@ class Penalties:
             return self
         return Penalties(self.l1[rows], self.l2[rows], self.end)
 
+    def on(self, places: Numbers) -> Penalties:
+        """On some of the w."""
+        l1, l2 = (part if part.shape[1] == 1 else part[:, places] for part in (self.l1, self.l2))
+        return Penalties(l1, l2, len(places))
+
     def neighbours(self) -> list[Numbers]:
         """The numbers of penalties that are near each other, in their order."""
         weight = np.maximum((self.l1 + self.l2).max(1), TINY)
@@ -107,8 +112,8 @@ class Found(NamedTuple):
 class HessianModel:
     """A model D of the Hessian of f, positive definite, begun with a diagonal."""
 
-    def __init__(self, D: Floats, constant: bool) -> None:
-        self.D, self.constant, self._leading = D, constant, np.ones(len(D))
+    def __init__(self, D: Floats, constant: bool, sent: bool = False) -> None:
+        self.D, self.constant, self.sent, self._leading = D, constant, sent, np.ones(len(D))
 
     def forget(self, diagonal: Floats) -> None:
         """Begin again, as steep as it ever was."""
@@ -154,10 +159,15 @@ class HessianModel:
 
     def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """argmin of the model for each row of x."""
-        if len(x) == 1:
-            found = self.by_sets(x[0], g[0], phi.l1[0], phi.l2[0], phi.end)
-            if found is not None:
-                return found[None]
+        if len(x) == 1 or self.sent:
+            found = []
+            for k in range(len(x)):
+                u = self.by_sets(x[k], g[k], phi.l1[k], phi.l2[k], phi.end)
+                if u is None:
+                    break
+                found.append(u)
+            else:
+                return np.stack(found)
         return self._by_steps(x, g, phi, close)
 
     def by_sets(self, x: Floats, g: Floats, l1: Floats | float, l2: Floats | float, end: int) -> Floats | None:
@@ -228,25 +238,29 @@ def solve(
     first: Floats | None = None,
     polish: int | None = None,
     reach: Floats | None = None,
+    gamma: float | None = None,
+    model: HessianModel | None = None,
 ) -> Found:
     """Rounds until |F_nat| <= tol for every penalty, or max_rounds.
 
-    diagonal: about that of the Hessian; gamma of F_nat is 1 / its sum.
+    start:    a point, or one for every penalty.
+    diagonal: about that of the Hessian; gamma of F_nat is 1 / its sum by default.
     constant: the Hessian is the same everywhere, so that all penalties share one model.
     first:    the gradient at the start, where it is known.
     polish:   the number of a penalty whose minimiser is found more exactly, so that it does not depend on rounding.
     reach:    for each coordinate the longest first step, where f has regions without curvature; None: no bound.
+    model:    what is known of the Hessian; it learns.
     """
-    k, gamma = len(phi.l1), 1 / float(diagonal.sum())
-    x = np.repeat(start[None], k, 0)
-    g = np.repeat(gradients(start[None]) if first is None else first[None], k, 0)
+    k, gamma = len(phi.l1), gamma or 1 / float(diagonal.sum())
+    x = np.array(np.broadcast_to(start, (k, start.shape[-1])))
+    g = np.array(np.broadcast_to(gradients(np.atleast_2d(start)) if first is None else first, x.shape))
     rounds = np.ones(k, np.intp)
     sizes, values = _norms(phi.residuals(x, g, gamma)), phi.value(x)
-    models, groups = [HessianModel(np.diag(diagonal), constant)], [np.arange(k)]
+    models, groups = [model or HessianModel(np.diag(diagonal), constant)], [np.arange(k)]
     refused, trial, new = np.zeros(k, np.intp), x.copy(), np.empty_like(g)
     radius = np.ones(k)
-    earlier = np.full((k, 2, len(start)), np.nan)
-    inside, half, total = np.full(k, constant), np.sqrt(tol * max(tol, sizes.max())), 1
+    earlier = np.full((k, 2, len(diagonal)), np.nan)
+    inside, half, total = np.full(k, constant or start.ndim == 2), np.sqrt(tol * max(tol, sizes.max())), 1
     goal, more = np.full(k, tol), MORE
     if polish is not None:
         goal[polish] *= POLISH
@@ -264,7 +278,7 @@ def solve(
         total += 1
         if done == 2 and not constant and k > 1:
             groups = phi.neighbours()
-            models = [HessianModel(models[0].D.copy(), constant) for _ in groups]
+            models += [HessianModel(models[0].D.copy(), constant) for _ in groups[1:]]
         shorter = refused[left] >= 2
         for model, rows in _working(models, groups, left[~shorter]):
             trial[rows] = model.next_points(x[rows], g[rows], phi.some(rows), CLOSE * sizes[rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from fednmap.core import Regularizer
 from fednmap.data.clients import ClientData
 from fednmap.data.sparse import from_scipy
 from fednmap.estimators import path_solver
-from fednmap.estimators.families import Linear, first_level, problem
+from fednmap.estimators.family_problems import Linear, first_level, problem
 from fednmap.estimators.remote import RemoteProblem
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
@@ -200,9 +201,13 @@ class Prepared(Layout):
         self._mapped = intercept and sparse.issparse(X)
         self._shifted = not sparse.issparse(X)
         self.problem: Linear | PartialMinimum | RemoteProblem
+        self._scaled: tuple[Rows, Floats] | None = None
+        """Rows and what they count, of a table so wide that f is minimised on some of its columns."""
         if rows.remote is None:
             scaled = rows if self._mapped else rows._replace(X=scaling.apply(X))
             self.problem = problem_of(family, scaled, each, self.level)
+            if len(self.start) > path_solver.SIZE and site_effects == "none":
+                self._scaled = scaled, each
         else:
             self.problem = rows.remote.problem(family, scaling)
         self._gram: tuple[Tensor, Tensor] | None = None
@@ -216,10 +221,8 @@ class Prepared(Layout):
             only = mu if site_effects == "sparse" else None
             assert isinstance(self.problem, Linear)
             self.problem = PartialMinimum(self.problem, rows.sites.names, self.site_weights, only, self.unit)
-        elif isinstance(family, Gaussian) and self._shifted and len(y) > len(self.start) <= path_solver.SIZE:
-            self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))
-        if not isinstance(self.problem, PartialMinimum):
-            self.problem.start = self.start  # where the curvature of families without a bound is asked for
+        else:
+            self._begin(len(y))
         steep = np.maximum(family.steepness(*known), 1e-12)
         square = np.where(scaling.square > 0, scaling.square, 1.0)
         self.deviation = np.sqrt(square)
@@ -228,6 +231,33 @@ class Prepared(Layout):
         """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
         self.reach = self.unit * self.deviation / self.diagonal if site_effects == "sparse" else None
         """The longest first step; f has regions without curvature, in which a step by curvature would be endless."""
+
+    def restricted(self, columns: Any) -> tuple[Prepared, Any]:
+        """f where the other columns have no coefficients, and which coordinates of x are left."""
+        part, p = copy(self), self.columns
+        scaling = self.scaling
+        part.scaling = Scaling(scaling.shift[columns], scaling.factor[columns], scaling.square[columns])
+        each = (np.arange(self.outputs)[:, None] * p + columns).ravel()
+        places = np.concatenate([each, np.arange(self.end, len(self.start))])
+        part.columns, part.end, part.deviation = len(columns), len(each), self.deviation[columns]
+        part.start, part.diagonal = self.start[torch.from_numpy(places)], self.diagonal[places]
+        assert self._scaled is not None
+        rows, shares = self._scaled
+        part.problem = problem_of(self.family, rows._replace(X=rows.X[:, columns]), shares, self.level)
+        part._begin(len(rows.y))
+        return part, places
+
+    @property
+    def can_restrict(self) -> bool:
+        return self._scaled is not None
+
+    def _begin(self, rows: int) -> None:
+        """What a linear regression computes once, and where curvature is asked for of families without a bound."""
+        assert not isinstance(self.problem, PartialMinimum)
+        self._gram = None
+        if isinstance(self.family, Gaussian) and self._shifted and rows > len(self.start) <= path_solver.SIZE:
+            self._gram = self.problem.hessian(self.start), -self.problem.gradient(torch.zeros_like(self.start))
+        self.problem.start = self.start
 
     def _inner(self, x: Tensor) -> Tensor:
         """T x."""
@@ -264,6 +294,11 @@ class Prepared(Layout):
         if self._gram is not None:
             return points @ self._gram[0] - self._gram[1]
         return self._back(self.problem.gradients(self._inner(points)))
+
+    def slopes(self, points: Floats) -> Floats:
+        """The same for arrays."""
+        found: Floats = self.gradients(dense(points)).numpy()
+        return found
 
     def hessian(self, x: Tensor) -> Tensor:
         if self._gram is not None:

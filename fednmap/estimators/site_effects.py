@@ -19,7 +19,7 @@ import torch
 from scipy import linalg
 from torch import Tensor
 
-from fednmap.estimators.families import Linear
+from fednmap.estimators.family_problems import Linear
 from fednmap.estimators.path_solver import EPS, HessianModel, Penalties
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError

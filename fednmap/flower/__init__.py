@@ -4,8 +4,8 @@ settings     what a federation agrees on, read from the app's run configuration;
 local        LocalProblem: what a client supplies
 plan         what server and clients must know of a run
 wire         messages as named arrays, and the check of what arrives
-ledger       a client's state, and what it has answered, on its own disk
-audit        a client's log of what it sent
+state_store  a client's state, and what it has answered, on its own disk
+audit_log    a client's log of what it sent
 client       the ClientApp
 identity     certificates and keys; names bound to the keys of nodes
 preflight    what a site says of itself, and what does not fit together

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fednmap.core import Algorithm, State, next_broadcast, pack
 from fednmap.flower import secure, wire
-from fednmap.flower.audit import Answer, Settings, audited, private
+from fednmap.flower.audit_log import Answer, Settings, audited, private
 from fednmap.flower.identity import prove
-from fednmap.flower.ledger import Store, round_of
 from fednmap.flower.local import LocalProblem
 from fednmap.flower.plan import Measured, Plan, Point, plan_from
 from fednmap.flower.preflight import TEXT, Site
 from fednmap.flower.settings import Node, read
+from fednmap.flower.state_store import Store, round_of
 from fednmap.flower.worker import resident
 from fednmap.names import InputError
 from fednmap.runs.experiment import architecture, regularized

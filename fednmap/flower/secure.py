@@ -25,12 +25,12 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fednmap.core import State
-from fednmap.flower import ledger, masking, wire
+from fednmap.flower import masking, state_store, wire
 from fednmap.flower.identity import Identities, prove
-from fednmap.flower.ledger import round_of
 from fednmap.flower.masking import PublicKeys, Secrets
 from fednmap.flower.roster import Content, Exchange, Roster
 from fednmap.flower.settings import Node, Threshold, grid_for, threshold
+from fednmap.flower.state_store import round_of
 from fednmap.names import InputError
 from fednmap.simulation.quantised import Levels, Quantised
 
@@ -80,7 +80,7 @@ class SecureSum:
 
     def settled(self, kind: str, t: int) -> list[str]:
         """Clients that must all be in the sum of round t: some of them may have unmasked it before; else nobody."""
-        return ledger.settled(self._unmasked(kind), t)
+        return state_store.settled(self._unmasked(kind), t)
 
     def _fits(self, ready: Ready, clients: set[int], least: int) -> bool:
         """Whether these clients can go on with what was prepared."""
@@ -164,7 +164,7 @@ class SecureSum:
             later = dict(prepared)
             names = [self.roster.names[i] for i in masked]
             words = "has been unmasked for {}; ask the same clients again"
-            ledger.settle(self._unmasked(kind), round_of(ticket), names, words)
+            state_store.settle(self._unmasked(kind), round_of(ticket), names, words)
             lists = {"survivors": sorted(masked), "lost": sorted(sealed.keys() - masked.keys()), "keys": ready.ticket}
             told = ask("unmask", lambda _: lists, _boxes, enough, _directory(later))
             self.ready = Ready(upcoming, later, dict(prepared))
@@ -205,7 +205,7 @@ class SumClient:
         self.ticket = str(self.order.get("keys", self.order["ticket"]))
         self.me = node.federation.names.index(node.name)
         self.threshold = threshold(node.config, node.federation)
-        self.answers = ledger.Answers(node.folder / "secagg" / node.name)
+        self.answers = state_store.Answers(node.folder / "secagg" / node.name)
 
     def keys(self) -> RecordDict:
         """Stage 1: fresh public keys."""

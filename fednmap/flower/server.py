@@ -262,7 +262,8 @@ class Coordinator(Callback):
         nowhere = Clients(0, client).snapshot()
         for t in range(done, self.config.rounds):
             before = dict(self.totals)
-            server, *who = self._round(t, server)
+            step = self._round(t, server)
+            server, who = step.server, ([*step.tickets, *step.absent], step.tickets)
             self.last = t + 1, server
             drawn, counted = (torch.tensor([self.names.index(name) for name in names]) for names in who)
             up, down = (int(self.totals[key] - before[key]) for key in ("bytes_up", "bytes_down"))
@@ -277,18 +278,14 @@ class Coordinator(Callback):
         """Replies that a round needs in which so many clients are drawn."""
         return drawn if self.federation.min_clients is None else min(self.federation.min_clients, drawn)
 
-    def _round(self, t: int, server: State) -> tuple[State, list[str], list[str]]:
-        """Round t: the server's new state, on disk; who took part, and who of them was counted."""
+    def _round(self, t: int, server: State) -> Step:
+        """Round t, whose new state is then on disk."""
         began, late = time.monotonic(), self.plan.asynchronous
         algorithm = schedules.at(self.plan.algorithm, self.eta_a, t)
         if late is None:
             step = self._wait_for_all(t, server, algorithm)
         else:
             step = self._as_they_come(t, server, algorithm, schedules.at(late, self.eta_a, t))
-        if step is None:  # a sampler may name nobody
-            self.exact = False
-            self._save(t, server)
-            return server, [], []
         server, order, absent = step.server, step.tickets, step.absent
         if not all(bool(torch.isfinite(v).all()) for v in server):
             raise Diverged(t)
@@ -310,15 +307,15 @@ class Coordinator(Callback):
         for name in absent:
             if self.missed[name] == MISSED:
                 log.warning(self._left_out()[name])
-        return server, [*order, *absent], [*order]
+        return step
 
-    def _wait_for_all(self, t: int, server: State, algorithm: Algorithm) -> Step | None:
-        """Round t, repeated until enough replies are good; None if nobody is drawn."""
+    def _wait_for_all(self, t: int, server: State, algorithm: Algorithm) -> Step:
+        """Round t, repeated until enough replies are good."""
         sampler = sampler_of(self.config.sampler, self.config.participation)
         ids = take_part(self.n, t, sampler=sampler, drop=0.0, seed=self.config.seed).participants.tolist()
         drawn = [self.names[i] for i in ids]
-        if not drawn:
-            return None
+        if not drawn:  # a sampler may name nobody
+            return Step({}, server, {}, 0)
         privacy = self.plan.privacy
         least = max(self._least(len(drawn)), 0 if privacy is None else privacy.among or 0)
         for attempt in range(self.federation.attempts):

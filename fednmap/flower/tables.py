@@ -30,7 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap.estimators import folder as kept
+from fednmap.estimators import fitted_model
 from fednmap.estimators.fit_config import estimator_of, listed, with_weight
 from fednmap.estimators.handshake import (
     AFTER,
@@ -48,7 +48,7 @@ from fednmap.estimators.remote import RemoteRows
 from fednmap.estimators.rows import Floats
 from fednmap.flower import client as plain
 from fednmap.flower import wire
-from fednmap.flower.audit import in_words, refusal
+from fednmap.flower.audit_log import in_words, refusal
 from fednmap.flower.disclosure import weights
 from fednmap.flower.plan import Point
 from fednmap.flower.roster import Roster
@@ -265,7 +265,7 @@ def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) 
             log.warning("no standard errors: %s", error)
     coef, level = np.atleast_2d(estimator.coef_), np.atleast_1d(np.asarray(estimator.intercept_, float))
     mean, deviation = remote.moments()
-    model = kept.FittedModel(
+    model = fitted_model.FittedModel(
         task.family,
         " and ".join(task.goals),
         tuple(known.names),
@@ -275,13 +275,13 @@ def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) 
         known.preprocessor,
         tuple(vars(estimator).get("constants_", ())),
     )
-    about = kept.about(folder, task, "own", estimator, simulated=False)
-    kept.save(folder.path, about, model)
+    about = fitted_model.about(folder, task, "own", estimator, simulated=False)
+    fitted_model.save(folder.path, about, model)
     found = model.coefficient_table(path, errors)
-    kept.write_tables(folder.path, found, path, estimator if task.choice() else None, about["lam"], deviation)
+    fitted_model.write_tables(folder.path, found, path, estimator if task.choice() else None, about["lam"], deviation)
     if errors is not None:
         write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
-    closing = kept.finish(folder, model, estimator, about["lam"], time.monotonic() - began)
+    closing = fitted_model.finish(folder, model, estimator, about["lam"], time.monotonic() - began)
     folder.write_checksums()
     return closing
 

@@ -1,7 +1,12 @@
-"""LoRA adapters of a peft model: the ranks that are left."""
+"""LoRA adapters of a peft model: the ranks that are left, and their export."""
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from fednmap.names import InputError
@@ -30,3 +35,33 @@ def ranks(module: nn.Module) -> dict[str, int]:
 
 def _kept(a: Tensor, b: Tensor) -> Tensor:
     return ((a != 0).any(1) & (b != 0).any(0)).nonzero().flatten()
+
+
+def save(module: Any, folder: Path | str) -> dict[str, int]:
+    """Write a peft model's adapters as a peft adapter folder, without the rank components that are zero.
+
+    Return the rank of each layer. `peft.PeftModel.from_pretrained(base, folder)` reads it; its outputs are those of
+    `module`. An adapter that is zero as a whole keeps one component, since peft has no rank 0.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    adapter, folder = module.active_adapter, Path(folder)
+    tensors = {name: v.detach().cpu() for name, v in get_peft_model_state_dict(module, adapter_name=adapter).items()}
+    config, found = copy.deepcopy(module.peft_config[adapter]), dict[str, int]()
+    config.inference_mode, config.rank_pattern, config.alpha_pattern = True, {}, {}
+    for name, layer in module.base_model.model.named_modules():
+        a = f"base_model.model.{name}{A}.weight"
+        if a not in tensors:
+            continue
+        b = a.replace(A, B)
+        kept = _kept(tensors[a], tensors[b]) if len(_kept(tensors[a], tensors[b])) else torch.tensor([0])
+        tensors[a], tensors[b] = tensors[a][kept].contiguous(), tensors[b][:, kept].contiguous()
+        found[name] = config.rank_pattern[name] = len(kept)
+        size = len(kept) ** 0.5 if config.use_rslora else len(kept)
+        config.alpha_pattern[name] = layer.scaling[adapter] * size  # peft divides by it again
+    if not found:
+        raise InputError("expected a peft model with linear LoRA adapters, got none; add them by peft.get_peft_model")
+    config.save_pretrained(str(folder))
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return found

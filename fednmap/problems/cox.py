@@ -152,6 +152,30 @@ class Cox(ClientSum):
         steps = torch.zeros(len(times), dtype=torch.float64, device=times.device)
         return times, steps.index_add_(0, place, torch.exp(_hazards(eta, s)[happened])).cumsum(0)
 
+    def change_in_time(self, x: Tensor, g: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Score and information, sums over events, of coefficients x + c g(t) at c = 0.
+
+        The sum of g (a - mean) and those of 1, g and g^2 times the variance; mean and variance are of the features over
+        the risk set, weighted by hazards.
+        """
+        score = x.new_zeros(self.dim, dtype=torch.float64)
+        sums = [x.new_zeros(self.dim, self.dim, dtype=torch.float64) for _ in range(3)]
+        for i in self._mine():
+            x_i, y_i = self.data[i]
+            parts = zip(*(v.split(self._pieces[i]) for v in (_dense(x_i).double(), y_i)), self._strata[i], strict=True)
+            for a, y, s in parts:
+                eta, value = a @ x.double(), torch.where(s.event > 0, g(y[:, 0]), 0.0)
+                for power in range(3):  # of weights that are positive: the sums are linear in them
+                    by = value**power
+                    least = by.min() - 1
+                    shifted = s._replace(mean=s.mean * (by - least))
+                    sums[power] += _spread(a, eta, shifted) + least * _spread(a, eta, s)
+                    if power == 1:
+                        each = _partial(eta, shifted)[1] + least * _partial(eta, s)[1]
+                        own = s.weight * s.event * (1 + least)  # what `_partial` counts once for an event
+                        score += a.mT @ (s.weight * s.event * by - each - own)
+        return score, sums
+
     def strata(self, i: int) -> list[float]:
         """The strata of client i, in the order of `baseline`; one is 0."""
         y = self.data[i][1]

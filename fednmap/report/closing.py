@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fednmap.measure import QUANTITIES, Quantity, quantities
 from fednmap.report.terminal import TextTable
+from fednmap.runs.configuration import code_in
 from fednmap.runs.execution import DONE
 from fednmap.runs.folder import About, Job, RunFolder
 
@@ -99,8 +100,9 @@ def ending(folder: RunFolder, results: Trials) -> list[str]:
     if model.exists():
         lines.append(f"model: {model}")
     path = shlex.quote(str(folder.path))
+    trusted = " --trust-code" if code_in(folder.about().model_dump()) else ""
     first = [] if find_spec("plotly") else ["pip install 'fednmap[report]'"]
-    then = [*first, f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune"]
+    then = [*first, f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune{trusted}"]
     return [*_headed("result: ", found), *lines, *_headed("next: ", then)]
 
 

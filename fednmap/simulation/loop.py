@@ -373,7 +373,7 @@ class _Step:
 
         def work(group: Group) -> tuple[Group, State, State, list[Tensor]]:
             """The clients' old and new states, and the weighted sum of their uplinks, or these themselves."""
-            before, ids = clients[group.ids], group.ids
+            before, ids = clients.read(group.ids), group.ids
             if not len(ids):
                 return group, before, before, [v.new_zeros(v.shape) for v in self.message]
             g = self.oracle(ids, t)

@@ -16,13 +16,15 @@ from fednmap.core import State
 from fednmap.names import InputError
 from fednmap.simulation import distributed
 
+BLOCK_BYTES = 1 << 28
+
 
 class Clients:
-    """States of n clients: `clients[ids]` returns a stacked copy, `clients[ids] = states` replaces them.
+    """States of n clients: `clients[ids]` returns them stacked, `clients[ids] = states` replaces them.
 
-    Row 0 of every table is the initial state, which is what all clients without a row of their own have. Rows are
-    overwritten. The one rule that keeps a `Snapshot` a value: what is overwritten is given to the snapshots that
-    somebody still holds.
+    States are rows of tables, which are in blocks: nothing is copied when they grow. Row 0 is the initial state, which
+    is what all clients without a row of their own have. Rows are overwritten. The one rule that keeps a `Snapshot` a
+    value: what is overwritten is given to the snapshots that somebody still holds, unless it is the initial state.
 
     folder: where the tables are kept as memory-mapped files; the system writes out what does not fit into memory.
             Whoever made such tables last there owns them.
@@ -30,33 +32,54 @@ class Clients:
 
     def __init__(self, n: int, initial: State, folder: Path | None = None) -> None:
         self.n = n
+        self.initial: State = type(initial)(*(v.detach().clone() for v in initial))
         self._make, self._folder = type(initial), folder
-        self._device = next(iter(initial)).device if len(initial) else torch.device("cpu")
-        self._row = torch.zeros(n, dtype=torch.int64, device="cpu")
-        self._used = 1
+        self.row = torch.zeros(n, dtype=torch.int64, device="cpu")
+        """Of each client."""
+        self.used = 1
         self._version = 0
         self._token = secrets.token_hex(8)
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._owner.write_text(self._token)
-        self._tables: list[Tensor] = [self._table(k, v.unsqueeze(0), 1) for k, v in enumerate(initial)]
+        self._length = max(1, min(n + 1, BLOCK_BYTES // max([1, *(v.nbytes for v in initial)])))
+        """Rows of a block."""
+        self._blocks = [self._block(0)]
+        for table, value in zip(self._blocks[0], initial, strict=True):
+            table[0] = value
 
     def __len__(self) -> int:
         """How many clients have a state of their own."""
-        return self._used - 1
+        return self.used - 1
 
     def __getitem__(self, ids: Tensor) -> State:
-        rows = self._row[ids.reshape(-1)]
-        copies = (table.index_select(0, rows.to(table.device)).to(self._device) for table in self._tables)
-        return self._make(*(v.reshape((*ids.shape, *v.shape[1:])) for v in copies))
+        return self.read(ids)
+
+    def read(self, ids: Tensor, used: int | None = None) -> State:
+        """Return the states of these clients, stacked; they must not be changed in place.
+
+        used: as they were when so many rows were in use, but for rows that were overwritten since.
+        """
+        rows = self.row[ids.reshape(-1)]
+        if used is not None:
+            rows = torch.where(rows < used, rows, 0)
+        if not rows.any():
+            found = [v.expand(len(rows), *v.shape) for v in self.initial]
+        elif len(self._blocks) == 1:
+            found = [table.index_select(0, rows.to(table.device)) for table in self._blocks[0]]
+        else:
+            blocks = [(self._blocks[row // self._length], row % self._length) for row in rows.tolist()]
+            found = [torch.stack([tables[k][row] for tables, row in blocks]) for k in range(len(self.initial))]
+        pairs = zip(found, self.initial, strict=True)
+        return self._make(*(v.to(like.device).reshape((*ids.shape, *like.shape)) for v, like in pairs))
 
     def __setitem__(self, ids: Tensor, states: State) -> None:
         self.replace(ids, self[ids], states)
 
     def replace(self, ids: Tensor, old: State, new: State) -> None:
         """Overwrite the states of these clients; `old` is `clients[ids]`."""
-        if not self._tables:
+        if not self.initial or not len(ids):
             return
         self._version += 1
         if self._folder is None:
@@ -64,20 +87,34 @@ class Clients:
                 held.keep(ids, old)
                 if held.complete:  # nothing that comes later matters to it
                     self._snapshots.discard(held)
-        without = ids[self._row[ids] == 0]
-        end = self._used + len(without)
-        if end > len(self._tables[0]):  # tables at least double, never beyond a row for everybody
-            size = min(max(end, 2 * len(self._tables[0])), self.n + 1)
-            self._tables = [self._table(k, v, size) for k, v in enumerate(self._tables)]
-        self._row[without] = torch.arange(self._used, end, device="cpu")
-        self._used, rows = end, self._row[ids]
-        for table, values in zip(self._tables, new, strict=True):
-            each = values.expand(len(ids), *table.shape[1:])
-            table.index_copy_(0, rows.to(table.device), each.to(table.device, table.dtype))
+        without = ids[self.row[ids] == 0]
+        end = self.used + len(without)
+        self.row[without] = torch.arange(self.used, end, device="cpu")
+        self.used, rows = end, self.row[ids]
+        while len(self._blocks) * self._length < end:
+            self._blocks.append(self._block(len(self._blocks)))
+        for k, values in enumerate(new):
+            values = values.expand(len(ids), *self.initial[k].shape)
+            if len(self._blocks) == 1:
+                table = self._blocks[0][k]
+                table.index_copy_(0, rows.to(table.device), values.to(table.device, table.dtype))
+                continue
+            for row, value in zip(rows.tolist(), values, strict=True):
+                self._blocks[row // self._length][k][row % self._length] = value
+
+    def _block(self, k: int) -> list[Tensor]:
+        """A block of each table; it takes no room before it is written."""
+        shapes = [(self._length, *v.shape) for v in self.initial]
+        if self._folder is None:
+            return [v.new_empty(shape) for v, shape in zip(self.initial, shapes, strict=True)]
+        files = [str(self._folder / f"{name}-{distributed.rank()}.{k}.bin") for name in self._make._fields]
+        each = zip(files, self.initial, shapes, strict=True)
+        made = (torch.from_file(f, shared=True, size=prod(s), dtype=v.dtype, device="cpu").view(s) for f, v, s in each)
+        return list(made)
 
     def snapshot(self) -> Snapshot:
         """Return the states as they are now, whatever comes later."""
-        taken = Snapshot(self, self.n, self._version, self._used)
+        taken = Snapshot(self, self.n, self._version, self.used)
         self._snapshots.add(taken)
         return taken
 
@@ -95,21 +132,6 @@ class Clients:
     def _owner(self) -> Path:
         assert self._folder is not None
         return self._folder / f"owner-{distributed.rank()}"
-
-    def _table(self, k: int, have: Tensor, size: int) -> Tensor:
-        """The rows of `have` and room for more, `size` in all."""
-        shape = (size, *have.shape[1:])
-        if self._folder is None:
-            table = have.new_empty(shape)
-        else:
-            path = self._folder / f"{self._make._fields[k]}-{distributed.rank()}.bin"
-            table = torch.from_file(str(path), shared=True, size=prod(shape), dtype=have.dtype, device="cpu").view(
-                shape
-            )
-            if size > 1:  # a larger view of the same file: what it held is where it was
-                return table
-        table[: len(have)] = have.to(table.device)
-        return table
 
 
 @dataclass(eq=False)
@@ -134,7 +156,8 @@ class Snapshot:
 
     def __getitem__(self, ids: Tensor) -> State:
         self._check()
-        states = self._clients[ids]
+        states = self._clients.read(ids, self._used)
+        states = type(states)(*(v.clone() for v in states))
         if self._place is None:
             return states
         place = self._place[ids]
@@ -145,26 +168,28 @@ class Snapshot:
 
     @property
     def complete(self) -> bool:
-        """Whether every client's state is kept here."""
-        return self._count == self.n
+        """Whether the state of every client that had its own is kept here."""
+        return self._count == len(self)
 
     def keep(self, ids: Tensor, states: State) -> None:
         """Keep those of these states, about to be replaced, that are not kept already."""
-        if self._place is None:
-            self._place = torch.full((self.n,), -1, device="cpu")
-        new = self._place[ids] < 0
+        row = self._clients.row[ids]
+        new = (row > 0) & (row < self._used)
+        if self._place is not None:
+            new &= self._place[ids] < 0
         if not bool(new.any()):
             return
         if not bool(new.all()):
             ids, states = ids[new], type(states)(*(v[new.to(v.device)] for v in states))
+        if self._place is None:
+            self._place = torch.full((self.n,), -1, device="cpu")
         self._place[ids] = torch.arange(self._count, self._count + len(ids), device="cpu")
         self._kept.append(states)
         self._count += len(ids)
 
     def fits(self, n: int, initial: State) -> bool:
         """Return whether these are states of n clients, like `initial`."""
-        mine = self._clients._make(*(table[0] for table in self._clients._tables))
-        return self.n == n and same_kind(mine, initial)
+        return self.n == n and same_kind(self._clients.initial, initial)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all states, for a checkpoint; `Clients.restore` sets them again.
@@ -199,7 +224,7 @@ class Snapshot:
 
     def _taken(self) -> Tensor:
         """The clients that had a state of their own."""
-        row = self._clients._row
+        row = self._clients.row
         return ((row > 0) & (row < self._used)).nonzero().squeeze(1)
 
     def _check(self) -> None:

@@ -17,7 +17,7 @@ from hospital_files import write_hospitals
 
 from fednmap import InputError
 from fednmap.flower import tables
-from fednmap.flower.audit import logs
+from fednmap.flower.audit_log import logs
 from fednmap.flower.disclosure import Rules, effective_rows, weights
 from fednmap.flower.local import LocalProblem
 from fednmap.problems import GLM, LeastSquares

@@ -441,6 +441,8 @@ def test_a_file_that_names_code_loads_it_only_if_trusted(command, mine):
     assert not (mine / "loaded").exists()
     for words in (["train", "--resume", "run"], ["train", "--config", "run/run.toml", "--out", "b"], ["export", "run"]):
         assert command(*words, "--trust-code")[0] == 0
+    for name in ("Step", "mine.Step", "mine:Step"):  # as tables, files and options call it
+        assert command("export", "run", "--method", name, "--trust-code")[0] == 0
     assert (mine / "loaded").exists()
 
 

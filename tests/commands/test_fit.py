@@ -17,8 +17,8 @@ from fednmap.estimators import (
     FederatedLasso,
     FederatedLogisticRegression,
     FederatedOrdinalRegression,
+    fitted_model,
 )
-from fednmap.estimators import folder as kept
 from fednmap.runs.folder import RunFolder
 from fednmap.tables import FederatedPreprocessor, read_sites
 
@@ -476,7 +476,7 @@ def test_show_list_report_and_export_know_a_fit(command, hospitals, monkeypatch)
     code, out, _ = command("export", "runs/fit", "--json")
     said = json.loads(out)
     assert code == 0
-    model, tensors = kept.load(folder), load_file(said["path"])
+    model, tensors = fitted_model.load(folder), load_file(said["path"])
     assert said["features"] == list(model.columns)
     rows = model.preprocessor.transform(read_sites(f"csv:{hospitals}")["zug"])
     scores = rows @ tensors["1.weight"].numpy().T + tensors["1.bias"].numpy()

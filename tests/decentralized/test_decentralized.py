@@ -114,16 +114,16 @@ def test_states_are_values(options):
 
 
 def test_the_contract_notices_states_that_are_written_too_early(monkeypatch):
-    copies = Clients.__getitem__
+    copies = Clients.read
 
-    def lend(self, ids):
+    def lend(self, ids, used=None):
         """The tables' own rows, where they are neighbours."""
-        rows = self._row[ids].tolist() if ids.ndim else []
+        rows = self.row[ids].tolist() if ids.ndim else []
         if not rows or rows != list(range(rows[0], rows[0] + len(rows))):
-            return copies(self, ids)
-        return self._make(*(table[rows[0] : rows[-1] + 1] for table in self._tables))
+            return copies(self, ids, used)
+        return self._make(*(table[rows[0] : rows[-1] + 1] for table in self._blocks[0]))
 
-    monkeypatch.setattr(Clients, "__getitem__", lend)
+    monkeypatch.setattr(Clients, "read", lend)
     with pytest.raises(AssertionError, match="than a loop over single nodes"):
         check_decentralized(lambda phi, L: LookingBack(phi, 0.5 / L))
 

@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("flwr")
 
 from fednmap.flower.launch import Launcher
-from fednmap.flower.ledger import Store
 from fednmap.flower.local_federation import write_trial
 from fednmap.flower.plan import plan_from
 from fednmap.flower.settings import FederationSettings, run_settings
+from fednmap.flower.state_store import Store
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import settings as settings_of

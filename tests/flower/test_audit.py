@@ -8,7 +8,7 @@ pytest.importorskip("flwr")
 
 from flower_grid import Federation
 
-from fednmap.flower.audit import logs, of_run, rows
+from fednmap.flower.audit_log import logs, of_run, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
 

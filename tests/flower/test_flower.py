@@ -26,8 +26,8 @@ from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
 from fednmap.flower import loopback, new, roster
 from fednmap.flower.launch import Launcher
-from fednmap.flower.ledger import Store
 from fednmap.flower.settings import client_name, read
+from fednmap.flower.state_store import Store
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.regularizers import L1
@@ -70,6 +70,18 @@ def test_a_server_optimiser_of_another_method_follows_the_simulator(tmp_path):
     federation = Federation(tmp_path, participation=0.5, seed=3, **settings_for("fednmap") | optimised)
     federation.start()
     assert_same(federation)
+
+
+def test_a_round_in_which_nobody_is_drawn_leaves_the_server_as_it_is(tmp_path):
+    from fednmap.simulation.participation import sampler_of
+
+    federation = Federation(tmp_path, participation=0.2, sampler="poisson", seed=3, rounds=8)
+    federation.start()
+    plan, options = federation.plan(), {"sampler": sampler_of("poisson", 0.2), "seed": 3}
+    rounds = list(simulate(plan.algorithm, federation.problem, rounds=8, start=plan.start, **options))
+    assert not all(len(last.participants) for last in rounds)
+    for ours, simulated in zip(federation.server()[0], rounds[-1].server, strict=True):
+        assert torch.allclose(ours, simulated, rtol=0, atol=1e-12)
 
 
 def test_reshuffled_minibatches_are_those_of_the_simulator(tmp_path):

@@ -17,10 +17,10 @@ from fednmap import simulate
 from fednmap.algorithms import FedNMap
 from fednmap.flower import wire
 from fednmap.flower.client import client_app
-from fednmap.flower.ledger import Store
 from fednmap.flower.plan import plan_from
 from fednmap.flower.server import Coordinator
 from fednmap.flower.settings import read
+from fednmap.flower.state_store import Store
 from fednmap.privacy import Privacy, accounting
 from fednmap.regularizers import L1
 from fednmap.runs import atomic_files as files

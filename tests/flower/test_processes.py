@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 from fednmap import simulate
 from fednmap.flower.identity import make
 from fednmap.flower.launch import GUARDED, Launcher, free_port
-from fednmap.flower.ledger import Store
 from fednmap.flower.local_federation import write_trial
 from fednmap.flower.new import write
 from fednmap.flower.plan import plan_from
 from fednmap.flower.settings import FederationSettings, run_settings
+from fednmap.flower.state_store import Store
 from fednmap.runs import checkpoints
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import settings as settings_of

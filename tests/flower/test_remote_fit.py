@@ -13,7 +13,7 @@ from table_fits import fit, pooled
 
 from fednmap import InputError
 from fednmap.cli import app
-from fednmap.estimators import folder as kept
+from fednmap.estimators import fitted_model
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import FederatedCoxRegressionCV, FederatedGLMCV
 from fednmap.flower.launch import Launcher
@@ -78,7 +78,7 @@ def test_a_path_is_the_estimators(hospitals, family, secagg):
     assert found.columns == ["lam", *X.columns]
     close(found["lam"], path.lambdas)
     close(found[:, 1:], path.coefs[:, 0])
-    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
 
 
 @pytest.mark.parametrize("secagg", [False, True])
@@ -103,6 +103,30 @@ def test_standard_errors_are_the_estimators(hospitals, family, cov_type, secagg)
     assert (run / "summary.txt").read_text() == errors.summary() + "\n"
 
 
+@pytest.mark.parametrize("options", [{"penalty": "none"}, {"penalty": "l1", "cv": "3"}], ids=["errors", "cv"])
+def test_sites_that_count_alike_have_the_estimators_numbers(hospitals, options):
+    """Errors are then those of the sandwich, of rows that weigh unequally."""
+    _, run = fit(hospitals, weights="sites", tol_absolute=TIGHT, **SICK, **options)
+    X, y, where = data(hospitals, "logistic")
+    if "cv" in options:
+        alone = FederatedGLMCV("logistic", "l1", cv=3, weights="sites", tol=TIGHT).fit(X, y, where)
+        close(csv(run, "cv.csv")["mean"], alone.cv_mean_)
+        close(csv(run, "cv.csv")["se"], alone.cv_se_)
+    else:
+        alone = FederatedGLM("logistic", "none", weights="sites", tol=TIGHT).fit(X, y, where)
+        close(csv(run, "coefficients.csv")["standard error"], alone.inference(X, y, where).error)
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
+
+
+def test_penalty_factors_and_bounds_are_the_estimators(hospitals):
+    given = {"penalty_factor": "age=0,sex=2", "bounds": "pressure=0:"}
+    _, run = fit(hospitals, lam=0.02, tol_absolute=TIGHT, **SICK, **given)
+    X, y, where = data(hospitals, "logistic")
+    options = {"penalty_factor": {"age": 0.0, "sex=m": 2.0}, "bounds": {"pressure": (0.0, np.inf)}}
+    alone = FederatedGLM("logistic", "l1", 0.02, tol=TIGHT, **options).fit(X, y, where)
+    close(fitted_model.load(run).coef, alone.coef_)
+
+
 @pytest.mark.parametrize("secagg", [False, True])
 @pytest.mark.parametrize(("cv", "select"), [("4", "min"), ("leave-one-site-out", "1se"), (None, "bic")])
 @pytest.mark.parametrize("family", PLAIN)
@@ -125,7 +149,7 @@ def test_the_choice_of_lam_is_the_estimators(hospitals, family, cv, select, seca
         close(found["mean"], alone.cv_mean_)
         close(found["se"], alone.cv_se_)
     assert json.loads((run / "model.json").read_text())["lam"] == pytest.approx(alone.lam_, rel=1e-9)
-    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
 
 
 def test_gaps_are_filled_by_the_rows_outside_of_a_fold(tmp_path):
@@ -170,7 +194,7 @@ def test_more_families_are_the_estimators(hospitals, family):
         alone = FederatedOrdinalRegression("none", order=("a", "b", "c"), **options).fit(frame, y.astype(str), where)
     else:
         alone = FederatedGLM(family, "none", **options).fit(frame, y.astype(float), where)
-    assert np.abs(kept.load(run).coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
+    assert np.abs(fitted_model.load(run).coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
     errors = alone.inference(frame, y.astype(str if family == "ordinal" else float), where)
     found = csv(run, "coefficients.csv")
     assert list(found["name"]) == list(errors.names)
@@ -267,4 +291,4 @@ def test_nodes_have_the_numbers_of_the_estimator(tmp_path, what):
     else:
         alone = FederatedGLM("logistic", "none", tol=TIGHT).fit(frame, y.astype(float), where)
         close(csv(run, "coefficients.csv")["standard error"], alone.inference(frame, y.astype(float), where).error)
-    close(kept.load(run).coef, np.atleast_2d(alone.coef_))
+    close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))

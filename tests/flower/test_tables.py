@@ -19,11 +19,10 @@ from public_data import needs
 from table_fits import NAMES, fit, pooled
 
 from fednmap import InputError
-from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression
-from fednmap.estimators import folder as kept
+from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression, fitted_model
 from fednmap.estimators.handshake import Agreement, RemoteFitConfig, answer, reply, side
 from fednmap.flower import roster, server, tables
-from fednmap.flower.audit import logs, rows
+from fednmap.flower.audit_log import logs, rows
 from fednmap.flower.identity import make
 from fednmap.flower.launch import Launcher
 from fednmap.flower.new import write
@@ -50,7 +49,7 @@ def test_logistic_regression_is_the_estimators(hospitals, options):
     impute = {"impute": options.pop("impute")} if "impute" in options else {}
     X, y, where, names = pooled(hospitals, ["outcome"], ["time", "event"], **impute)
     alone = FederatedLogisticRegression(tol=1e-11, **options).fit(X, y.astype(str), where)
-    model = kept.load(run)
+    model = fitted_model.load(run)
     assert list(model.columns) == names
     assert model.classes == ("healthy", "sick")
     assert np.abs(model.coef - alone.coef_).max() <= 1e-8
@@ -79,7 +78,7 @@ def test_every_family_is_the_estimators(hospitals, settings, drop):
     X, y, where, _ = pooled(hospitals, [settings["target"]], drop)
     y = y.astype(str) if settings["family"] == "logistic" else y.astype(float)
     alone = FederatedGLM(settings["family"], **NET, tol=1e-10).fit(X, y, where)
-    model = kept.load(run)
+    model = fitted_model.load(run)
     assert np.abs(model.coef - np.atleast_2d(alone.coef_)).max() <= 1e-7
     assert closing["objective"] == pytest.approx(alone.objective_, abs=1e-9)
 
@@ -93,7 +92,7 @@ def test_large_counts(hospitals):
     assert str(closing["ended"]).startswith("converged")
     X, y, where, _ = pooled(hospitals, ["event"], ["time", "outcome", "age"])
     alone = FederatedGLM("poisson", lam=0.01, tol=1e-8).fit(X, y.astype(float), where)
-    assert kept.load(run).coef[0] == pytest.approx(alone.coef_, abs=1e-6)
+    assert fitted_model.load(run).coef[0] == pytest.approx(alone.coef_, abs=1e-6)
 
 
 def test_no_counts_at_all(hospitals):
@@ -109,7 +108,7 @@ def test_cox_is_the_estimators(hospitals):
     )
     X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
     alone = FederatedCoxRegression("l1", tol=1e-11).fit(X, y.astype(float), where)
-    assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+    assert np.abs(fitted_model.load(run).coef - alone.coef_).max() <= 1e-8
 
 
 def test_cox_with_a_site_where_nothing_happened(hospitals):
@@ -120,7 +119,7 @@ def test_cox_with_a_site_where_nothing_happened(hospitals):
     assert str(closing["ended"]).startswith("converged")
     X, y, where, _ = pooled(hospitals, ["time", "event"], ["outcome"])
     alone = FederatedCoxRegression("l1", tol=1e-10).fit(X, y.astype(float), where)
-    model = kept.load(run)
+    model = fitted_model.load(run)
     assert np.abs(model.coef - alone.coef_).max() <= 1e-7
     said = model.predict(read(path))["hazard ratio"]
     assert said == pytest.approx(alone.predict_hazard(X[where == "zug"]), rel=1e-6)
@@ -132,7 +131,7 @@ def test_codes_as_categories_and_groups(hospitals):
         **{"target": "outcome", "exclude": "time", "categorical": "event"},
         **{"penalty": "group-lasso", "lam": 0.01, "tol_absolute": 1e-10},
     )
-    assert "event=1" in kept.load(run).columns
+    assert "event=1" in fitted_model.load(run).columns
     assert (run / "coefficients.csv").read_text().startswith("name,coefficient,odds ratio\n")
 
 
@@ -414,7 +413,7 @@ def test_the_modelled_label_is_the_settings(hospitals):
     _, run = fit(hospitals, positive="healthy", penalty="none", tol_absolute=1e-8, **SICK)
     X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
     alone = FederatedGLM("logistic", "none", tol=1e-8).fit(X, y == "healthy", where)
-    model = kept.load(run)
+    model = fitted_model.load(run)
     assert model.classes == ("sick", "healthy")
     assert model.coef[0] == pytest.approx(alone.coef_[0], abs=1e-5)
 
@@ -461,7 +460,7 @@ def test_the_template_between_real_processes_is_the_estimator(tmp_path):
         assert (run / "model.json").exists(), launcher.log("run")
     X, y, where, columns = pooled(hospitals, ["outcome"], ["cholesterol"], impute="median")
     alone = FederatedLogisticRegression("l1", 0.005, tol=1e-10).fit(X, y.astype(str), where)
-    model = kept.load(run)
+    model = fitted_model.load(run)
     assert list(model.columns) == columns
     assert np.abs(model.coef - alone.coef_).max() <= 1e-8
     assert np.abs(model.intercept - alone.intercept_).max() <= 1e-8
@@ -503,7 +502,7 @@ def test_a_server_that_was_killed_goes_on(hospitals):
     fit(hospitals, resume=True, **settings)
     X, y, where, _ = pooled(hospitals, ["outcome"], ["time", "event"])
     alone = FederatedLogisticRegression(tol=1e-10).fit(X, y.astype(str), where)
-    assert np.abs(kept.load(run).coef - alone.coef_).max() <= 1e-8
+    assert np.abs(fitted_model.load(run).coef - alone.coef_).max() <= 1e-8
 
 
 def test_the_server_ends_with_the_superlink(tmp_path, monkeypatch):

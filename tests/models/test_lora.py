@@ -1,51 +1,81 @@
-"""LoRA adapters: the rank lasso, and the ranks that are left."""
+"""LoRA adapters as peft has them: ranks, training, export."""
+
+import json
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fednmap.models.lora import factors, ranks
-from fednmap.names import InputError
+from fednmap import InputError, run
+from fednmap.algorithms import FedNMap
+from fednmap.models import lora, mlp
 from fednmap.problems import Network
 from fednmap.regularizers import rank_components
 
-
-class Adapter(nn.Module):
-    """As peft lays them out: lora_A and lora_B hold a linear layer by the adapter's name."""
-
-    def __init__(self, inputs=5, outputs=4, rank=3):
-        super().__init__()
-        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(inputs, rank, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, outputs, bias=False)})
-
-    def forward(self, x):
-        return self.base(x) + self.lora_B["default"](self.lora_A["default"](x))
+peft = pytest.importorskip("peft")
+hf = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, as peft calls it
 
 
-def test_the_rank_lasso_shrinks_a_row_of_a_with_its_column_of_b():
+def base():
     torch.manual_seed(0)
-    module = nn.Sequential(Adapter(), nn.Tanh(), Adapter(4, 6, 2), nn.Linear(6, 2))
-    problem = Network(module, cross_entropy, [(torch.randn(6, 5), torch.arange(6) % 2)])
-    phi, x = rank_components(0.7, module), torch.randn(problem.dim)
-    expected, norms = problem.parameters(x.clone()), []
-    for k in (0, 2):
-        a, b = (expected[f"{k}.lora_{f}.default.weight"] for f in "AB")
-        for j in range(len(a)):
-            norm = torch.cat([a[j], b[:, j]]).norm()
-            norms.append(float(norm))
-            for part in (a[j], b[:, j]):
-                part *= max(0.0, 1 - 0.5 * 0.7 / float(norm))
-    torch.testing.assert_close(phi.prox(x, 0.5), problem.flat(expected))
-    assert float(phi.value(x)) == pytest.approx(0.7 * sum(norms), rel=1e-6)
-    with pytest.raises(InputError, match="expected a module with trained lora_A"):
-        rank_components(0.7, nn.Linear(2, 2))
-    shrunk = problem.module(phi.prox(x, 1.001 * sorted(norms)[1] / 0.7))
-    assert sum(ranks(shrunk).values()) == 3  # of five, without the two shortest
-    assert list(factors(shrunk)) == ["0", "2"]
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=16, n_positions=8, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    )
 
 
-def test_a_module_without_adapters_is_refused():
-    with pytest.raises(InputError, match="expected a module with LoRA adapters"):
-        ranks(nn.Linear(2, 2))
+def adapted(**options):
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["c_attn"], fan_in_fan_out=True, **options)
+    return peft.get_peft_model(base(), config)
+
+
+def outputs(module, ids):
+    with torch.no_grad():
+        return module.eval()(ids).logits
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_exported_adapter_is_read_by_peft_and_computes_the_same(tmp_path, rslora):
+    module = adapted(use_rslora=rslora)
+    pairs = list(lora.factors(module).values())
+    for k, (a, b) in enumerate(pairs):
+        torch.nn.init.normal_(b)
+        b[:, : k + 1] = 0
+        a[0] = 0
+    ids = torch.randint(16, (3, 8))
+    expected = outputs(module, ids)
+    assert list(lora.save(module, tmp_path).values()) == list(lora.ranks(module).values()) == [3, 2]
+    torch.testing.assert_close(outputs(peft.PeftModel.from_pretrained(base(), str(tmp_path)), ids), expected)
+    assert sorted(json.loads((tmp_path / "adapter_config.json").read_text())["rank_pattern"].values()) == [2, 3]
+    again = peft.PeftModel.from_pretrained(base(), str(tmp_path), is_trainable=True)
+    assert sum(p.numel() for p in again.parameters() if p.requires_grad) == 5 * (16 + 48)
+
+
+def test_a_zero_adapter_is_the_base_model(tmp_path):
+    module = adapted()
+    ids = torch.randint(16, (3, 8))
+    assert list(lora.save(module, tmp_path).values()) == [1, 1]  # B is 0 at first
+    torch.testing.assert_close(
+        outputs(peft.PeftModel.from_pretrained(base(), str(tmp_path)), ids), outputs(base(), ids)
+    )
+
+
+def test_other_modules_are_refused(tmp_path):
+    with pytest.raises(InputError, match="LoRA adapters"):
+        lora.ranks(mlp(4, 2))
+
+
+def test_a_run_with_a_penalty_by_rank_is_exported(tmp_path):
+    module, ids = adapted(), torch.randint(16, (3, 8))
+    for a, _ in lora.factors(module).values():
+        a[2:] *= 0.05  # what is small goes first
+    data = [(torch.randint(16, (6, 8)), torch.randint(16, (6, 8))) for _ in range(3)]
+    problem = Network(module, cross_entropy, data, batch_size=4, forward="token_logits")
+    result = run(FedNMap(rank_components(0.02, module), eta_a=0.3, Q=3), problem, rounds=15)
+    trained = result.module()
+    kept = lora.ranks(trained)
+    assert 0 < sum(kept.values()) < 8
+    lora.save(trained, tmp_path)
+    torch.testing.assert_close(
+        outputs(peft.PeftModel.from_pretrained(base(), str(tmp_path)), ids), outputs(trained, ids), rtol=1e-4, atol=1e-5
+    )

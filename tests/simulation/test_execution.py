@@ -189,7 +189,7 @@ def test_a_store_on_disk_changes_nothing(tmp_path, options):
     assert all(torch.equal(a, b) for a, b in zip(memory.server, disk.server, strict=True))
     kept, on_disk = memory.clients.tensors(), disk.clients.tensors()
     assert all(torch.equal(kept[name], on_disk[name]) for name in kept)
-    assert (tmp_path / "states" / "h-0.bin").stat().st_size >= 4 * problem.dim * 8
+    assert (tmp_path / "states" / "h-0.0.bin").stat().st_size >= 4 * problem.dim * 8
 
 
 def test_a_second_run_in_the_same_store_begins_anew(tmp_path):
@@ -210,7 +210,7 @@ def test_a_million_clients_keep_only_who_took_part():
     for start in (0, 999_000):
         ids = torch.arange(start, start + 100)
         clients[ids] = method().Client(torch.full((100, 3), float(start + 1)))
-    assert len(clients._tables[0]) < 1000
+    assert len(clients) == 200
     assert clients[torch.tensor([5, 500, 999_050])].h[:, 0].tolist() == [1.0, 0.0, 999_001.0]
 
 

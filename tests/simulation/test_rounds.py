@@ -76,14 +76,18 @@ def test_two_runs_go_on_from_one_round_without_disturbing_each_other():
 
 def test_a_snapshot_nobody_holds_costs_nothing():
     clients = Clients(4, method().Client(torch.zeros(2)))
+    empty = clients.snapshot()
+    clients[torch.arange(3)] = method().Client(torch.ones(3, 2))
+    assert not clients._snapshots  # it needs the initial state alone
     held, dropped = clients.snapshot(), clients.snapshot()
     del dropped
     gc.collect()
-    clients[torch.arange(2)] = method().Client(torch.ones(2, 2))
+    clients[torch.arange(2)] = method().Client(torch.full((2, 2), 2.0))
     assert len(clients._snapshots) == 1
-    clients[torch.arange(4)] = method().Client(torch.ones(4, 2))
+    clients[torch.arange(4)] = method().Client(torch.full((4, 2), 3.0))
     assert not clients._snapshots  # it has all that it needs
-    assert float(held[torch.arange(4)].h.sum()) == 0
+    assert held[torch.arange(4)].h[:, 0].tolist() == [1, 1, 1, 0]
+    assert float(empty[torch.arange(4)].h.sum()) == 0
 
 
 def test_states_on_disk_belong_to_one_run(tmp_path):

@@ -590,16 +590,16 @@ def test_states_are_values(name, way, tmp_path):
 @pytest.mark.parametrize("name", ALIASING)
 def test_the_contract_notices_states_that_are_written_too_early(name, monkeypatch):
     check_algorithm(ALIASING[name], rounds=10, tolerance=torch.inf)
-    copies = Clients.__getitem__
+    copies = Clients.read
 
-    def lend(self, ids):
+    def lend(self, ids, used=None):
         """The tables' own rows, where they are neighbours."""
-        rows = self._row[ids].tolist() if ids.ndim else []
+        rows = self.row[ids].tolist() if ids.ndim else []
         if not rows or rows != list(range(rows[0], rows[0] + len(rows))):
-            return copies(self, ids)
-        return self._make(*(table[rows[0] : rows[-1] + 1] for table in self._tables))
+            return copies(self, ids, used)
+        return self._make(*(table[rows[0] : rows[-1] + 1] for table in self._blocks[0]))
 
-    monkeypatch.setattr(Clients, "__getitem__", lend)
+    monkeypatch.setattr(Clients, "read", lend)
     with pytest.raises(AssertionError, match="than a loop over single clients"):
         check_algorithm(ALIASING[name], rounds=10, tolerance=torch.inf)
 
@@ -634,3 +634,24 @@ def test_large_vectors_are_not_given_back_to_the_system_in_every_step():
     """Page faults of a round: each vector of 36 MB that came from the system would cost 8,789."""
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 2000
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_tables_of_several_blocks_and_clients_without_a_state_of_their_own(disk, tmp_path, monkeypatch):
+    """Rounds are values, in memory and on disk, whatever the blocks hold."""
+    options = {"rounds": 12, "participation": 0.4, "drop": 0.2, "seed": 3}
+    store = tmp_path / "states" if disk else None
+    whole = list(simulate(fednmap(), TEN, **options))
+    monkeypatch.setattr("fednmap.simulation.states.BLOCK_BYTES", 3 * whole[0].server.h.nbytes)
+    everybody = torch.arange(TEN.n)
+    for one, expected in zip(simulate(fednmap(), TEN, store=store, **options), whole, strict=True):
+        assert torch.equal(one.server.z, expected.server.z)
+        assert torch.equal(one.clients[everybody].h, expected.clients[everybody].h)
+    rounds = list(simulate(fednmap(), TEN, **options))
+    for one, expected in zip(rounds, whole, strict=True):  # older rounds, read after the last one
+        assert torch.equal(one.clients[everybody].h, expected.clients[everybody].h)
+    again = list(simulate(fednmap(), TEN, after=rounds[4], **options))
+    assert torch.equal(again[-1].server.z, whole[-1].server.z)
+    taken = rounds[0].clients[everybody].h
+    taken += 1  # a copy, of the initial state too
+    assert torch.equal(rounds[0].clients[everybody].h, whole[0].clients[everybody].h)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednmap.estimators.families import FAMILIES, RATIOS, expected, family, threshold_names
+from fednmap.estimators.family_problems import FAMILIES, RATIOS, expected, family, threshold_names
 from fednmap.estimators.fit_config import FitConfig, numbers
 from fednmap.estimators.model_selection import CrossValidated
 from fednmap.estimators.path import RegularizationPath
