@@ -19,7 +19,7 @@ from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
 PAPER = ("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
-NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "tuned-steps", "network-memory", "all")
+NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "tuned-steps", "network-memory", "rates", "all")
 
 
 def reproduce(

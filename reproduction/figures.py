@@ -7,6 +7,7 @@ from reproduction import (
     network_memory,
     nn,
     nn_settings,
+    rates,
     sampling,
     sensitivity,
     speedup_n,
@@ -30,4 +31,5 @@ FIGURES: dict[str, Figure] = {
     "sampling": sampling.FIGURE,
     "tuned-steps": tuned_steps.FIGURE,
     "network-memory": network_memory.FIGURE,
+    "rates": rates.FIGURE,
 }
