@@ -211,6 +211,7 @@ def judge(curves: list[Curve]) -> Verdict:
         limit = stated + SLACK
         holds = None if any(ends) else True if measured.high <= limit else False if measured.low > limit else None
         reason = "a best step is at the end of its grid" if any(ends) else "an interval includes the stated exponent"
+        reason = reason if len(y[0]) > 1 else "one trial has no interval"
         claims.append(
             Claim(
                 f"{row.label}: the error falls at least like {words}",
@@ -292,6 +293,8 @@ FIGURE = Figure(
     judge=judge,
     draw=draw,
     choices=f"""\
+Rows and factors that have no line below were not run.
+
 The quadratics of Table 1 with sigma^2 = {NOISE**2:g} ([table](../table/verdict.md)), and one problem more:
 
 - nonconvex PL: f = 0.2 |x - b|^2 + 0.3 sum sin(x - b)^2, l1 norm 0.1, clients' curvatures that differ by up to 80 %.

@@ -74,9 +74,15 @@ def _topology(name: str) -> str:
 def _table(known: Mapping[str, Any], show: Callable[[str], str] = str, more: Mapping[str, str] | None = None) -> Table:
     """Return a table of names, as `show` prints them, and the first lines of docstrings; and `more` rows."""
     texts = {show(name): kind if isinstance(kind, str) else kind.__doc__.strip() for name, kind in known.items()}
-    firsts = {name: text.splitlines()[0].removeprefix("Return ") for name, text in (texts | dict(more or {})).items()}
-    rows = [(name, text[:1].upper() + text[1:]) for name, text in firsts.items()]
+    rows = [(name, first_line(text)) for name, text in (texts | dict(more or {})).items()]
     return DataTable(["name", "what it is"], rows).rich()
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a docstring; of "Return a table." what is returned, "A table."."""
+    line = text.splitlines()[0]
+    what = line.removeprefix("Return ")
+    return line if what == line else what[:1].upper() + what[1:]
 
 
 NATURAL = {"natural": "The clients that the data itself names."}

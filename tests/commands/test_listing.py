@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fednmap.algorithms import ALGORITHMS
-from fednmap.commands.listing import LISTS
+from fednmap.commands.listing import LISTS, first_line
 from fednmap.data.datasets import DATASETS
 from fednmap.data.partition import PARTITIONS
 from fednmap.decentralized import DECENTRALIZED
@@ -38,7 +38,7 @@ def test_names_and_first_lines(what, command, monkeypatch):
     for name, kind in LISTED[what].items():
         row = next(line for line in out.splitlines() if name in line)
         if what != "algorithms":
-            assert (kind.__doc__ or "").strip().splitlines()[0] in out, row
+            assert first_line((kind.__doc__ or "").strip()) in out, row
         if what == "regularizers":
             assert signature(name) in out
 
@@ -46,12 +46,21 @@ def test_names_and_first_lines(what, command, monkeypatch):
 def test_traits(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     _, out, _ = command("list", "algorithms")
+    lines = out.splitlines()
+    head = next(line for line in lines if "solves" in line)
+    where = [head.index(word) for word in ("name", "solves", "up", "down", "prox", "all clients", "fixed point")]
     for name, kind in ALGORITHMS.items():
-        cells = next([c.strip() for c in line.split("│")] for line in out.splitlines() if f"│ {name} " in line)
-        assert (cells[2].startswith("f + phi"), "central" in cells[2]) == (kind.traits.composite, kind.traits.central)
-        assert cells[3].partition(" ")[0] == str(kind.traits.up)
-        assert (cells[6] == "required") == kind.traits.full_participation
-        assert cells[7] == kind.traits.fixed_point.value
+        line = next(line for line in lines if line.split()[:1] == [name])
+        cells = [line[a:b].strip() for a, b in zip(where, [*where[1:], None], strict=True)]
+        assert (cells[1].startswith("f + phi"), "central" in cells[1]) == (kind.traits.composite, kind.traits.central)
+        assert cells[2].partition(" ")[0] == str(kind.traits.up)
+        assert (cells[5] == "needed") == kind.traits.full_participation
+        assert cells[6] == kind.traits.fixed_point.value
+
+
+def test_only_what_is_returned_gets_a_capital():
+    assert first_line("phi(x) = 0\n\nmore") == "phi(x) = 0"
+    assert first_line("Return a table.") == "A table."
 
 
 def test_help_loads_nothing_heavy():

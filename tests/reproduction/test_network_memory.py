@@ -44,3 +44,11 @@ def test_a_run_that_does_not_get_there_sends_infinitely_many():
     never = run(M.QUASI_NEWTON, 0, 0.5, 9)
     assert M.until(never, 0.9, "megabytes") == math.inf
     assert M.until(run(M.QUASI_NEWTON, 0, 0.5, 2), 0.9, "megabytes") == 45.0
+
+
+def test_bytes_are_those_of_both_directions():
+    """After 5 rounds 20 clients sent one vector of float32 each and received two."""
+    config = M.config_of("L1", M.QUASI_NEWTON, 0).model_copy(update={"rounds": 5})
+    (record,) = M.measure(config, Path())
+    assert record["megabytes"] == pytest.approx(5 * 20 * 3 * 4 * (64 * 64 + 64 + 640 + 10) / 1e6)
+    assert 0 < record["zeros"] < 1

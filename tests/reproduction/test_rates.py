@@ -59,6 +59,12 @@ def test_the_nonconvex_problem_has_the_pl_condition_with_its_penalty():
     assert bent.min() < -0.19
 
 
+def test_gradients_of_the_nonconvex_problem():
+    f, x = R.ALL["nonconvex PL"](4, replicas=2), torch.linspace(-3, 3, 40, dtype=torch.float64)
+    torch.testing.assert_close(f.gradient(x), torch.func.grad(f.loss)(x))
+    torch.testing.assert_close(f.oracle(torch.arange(4), 0)(x, 0).mean(0), f.gradient(x))
+
+
 def test_the_first_rounds_of_a_long_run_are_the_short_run():
     label = "FedNMap, PL"
     (short,), (first, _) = (R.errors(label, 2, 2, lengths, 0.25, 0, 2) for lengths in ((16,), (16, 40)))
