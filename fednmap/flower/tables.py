@@ -286,8 +286,15 @@ def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) 
     fitted_model.write_tables(folder.path, found, path, estimator if task.choice() else None, about["lam"], deviation)
     if errors is not None:
         write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
+    lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
+    lines = [
+        f"{task.family}, penalty {task.penalty}, lam {lam}, objective {estimator.objective_:.6g}",
+        f"between machines: {estimator.n_iter_} rounds",
+    ]
+    fitted_model.write_page(folder, model, estimator, {"Coefficients": found}, lines)
     closing = fitted_model.finish(folder, model, estimator, about["lam"], time.monotonic() - began)
     folder.write_checksums()
+    folder.write_checksums("report.html")
     return closing
 
 
