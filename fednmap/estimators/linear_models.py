@@ -441,6 +441,8 @@ class FederatedCoxRegression(AnyPenalty):
         check_is_fitted(self)
         if self.penalty != "none" or self.bounds is not None or self.site_effects != "none":
             raise InputError("expected a fit without penalty, bounds and site effects; the test is of its estimates")
+        if not self.converged_:
+            raise InputError("expected a fit that converged to finite estimates, got one that did not; see its warning")
         estimator, rows = self._reading(X, y, sites, sample_weight)
         prepared = estimator._prepare(rows)
         assert isinstance(prepared.problem, Cox)

@@ -17,6 +17,7 @@ from fednmap.report.data_table import DataTable
 from fednmap.tables.table import as_word, divide
 
 TRANSFORMS = ("km", "identity", "log")
+ROUNDING = 1e-12  # variance of the log-rank test, relative to that of all events, that is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,10 @@ def kaplan_meier(
     if found.ndim != 2 or found.shape[1] not in (2, 3) or not np.isin(found[:, -1], (0, 1)).all():
         raise InputError("expected y with the columns time and event (1 or 0), or start, stop and event")
     where = divide(sites, len(found))
+    wrong = np.flatnonzero(found[:, 0] >= found[:, 1]) if found.shape[1] == 3 else ()
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(f"expected start < time, got {found[row, 0]:g} and {found[row, 1]:g} in row {row}")
     inputs.finite_targets(found, where, *["start", "time", "event"][-found.shape[1] :])
     labels = np.array(["all"] * len(found) if group is None else [as_word(v) for v in np.asarray(group).tolist()])
     if len(labels) != len(found):
@@ -121,10 +126,11 @@ def _log_rank(n: Floats, d: Floats) -> tuple[float, int]:
     excess = (d - share * all_d).sum((0, 2))
     spread = all_d * np.divide(all_n - all_d, all_n - 1, out=np.zeros_like(all_n), where=all_n > 1)
     V = np.diag((spread * share).sum((0, 2))) - np.einsum("sgt,sht->gh", spread * share, share)
-    used = np.flatnonzero(n.sum((0, 2)) > 0)[:-1]
-    if not len(used):
+    values, vectors = np.linalg.eigh(V)
+    used = values > ROUNDING * spread.sum()  # fewer where a group is not at risk with others at an event
+    if not used.any():
         return np.nan, 0
-    return float(excess[used] @ np.linalg.solve(V[np.ix_(used, used)], excess[used])), len(used)
+    return float((np.square(excess @ vectors)[used] / values[used]).sum()), int(used.sum())
 
 
 def proportional_hazards(f: Cox, point: Floats, names: Any, y: Floats, transform: str) -> DataTable:

@@ -59,11 +59,31 @@ def test_a_stratified_test_of_equal_sites_and_of_intervals():
         ({"y": Y, "group": GROUP[:5]}, "y has 90 rows and group has 5"),
         ({"y": Y, "times": [3, 2]}, "expected times as ascending numbers"),
         ({"y": Y, "level": 95}, "level is 95"),
+        ({"y": [[0, 2, 1], [5, 1, 1]]}, "expected start < time, got 5 and 1 in row 1"),
     ],
 )
 def test_what_is_no_curve_is_refused(given, words):
     with pytest.raises(InputError, match=words):
         kaplan_meier(**given)
+
+
+def test_a_group_that_is_at_risk_with_no_other_at_an_event_says_nothing():
+    y, group = [[1, 0], [2, 1], [3, 1], [4, 1], [5, 1], [2.5, 1]], np.array(["c", "a", "b", "b", "a", "b"])
+    found, without = kaplan_meier(y, group), kaplan_meier(y[1:], group[1:])
+    assert (found.df, found.chi2) == (1, pytest.approx(0.259648, abs=1e-6))  # survdiff in R's survival
+    assert found.p_value == pytest.approx(without.p_value)
+    for y, given in (([[1, 0], [2, 0], [3, 0], [4, 0]], {}), ([[1, 1], [2, 1], [3, 1], [4, 1]], {"stratify": True})):
+        nothing = kaplan_meier(y, ["a", "a", "b", "b"], ["s", "s", "t", "t"], **given)
+        assert nothing.df == 0
+        assert np.isnan(nothing.p_value)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_proportional_hazards_needs_finite_estimates():
+    X, y = np.arange(8.0)[:, None] < 4, np.column_stack([np.arange(1.0, 9.0), np.ones(8)])
+    model = FederatedCoxRegression().fit(X, y)
+    with pytest.raises(InputError, match="expected a fit that converged to finite estimates"):
+        model.proportional_hazards(X, y)
 
 
 SURVIVAL = """
