@@ -74,8 +74,6 @@ html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "show_prev_next": False,
     "header_links_before_dropdown": 6,
-    # algorithm boxes of the reference need the width
-    "secondary_sidebar_items": {"**": ["page-toc"], "reference/generated/*": []},
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",
 }

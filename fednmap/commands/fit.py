@@ -172,7 +172,7 @@ def fit(
         if errors is not None:
             with clear_errors(folder.path):
                 write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
-        fitted_model.write_page(folder, model, estimator, {"Coefficients": readable(table)} | more, lines)
+        fitted_model.write_page(folder, model, estimator, {"Coefficients": table} | more, lines)
         fitted_model.finish(
             folder, model, estimator, about["lam"], seconds
         )  # last: a folder without it is fitted again

@@ -23,7 +23,7 @@ Pairs = Iterable[tuple[Any, Any] | TensorDataset]
 """Samples and targets of each client, as tensors, numpy arrays, sparse tables of scipy, or data sets of tensors."""
 
 
-class Rows:
+class ClientRows:
     """n clients' rows, one client's after another's: those of client i are offsets[i] .. offsets[i] + sizes[i]."""
 
     sizes: Tensor
@@ -67,7 +67,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientData(Rows, Sequence[tuple[Tensor, Tensor]]):
+class ClientData(ClientRows, Sequence[tuple[Tensor, Tensor]]):
     """n clients' samples as two tensors; client i holds rows offsets[i] .. offsets[i] + sizes[i].
 
     Behaves as a sequence of pairs (x_i, y_i), which is also what `of` takes. x may be sparse, in rows (see

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from fednmap.data.clients import ONE_PER_CLIENT, Rows, tensor
+from fednmap.data.clients import ONE_PER_CLIENT, ClientRows, tensor
 from fednmap.data.sparse import digest
 from fednmap.names import InputError
 
@@ -94,7 +94,7 @@ class _Some:
         return self.source.read([self.rows[i] for i in rows])
 
 
-class Records(Rows):
+class Records(ClientRows):
     """n clients' samples, each read by number when it is needed.
 
     What a client may be:

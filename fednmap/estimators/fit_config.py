@@ -169,6 +169,22 @@ def _columns_of(name: str, columns: list[str], terms: Mapping[str, Sequence[str]
     return [name] if name in columns else terms.get(name, [name])
 
 
+def assignments(words: str) -> list[str]:
+    """NAME=NUMBER or NAME=LOW:HIGH, separated by commas; a name may have commas.
+
+    >>> assignments("age=0, income, gross=2"), assignments("0:, city=Basel, BS=:1")
+    (['age=0', 'income, gross=2'], ['0:', 'city=Basel, BS=:1'])
+    """
+    found, begun = list[str](), ""
+    for part in words.split(","):
+        begun = f"{begun},{part}" if begun else part
+        _, equals, said = part.rpartition("=")
+        if (equals or ":" in said) and all(is_number(word.strip() or "0") for word in said.split(":")):
+            found.append(begun.strip())
+            begun = ""
+    return [*found, *([begun.strip()] if begun.strip() else [])]
+
+
 def listed(words: str | None) -> list[str]:
     """Names separated by commas."""
     return [name.strip() for name in (words or "").split(",") if name.strip()]

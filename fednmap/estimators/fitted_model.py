@@ -20,6 +20,7 @@ from fednmap.names import InputError, choose
 from fednmap.problems.families import Ordinal
 from fednmap.report import page
 from fednmap.report.closing import made_by
+from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import legend, picture
 from fednmap.runs.atomic_files import clear_errors, from_json, to_json, write_atomically
@@ -287,7 +288,8 @@ def write_page(
     sent = DataTable(
         ("column", "kind", "sent", "gaps"), [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
     )
-    parts = tables | {"Sites": sites, "What the sites sent about the columns": sent}
+    parts = {title: readable(part) for title, part in tables.items()}
+    parts |= {"Sites": sites, "What the sites sent about the columns": sent}
     body = [f"<h2>{title}</h2>{part.html()}" for title, part in parts.items()]
     for file, title in PICTURES.items():
         if (folder.path / file).exists():

@@ -36,6 +36,8 @@ SEED = 0
 AFTER = ("sums", "squares", "fills", "events", "left-out")
 POINTS = ("gradients", "losses", "hessian", "information", "outer", "pearson", "curvature")
 """Questions after the agreement: about the rows of a part, and about a model at some points."""
+OF_FOLDS, OF_HELD_OUT = ("ranges", "counts", *AFTER, *POINTS), ("losses", "events")
+"""Those about the rows outside of a fold, and about the rows held out."""
 
 
 class Disagreement(SiteError):
@@ -163,14 +165,14 @@ class Agreement(BaseModel):
 
     def values(self, table: Table, fill: Mapping[str, float]) -> tuple[Floats, Floats]:
         """X and y of a site as numbers; a label is its place among the classes."""
-        known = [replace(s, fill=fill.get(s.column, s.fill)) for s in self.statistics]
+        known = [replace(s, fill=float(fill.get(s.column, s.fill))) for s in self.statistics]
         X, y = self.task.preprocessor().know(known).transform(self.task.features(table)), self.task.y(table)
         return X, np.array([self.classes.index(name) for name in y], float) if self.classes else y
 
     def check(self, task: RemoteFitConfig, table: Table) -> None:
         """Refuse an agreement about something else than the site's own settings, or with statistics that cannot have
         come of its own answers: a number as a category would be counted value by value."""
-        if self.task != task or table.name not in self.rows:
+        if self.task != task or self.rows.get(table.name) != table.rows:
             raise Disagreement(
                 f"what was agreed is not what the settings of {table.name!r} say; give all machines the same app"
             )
@@ -223,13 +225,19 @@ def side(question: Question, known: Agreement, table: Table) -> Any:
     if part is None:
         return np.full(table.rows, True)
     folds = len(known.rows) if task.cv == LEAVE_ONE_SITE_OUT else int(task.choice().get("cv", 0))
-    if not (isinstance(part, list | tuple) and len(part) == 2 and part[0] in range(folds)):
+    if not (isinstance(part, list | tuple) and [*map(type, part)] == [int, bool] and part[0] in range(folds)):
         raise Disagreement(f"the server asks about a fold {part!r:.20} that the settings do not lead to; refused")
+    if question["ask"] not in (OF_HELD_OUT if part[1] else OF_FOLDS):
+        raise Disagreement(f"no fit asks {question['ask']!r:.20} about these rows of a fold; refused")
     y: Any = task.y(table) if task.family in ("logistic", "ordinal", "cox") else np.zeros(table.rows)
     if known.classes:
         y = np.array([known.classes.index(name) for name in y], float)
     own = (table.name, y[:, 1] if task.family == "cox" else y)
-    return known.part(part, own)[known.sites.of_row == known.sites.names.index(table.name)]
+    inside = known.part(part, own)[known.sites.of_row == known.sites.names.index(table.name)]
+    told = known.part(part) if task.secagg else inside
+    if 1 in (told.sum(), (~told).sum()):  # its sums are the difference between those of all rows and of the others
+        raise SiteError(f"{table.where}{REFUSALS['one-row-fold']}", "one-row-fold")
+    return inside
 
 
 Look = Callable[[str, Linear, Tensor], None]
@@ -250,6 +258,8 @@ def reply(question: Question, points: Tensor | None, known: Agreement, table: Ta
     if ask in POINTS:
         return _at_points(question, points, known, table, weight, look)
     if ask == "fills":
+        if question["columns"] != [s.column for s in known.statistics if s.kind == "number" and s.missing]:
+            raise Disagreement("the server asks for fills of other columns than those with gaps; refused")
         each = [columns.given(table[name]) for name in question["columns"]]
         return np.array([*map(len, each), *(values.sum() for values in each)], float)
     X, y = known.values(table, question["fill"])
@@ -260,8 +270,8 @@ def reply(question: Question, points: Tensor | None, known: Agreement, table: Ta
         return np.array([known.family.left_out(y, one)])
     share = weight / len(X) * one
     if ask == "squares":
-        spread = 0.0 if known.classes or y.ndim > 1 else float(share @ np.square(y - question["y"]))
-        return np.array([*(share @ np.square(X - np.array(question["mean"]))), spread])
+        spread = 0.0 if known.classes or y.ndim > 1 else float(share @ np.square(y - float(question["y"])))
+        return np.array([*(share @ np.square(X - _by_column(question, "mean", X))), spread])
     if known.classes:
         return np.array([*(share @ X), *np.bincount(y.astype(np.intp), share, len(known.classes))])
     return np.array([*(share @ X), share @ (y[:, 1] if y.ndim > 1 else y)])
@@ -298,9 +308,17 @@ def _problem(question: Question, known: Agreement, table: Table) -> Any:
     """The mean loss of a site's rows, on scaled columns where the question has a scaling."""
     X, y = known.values(table, question["fill"])
     if "shift" in question:
-        X = (X - np.array(question["shift"])) * np.array(question["factor"])
+        X = (X - _by_column(question, "shift", X)) * _by_column(question, "factor", X)
     data, level = ClientData(dense(X), dense(y), dense(np.array([len(X)]))), known.family.level
     return problem(known.family, data, intercept=level, weights=dense(np.ones(1)), sample_weights=None)
+
+
+def _by_column(question: Question, name: str, X: Floats) -> Floats:
+    """Numbers of a question, one for each column: with one for each row, the server would choose rows."""
+    found = np.array(question[name], float)
+    if found.shape != X.shape[1:]:
+        raise Disagreement(f"expected {X.shape[1]} numbers as {name}, got shape {found.shape}; refused")
+    return found
 
 
 def _fits(s: columns.Statistic, own: dict[str, Any]) -> bool:

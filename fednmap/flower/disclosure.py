@@ -160,28 +160,40 @@ class Rules(BaseModel):
         place, weigh = folder / "points" / f"{client}-{self.study}", partial(weights, "slope", local.problem)
         return replace(local, look=lambda x: self.points("slope", x[None], weigh, place))
 
-    def points(self, kind: str, points: Tensor, weigh: Callable[[Tensor], Floats], place: Path) -> None:
+    def points(
+        self,
+        kind: str,
+        points: Tensor,
+        weigh: Callable[[Tensor], Floats],
+        place: Path,
+        about: str = "",
+        rows: str = "",
+    ) -> None:
         """Refuse points at which an answer rests on few rows, or its change since an earlier point does.
 
-        kind: what rows are weighed by, of which answers are sums; weigh: the weights of all rows at a point.
+        kind:  what rows are weighed by, of which answers are sums; "rows" of sums without a model.
+        weigh: the weights of all rows at a point.
+        about: what else makes a model of a point, such as its scaling.
+        rows:  a name of the rows that are asked about, where these are not all.
         """
         if self.max_points is None and not self.min_effective_rows:
             return
-        ending = "" if kind == "slope" else f"-{kind}"
+        ending, of = "" if kind == "slope" else f"-{kind}", f"-{rows}" if rows else ""
         place.mkdir(parents=True, exist_ok=True)
         with lock.exclusive(place / "lock"):
             path, begun = place / "points.json", place.with_name(f".{place.name}")  # as of a budget
             seen = from_json(path, list) if path.exists() or begun.exists() else []
             new: dict[str, Floats] = {}
             for x in points:
-                mark = hashlib.sha256(x.detach().cpu().numpy().tobytes()).hexdigest()
-                known = {other[: len(mark)] for other in [*seen, *new]}
-                if self.max_points is not None and mark not in known and len(known) >= self.max_points:
+                mark = hashlib.sha256(x.detach().cpu().numpy().tobytes() + about.encode()).hexdigest()
+                known = {other[: len(mark)] for other in [*seen, *new] if not other.endswith("-rows")}
+                most = None if kind == "rows" else self.max_points
+                if most is not None and mark not in known and len(known) >= most:
                     raise _refused("points", f"{len(known)} points were answered, and max-points is {self.max_points}")
                 now = weigh(x) if self.min_effective_rows else np.empty((0, 1))
                 self._check_weights(now, list(new.values()), place, ending)
-                if mark + ending not in seen:
-                    new[mark + ending] = now
+                if mark + of + ending not in seen:
+                    new[mark + of + ending] = now
             if new and self.min_effective_rows:
                 file, more = _weights_file(place, next(iter(new.values())), ending), np.stack(list(new.values()))
                 np.save(data := BytesIO(), np.concatenate([np.load(file), more]) if file.exists() else more)

@@ -31,7 +31,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fednmap.estimators import fitted_model
-from fednmap.estimators.fit_config import estimator_of, listed, with_weight
+from fednmap.estimators.fit_config import assignments, estimator_of, listed, with_weight
 from fednmap.estimators.handshake import (
     AFTER,
     POINTS,
@@ -87,7 +87,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[RemoteFitConfig, FederationSett
     """What is fitted and who takes part, from kebab-case keys; "" stands for a default."""
     own, given = split(run_config, RemoteFitConfig)
     federation = FederationSettings.make(**own)
-    given |= {name: listed(given[name]) for name in ("penalty_factor", "bounds") if name in given}
+    given |= {name: assignments(given[name]) for name in ("penalty_factor", "bounds") if name in given}
     task = RemoteFitConfig.make(**with_weight(given))
     used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
     used |= {"entry": task.entry, "strata": task.strata}
@@ -134,17 +134,20 @@ def client_app(load: LoadTable) -> ClientApp:
                 rules.same_rows(own, node.folder, node.name)
             own = rules.table(own, *columns)
             if ask == "agree":  # kept if this site is part of it
-                known = Agreement.model_validate(question["agreement"])
-                known.check(task, own)
-                rules.model(len(known.names) * known.outputs, own.rows)
+                offered = Agreement.model_validate(question["agreement"])
+                offered.check(task, own)
+                rules.model(len(offered.names) * offered.outputs, own.rows)
                 write_atomically(_place(node), to_json(question["agreement"]))
                 return _words({})
-            inside = None
-            if question.get("part") is not None:
-                inside = side(question, _agreed(node), own)
+            inside, known = None, _agreed(node, own) if "part" in question or ask in (*AFTER, *POINTS) else None
+            if known is not None and question.get("part") is not None:
+                inside = side(question, known, own)
                 own = rules.part(own, inside, *columns)
-            if ask in (*AFTER, *POINTS):
-                return _vector(message, node, _reply(message, node, question, own, inside))
+            if ask not in POINTS and own.rows:
+                counted = (np.full(own.rows, True) if inside is None else inside).astype(float)[:, None]
+                rules.points("rows", torch.from_numpy(counted.T), lambda _: counted, _points(node))
+            if known is not None and ask in (*AFTER, *POINTS):
+                return _vector(message, node, _reply(message, known, node, question, own, inside))
             said = rules.answer(question, answer(rules.coarse(question, own), own, task), own)
             if not task.secagg:
                 return _words(said)
@@ -156,9 +159,9 @@ def client_app(load: LoadTable) -> ClientApp:
     return plain.app_of({"query": plain.hello(), QUESTION: asked}, common_settings)
 
 
-def _reply(message: Message, node: Node, question: Question, own: Table, inside: Any) -> Floats:
+def _reply(message: Message, known: Agreement, node: Node, question: Question, own: Table, inside: Any) -> Floats:
     """The vector of a site's rows, which are those inside of its table; the rules look at every point before."""
-    known, points = _agreed(node), None
+    points = None
     if "points" in question:
         count = int(question["points"])
         if not 0 < count * known.dim <= SUMMED:
@@ -178,7 +181,9 @@ def _reply(message: Message, node: Node, question: Question, own: Table, inside:
 
         rules = node.rules
         rules.model(f.dim, own.rows)
-        rules.points(kind, points, weigh, node.folder / "points" / f"{node.name}-{rules.study}")
+        about = json.dumps([question.get(name) for name in ("shift", "factor", "fill")])
+        rows = "" if inside is None else hashlib.sha256(inside.tobytes()).hexdigest()
+        rules.points(kind, points, weigh, _points(node), about, rows)
 
     return reply(question, points, known, own, look)
 
@@ -281,8 +286,15 @@ def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) 
     fitted_model.write_tables(folder.path, found, path, estimator if task.choice() else None, about["lam"], deviation)
     if errors is not None:
         write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
+    lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
+    lines = [
+        f"{task.family}, penalty {task.penalty}, lam {lam}, objective {estimator.objective_:.6g}",
+        f"between machines: {estimator.n_iter_} rounds",
+    ]
+    fitted_model.write_page(folder, model, estimator, {"Coefficients": found}, lines)
     closing = fitted_model.finish(folder, model, estimator, about["lam"], time.monotonic() - began)
     folder.write_checksums()
+    folder.write_checksums("report.html")
     return closing
 
 
@@ -467,11 +479,20 @@ def _ask_once(node: Node, question: Question) -> None:
         write_atomically(path, to_json(known))
 
 
-def _agreed(node: Node) -> Agreement:
+def _points(node: Node) -> Path:
+    """Where a site keeps what it was asked about."""
+    return node.folder / "points" / f"{node.name}-{node.rules.study}"
+
+
+def _agreed(node: Node, own: Table) -> Agreement:
+    """What this site agreed to, about as many rows as it has."""
     path = _place(node)
     if not path.exists():
         raise Disagreement(f"{path} is not there, so that this site has agreed to nothing; keep state-dir during a run")
-    return Agreement.model_validate(from_json(path, dict))
+    known = Agreement.model_validate(from_json(path, dict))
+    if known.rows[own.name] != own.rows:
+        raise Disagreement(f"{own.where}the table has other rows than when the run began; begin a new run")
+    return known
 
 
 def _place(node: Node) -> Path:

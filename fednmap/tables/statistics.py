@@ -100,9 +100,10 @@ def answer(question: Question, t: Table) -> dict[str, Any]:
     if question["ask"] == "columns":
         return {"columns": _columns(t, question)}
     if question["ask"] == "deviations":
-        return {name: float(np.square(given(t[name]) - mean).sum()) for name, mean in question["means"].items()}
+        return {name: float(np.square(given(t[name]) - float(mean)).sum()) for name, mean in question["means"].items()}
     if question["ask"] == "ranges":
-        return {name: [float(given(t[name]).min()), float(given(t[name]).max())] for name in question["columns"]}
+        found = {name: values for name in question["columns"] if len(values := given(t[name]))}
+        return {name: [float(values.min()), float(values.max())] for name, values in found.items()}
     if question["ask"] == "counts":
         return {
             name: [int(k) for k in np.searchsorted(np.sort(given(t[name])), cuts, "right")]
@@ -137,8 +138,8 @@ def matched(values: Column, levels: Sequence[str]) -> list[str | None]:
 def order_statistics(rank: Mapping[str, float]) -> Generator[Question, Answers, dict[str, float]]:
     """The least value of each column with at least `rank` values up to it, by counts of values below some cuts."""
     ranges = yield {"ask": "ranges", "columns": list(rank)}
-    low = {name: min(part[name][0] for part in ranges.values()) for name in rank}
-    high = {name: max(part[name][1] for part in ranges.values()) for name in rank}
+    low = {name: min(part[name][0] for part in ranges.values() if name in part) for name in rank}
+    high = {name: max(part[name][1] for part in ranges.values() if name in part) for name in rank}
     for _ in range(NARROWINGS):
         cuts = {name: np.linspace(low[name], high[name], CUTS + 2) for name in rank}
         said = yield {"ask": "counts", "cuts": {name: found[1:-1].tolist() for name, found in cuts.items()}}

@@ -48,6 +48,7 @@ REFUSALS = {
     "identifier": "column {column!r} looks like an identifier; exclude the column",
     "dates": "column {column!r} holds dates or times; turn it into a number, or exclude the column",
     "one-row": "there is one row, and its sums would be that row; leave the site out",
+    "one-row-fold": "a fold has one row of the site, or all but one, which its sums would tell; give fewer folds",
     "rules": "the rules of the site cannot be read",
     "rule-question": "the site's rules do not allow this question",
     "rule-rows": "the site has fewer rows than its rules ask for",

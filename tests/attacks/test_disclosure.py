@@ -243,6 +243,41 @@ def test_the_number_of_points_is_one_of_all_runs(tmp_path):
         rules.guarded(local, tmp_path, "zug").loss(torch.full((4,), 9.0, dtype=torch.float64))
 
 
+def test_another_scaling_of_a_point_is_another_point(tmp_path):
+    x, y = people()
+    problem, place = GLM([(x, y)], "logistic", intercept=True), tmp_path / "zug"
+    ask = lambda rules, k: rules.points(  # noqa: E731
+        "slope", torch.zeros(1, 5, dtype=torch.float64), lambda p: weights("slope", problem, p), place, f"scaling {k}"
+    )
+    for k in (0, 1, 0):
+        ask(Rules(max_points=2), k)
+    with pytest.raises(SiteError, match="points"):
+        ask(Rules(max_points=2), 2)
+
+
+@pytest.mark.parametrize("kind", ["slope", "rows"])
+def test_folds_that_differ_in_one_row_are_refused(tmp_path, kind):
+    """At the same point: the second fold differs in many rows from all, the third in one from the second."""
+    rules, whole = Rules(min_effective_rows=5), np.ones((60, 1))
+    folds = [np.where(np.arange(60) < n, whole[:, 0], 0.0)[:, None] for n in (60, 40, 41)]
+    for k, fold in enumerate(folds):
+        point = torch.from_numpy(fold.T) if kind == "rows" else torch.zeros(1, 5, dtype=torch.float64)
+        ask = lambda p=point, f=fold, k=k: rules.points(kind, p, lambda _: f, tmp_path / "zug", rows=str(k))  # noqa: E731
+        if k < 2:
+            ask()
+    with pytest.raises(SiteError, match="few-rows"):
+        ask()
+
+
+def test_sums_of_a_fold_rest_on_many_rows(tmp_path):
+    """Before any model of a fold: the sums of all rows less those of the others are of the rows held out."""
+    run, _ = fit(tmp_path, "min-effective-rows = 15", **SICK, cv="4", select="min")
+    with pytest.raises(InputError, match="rest on too few rows"):
+        run()
+    answers = logs(tmp_path / "s")["zug"]
+    assert sum("refused.code" in str(line["items"]) for line in answers) == 1
+
+
 def test_no_setting_of_a_run_reaches_the_rules(tmp_path):
     for name in ("rules", "min-rows", "max-points"):
         with pytest.raises(InputError, match="unknown setting"):

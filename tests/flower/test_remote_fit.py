@@ -127,6 +127,18 @@ def test_penalty_factors_and_bounds_are_the_estimators(hospitals):
     close(fitted_model.load(run).coef, alone.coef_)
 
 
+def test_names_with_commas_have_penalty_factors_and_bounds(hospitals):
+    for path in hospitals.iterdir():
+        pl.read_csv(path).rename({"age": "age, years"}).write_csv(path)
+    given = {"penalty_factor": "age, years=0,sex=2", "bounds": "pressure=0:, age, years=:0.01"}
+    _, run = fit(hospitals, lam=0.02, tol_absolute=TIGHT, **SICK, **given)
+    X, y, where = data(hospitals, "logistic")
+    bounds = {"pressure": (0.0, np.inf), "age, years": (-np.inf, 0.01)}
+    options = {"penalty_factor": {"age, years": 0.0, "sex=m": 2.0}, "bounds": bounds}
+    alone = FederatedGLM("logistic", "l1", 0.02, tol=TIGHT, **options).fit(X, y, where)
+    close(fitted_model.load(run).coef, alone.coef_)
+
+
 @pytest.mark.parametrize("secagg", [False, True])
 @pytest.mark.parametrize(("cv", "select"), [("4", "min"), ("leave-one-site-out", "1se"), (None, "bic")])
 @pytest.mark.parametrize("family", PLAIN)
@@ -163,6 +175,16 @@ def test_gaps_are_filled_by_the_rows_outside_of_a_fold(tmp_path):
         app.main(words, standalone_mode=False)
         for name in ("cv.csv", "path.csv"):
             close(csv(out, name), csv(tmp_path / f"run-{impute}", name))
+
+
+def test_a_median_without_a_site(tmp_path):
+    """A site that is left out has no extremes to tell."""
+    hospitals, settings = write_hospitals(tmp_path / "hospitals"), {"cv": "leave-one-site-out", **SICK}
+    fit(hospitals, impute="median", tol_absolute=TIGHT, **settings)
+    options = ["--target", "outcome", "--exclude", "time,event", "--cv", "leave-one-site-out", "--impute", "median"]
+    words = ["fit", "--data", f"csv:{hospitals}", *options, "--tol-absolute", str(TIGHT), "--out"]
+    app.main([*words, str(tmp_path / "one")], standalone_mode=False)
+    close(csv(tmp_path / "one", "cv.csv"), csv(tmp_path / "run", "cv.csv"))
 
 
 @pytest.mark.parametrize("family", ["gamma", "negative-binomial", "ordinal"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -251,7 +252,83 @@ def test_a_question_that_the_settings_do_not_lead_to_is_refused(hospitals, ask):
         reply({"ask": ask, "part": None, "fill": {}}, None, known, rows, lambda *_: None)
 
 
-@pytest.mark.parametrize("part", [[0, True], [7, False], [-1, True], ["0", True], [[0, 1], True], 5, [0]])
+SQUARES = {"ask": "squares", "part": None, "fill": {}}
+AT_ZERO = {"ask": "gradients", "part": None, "fill": {}}
+
+
+@pytest.mark.parametrize("name", ["mean", "y", "shift", "factor", "fill"])
+def test_numbers_of_a_question_cannot_choose_rows(hospitals, name):
+    """With a factor of 0 for all rows but one, or a mean for each row, an answer would be a single row."""
+    _, run = fit(hospitals, family="gaussian", target="time", exclude="event,outcome", rounds=1)
+    known = Agreement.model_validate(json.loads((run / "agreement.json").read_text()))
+    rows = replace(read(hospitals / "bern.csv"), name="bern")
+    n, p = rows.rows, len(known.names)
+    question = {**SQUARES, "mean": [0.0] * p, "y": 0.0} if name in ("mean", "y") else AT_ZERO | {"shift": [0.0] * p}
+    question |= {} if name in ("mean", "y") else {"factor": [1.0] * p}
+    points = torch.zeros(1, known.dim, dtype=torch.float64) if "factor" in question else None
+    reply(question, points, known, rows, lambda *_: None)
+    each = [[float(k == 0)] * p for k in range(n)] if name in ("mean", "shift", "factor") else [0.0] * n
+    with pytest.raises((InputError, TypeError)):
+        reply(question | {name: {"pressure": each} if name == "fill" else each}, points, known, rows, lambda *_: None)
+
+
+def test_a_mean_for_each_row_is_refused(hospitals):
+    rows, task = read(hospitals / "bern.csv"), RemoteFitConfig.make(**SICK)
+    with pytest.raises(TypeError):
+        answer({"ask": "deviations", "means": {"age": [0.0] * rows.rows}}, rows, task)
+
+
+@pytest.mark.parametrize("columns", [["time"], ["age"], [], ["pressure", "event"]])
+def test_fills_are_those_of_columns_with_gaps(hospitals, columns):
+    """Sums of columns that are left out of the fit would tell of these."""
+    known, rows = agreed(hospitals, rounds=1)
+    question = {"ask": "fills", "part": None, "fill": {}, "columns": ["pressure"]}
+    assert len(reply(question, None, known, rows, lambda *_: None)) == 2
+    with pytest.raises(InputError, match="fills of other columns than those with gaps; refused"):
+        reply(question | {"columns": columns}, None, known, rows, lambda *_: None)
+
+
+def test_a_fold_of_one_row_is_refused(hospitals):
+    """The sums of all rows less those of the others would be that row; under masks it is one of several."""
+    path = hospitals / "bern.csv"
+    pl.read_csv(path).head(9).write_csv(path)
+    with pytest.raises(InputError, match=r"bern: a fold has one row of the site, .* give fewer folds"):
+        fit(hospitals, cv="5", **SICK)
+    fit(hospitals, cv="5", secagg=True, rounds=1, run_folder=str(hospitals.parent / "run-2"), **SICK)
+    known = Agreement.model_validate(json.loads((hospitals.parent / "run-2" / "agreement.json").read_text()))
+    rows = replace(read(path), name="bern")
+    sizes = [side({"ask": "losses", "part": [k, True]}, known, rows).sum() for k in range(5)]
+    assert sorted(sizes) == [1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("ask", "held_out"), [("sums", True), ("gradients", True), ("columns", False)])
+def test_questions_that_no_fit_asks_about_a_fold_are_refused(hospitals, ask, held_out):
+    known, rows = agreed(hospitals, cv="4", rounds=1)
+    with pytest.raises(InputError, match="about these rows of a fold; refused"):
+        side({"ask": ask, "part": [0, held_out]}, known, rows)
+
+
+def test_a_table_that_has_grown_is_not_asked_on(hospitals):
+    """Sums of the rows before and after would be added up, with the weights of those before."""
+    settings = {"penalty": "l1", "lam": 0.001, "tol_absolute": 1e-9} | SICK
+    left = [25]
+
+    def stop(name, message, answer):
+        left[0] -= "question" in message.content
+        return [answer()] if left[0] > 0 else []
+
+    with pytest.raises(TimeoutError):
+        fit(hospitals, fault=stop, deadline=0.2, attempts=1, **settings)
+    path = hospitals / "bern.csv"
+    pl.concat([pl.read_csv(path), pl.read_csv(path).head(2)]).write_csv(path)
+    with pytest.raises(InputError, match="bern: the table has other rows than when the run began; begin a new run"):
+        fit(hospitals, resume=True, **settings)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [[0, True], [7, False], [-1, True], ["0", True], [[0, 1], True], 5, [0], [1.0, True], [True, False], [1, 1]],
+)
 def test_a_fold_that_the_settings_do_not_lead_to_is_refused(hospitals, part):
     """Rows of the server's choice would tell single ones by differences."""
     known, rows = agreed(hospitals, **({} if part == [0, True] else {"cv": "4"}))
