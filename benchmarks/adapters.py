@@ -117,7 +117,7 @@ class Study:
         """The module after so many rounds, and the bytes that a client sent."""
         kinds: dict[str, Any] = {"FedAvg": FedAvg, "FedNMap": FedNMap}
         algorithm = kinds[method](Zero() if phi is None else phi, eta_a=ETA, Q=Q)
-        result = run(algorithm, self.problem(module), rounds=rounds, every=rounds, threads=1)
+        result = run(algorithm, self.problem(module), rounds=rounds, every=rounds, measure_gamma=1.0, threads=1)
         return result.module(), result.final["bytes_up"] / len(self.train)
 
     @torch.no_grad()

@@ -388,7 +388,8 @@ def main() -> int:
     rows = [tried(name, make, given.repeats) for name, make in cases().items() if given.only in name]
     table("models", rows)
     write(given.json, rows=rows)
-    close = all(row["difference"] < (1e-2 if "bf16" in row["case"] else 1e-8) for row in rows)
+    limits = {"nanoGPT, bf16 autocast": 1e-2, "nanoGPT, clipped steps": 1e-6}  # torch adds 1e-6 to the norm it clips
+    close = all(row["difference"] < limits.get(row["case"], 1e-8) for row in rows)
     print(f"\n{len(rows)} cases, all agree with the loop: {close}")
     return 0 if close else 1
 
