@@ -78,8 +78,8 @@ def kaplan_meier(
     if found.ndim != 2 or found.shape[1] not in (2, 3) or not np.isin(found[:, -1], (0, 1)).all():
         raise InputError("expected y with the columns time and event (1 or 0), or start, stop and event")
     where = divide(sites, len(found))
-    wrong = np.flatnonzero(found[:, 0] >= found[:, 1]) if found.shape[1] == 3 else ()
-    if len(wrong):
+    wrong = np.flatnonzero(found[:, 0] >= found[:, 1])
+    if found.shape[1] == 3 and len(wrong):
         row = int(wrong[0])
         raise InputError(f"expected start < time, got {found[row, 0]:g} and {found[row, 1]:g} in row {row}")
     inputs.finite_targets(found, where, *["start", "time", "event"][-found.shape[1] :])
