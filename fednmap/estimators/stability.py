@@ -49,6 +49,8 @@ def stability(
 
     most: default such that the bound on false selections is 1. All lam of a half share rounds, as in `path`.
 
+    Columns with penalty factor 0 are in every model, and are not selected.
+
     The bound assumes that columns without effect are exchangeable, and that selection is no worse than at random.
 
     Reference: Meinshausen and Buehlmann, Stability selection, JRSS B 2010, theorem 1.
@@ -57,7 +59,11 @@ def stability(
         raise InputError(f"threshold is {threshold!r}; it must lie above 0.5 and be at most 1, such as 0.75")
     if not weighted(estimator.penalty) or is_ridge(estimator):
         raise InputError(f"expected a penalty that selects columns, such as l1, got {estimator.penalty!r:.60}")
-    names = estimator._names()
+    names, factors = estimator._names(), estimator._factors(estimator._names())
+    judged = np.arange(len(names)) if factors is None else np.flatnonzero(factors)
+    if not len(judged):
+        raise InputError("expected a column with a penalty factor above 0, got none; nothing is selected")
+    names = [names[j] for j in judged]
     if most is None:
         most = max(1, int(np.sqrt((2 * threshold - 1) * len(names))))
     if not 1 <= most <= len(names):
@@ -71,7 +77,7 @@ def stability(
         estimator._check(half.y, half.sites)
         found = path(estimator, half, lambdas)
         converged.append(found.converged)
-        ever = np.logical_or.accumulate((found.coefs != 0).any(1))
+        ever = np.logical_or.accumulate((found.coefs[..., judged] != 0).any(1))
         few = np.flatnonzero(ever.sum(1) <= most)
         count += ever[few[-1]] if len(few) else 0
     warn_unconverged(converged, "halves have models that")

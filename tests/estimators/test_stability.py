@@ -34,6 +34,20 @@ def test_halves_have_half_of_every_site(monkeypatch):
     assert len({rows.y.tobytes() for rows in seen}) == 3
 
 
+def test_columns_that_are_not_penalised_are_not_judged():
+    """With x0 and x1 in every model, the others are selected as if these were no columns of the table."""
+    options = {"times": 10, "threshold": 0.6, "lambdas": 20}
+    found = FederatedLasso(penalty_factor={"x0": 0, "x1": 0}).stability(X, Y, SITE, **options)
+    assert found.names == tuple(f"x{j}" for j in range(2, 20))
+    assert found.most == 1  # sqrt(0.2 * 18)
+    assert found.error_bound == pytest.approx(1 / (0.2 * 18))
+    assert found.selected == ("x2",)
+    whole = FederatedLasso(penalty_factor={"x0": 1, "x1": 1}).stability(X, Y, SITE, **options)
+    assert whole.names[:2] == ("x0", "x1")
+    with pytest.raises(InputError, match="a penalty factor above 0"):
+        FederatedLasso(penalty_factor=[0.0] * 20).stability(X, Y, SITE)
+
+
 @pytest.mark.slow
 def test_noise_is_selected_no_more_often_than_the_bound_says():
     """20 data sets without any effect: the mean number of selected columns against the bound."""
