@@ -3,6 +3,7 @@
 `fednmap.flower.tables` does the same fit between machines, where no row leaves its site.
 """
 
+from fednmap.estimators.evaluation import Evaluation, evaluate
 from fednmap.estimators.heterogeneity import Heterogeneity
 from fednmap.estimators.inference import Bootstrap, Inference
 from fednmap.estimators.linear_models import (
@@ -39,6 +40,7 @@ from fednmap.names import renamed
 
 __all__ = [
     "Bootstrap",
+    "Evaluation",
     "FederatedBinomialRegressor",
     "FederatedBinomialRegressorCV",
     "FederatedCoxRegression",
@@ -67,6 +69,7 @@ __all__ = [
     "SiteEffects",
     "Stability",
     "SurvivalCurves",
+    "evaluate",
     "kaplan_meier",
 ]
 

@@ -114,7 +114,7 @@ class Federated(_Attributes):
         from fednmap.estimators.inference import inference
 
         check_is_fitted(self)
-        _check_level(level)
+        check_level(level)
         return inference(self, *self._reading(X, y, sites, sample_weight), level, cov_type)
 
     def debiased(
@@ -134,7 +134,7 @@ class Federated(_Attributes):
         from fednmap.estimators.debiased import debiased
 
         check_is_fitted(self)
-        _check_level(level)
+        check_level(level)
         return debiased(self, *self._reading(X, y, sites, sample_weight), level, nodewise)
 
     def heterogeneity(
@@ -143,7 +143,7 @@ class Federated(_Attributes):
         """Per-site, joint and meta-analytic estimates of the unpenalised model, and tests of whether sites differ."""
         from fednmap.estimators.heterogeneity import heterogeneity
 
-        _check_level(level)
+        check_level(level)
         return heterogeneity(*self._reading(X, y, sites, sample_weight), level)
 
     def bootstrap(
@@ -160,7 +160,7 @@ class Federated(_Attributes):
         """Standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ."""
         from fednmap.estimators.inference import bootstrap
 
-        _check_level(level)
+        check_level(level)
         if not _is_whole(times, 2):
             raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
         return bootstrap(*self._reading(X, y, sites, sample_weight), times, level, random_state)
@@ -397,7 +397,7 @@ def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
-def _check_level(level: float) -> None:
+def check_level(level: float) -> None:
     if not 0 < level < 1:
         raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
 

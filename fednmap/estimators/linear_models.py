@@ -23,6 +23,7 @@ from fednmap.estimators.family_problems import CoxResponse, expected, family, fi
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
 from fednmap.estimators.rows import LARGEST, Floats, Rows
+from fednmap.estimators.survival import concordance_sums, proportional_hazards
 from fednmap.names import InputError, some_of
 from fednmap.problems import Cox
 from fednmap.problems.families import (
@@ -436,7 +437,6 @@ class FederatedCoxRegression(AnyPenalty):
         transform: of time, "km", "identity" or "log". Sites send a vector and three matrices, sums over events.
         """
         from fednmap.estimators.inference import fitted_point
-        from fednmap.estimators.survival import proportional_hazards
 
         check_is_fitted(self)
         if self.penalty != "none" or self.bounds is not None or self.site_effects != "none":
@@ -458,7 +458,8 @@ class FederatedCoxRegression(AnyPenalty):
         part = (
             where.of_row if stratum is None else where.of_row + len(where) * np.unique(stratum, return_inverse=True)[1]
         )
-        sums = np.sum([concordant(scores[r], y[r]) for r in (part == k for k in np.unique(part))], 0)
+        ones = np.ones(len(scores))
+        sums = np.sum([concordance_sums(scores[r], y[r], ones[r]) for r in (part == k for k in np.unique(part))], 0)
         if not sums[1] > 0:
             raise InputError("no two rows of one site can be compared, so that there is no concordance")
         return float(sums[0] / sums[1])
@@ -527,16 +528,3 @@ class FederatedCoxRegression(AnyPenalty):
         tags.target_tags.positive_only = True
         tags.target_tags.two_d_labels = True
         return tags
-
-
-def concordant(scores: Floats, y: Floats) -> tuple[float, float]:
-    """The number of ordered pairs that the scores order too (ties count half), and of all that can be compared."""
-    right = total = 0.0
-    time, event = y[:, 0], y[:, 1] == 1
-    for i in np.flatnonzero(event):
-        later = (time > time[i]) | ((time == time[i]) & ~event)
-        later &= y[:, 2] < time[i] if y.shape[1] > 2 else True
-        difference = scores[i] - scores[later]
-        right += float(((difference > 0) + 0.5 * (difference == 0)).sum())
-        total += int(later.sum())
-    return right, total

@@ -90,7 +90,11 @@ class CrossValidated(Federated):
         if self.site_effects == "sparse" and isinstance(self.mu, Sequence | np.ndarray):
             return self._choose_mu(X, y, sites, sample_weight)
         rows = self._read(X, y, sites, sample_weight)
-        folds = self._folds(rows, X, y, sites, sample_weight) if self.select in ("min", "1se") else []
+        folds = (
+            folds_of(self, self.cv, self.random_state, rows, X, y, sites, sample_weight)
+            if self.select in ("min", "1se")
+            else []
+        )
         self.lambdas_ = grid(self, rows, self.lambdas)
         # first: prepared rows take memory
         chosen, rounds, sent = self._by_folds(rows, folds) if folds else (None, 0, 0)
@@ -144,37 +148,6 @@ class CrossValidated(Federated):
                 f"grid, such as lambdas=np.geomspace({wider})",
                 stacklevel=3,
             )
-
-    def _folds(self, rows: Rows, X: Any, y: Any, sites: Any, sample_weight: Any) -> list[Fold]:
-        """The rows that are held out together.
-
-        A number of folds is dealt out within every site and class (or events), so that each fold is a small federation
-        like the whole. A splitter splits the rows as they were given, with the sites as its groups.
-        """
-        cv, n, name = FOLDS if self.cv is None else self.cv, len(rows.y), self._family().name
-        if name == "cox" and self.weights == "sites":
-            raise InputError(
-                "cross-validation of a Cox model needs weights='samples'; sites weigh unequally in its folds"
-            )
-        if isinstance(cv, bool) or (isinstance(cv, int | np.integer) and cv < 2):
-            raise InputError(f"cv is {cv!r}; {ALLOWED}")
-        if isinstance(cv, str) and cv == LEAVE_ONE_SITE_OUT:
-            if len(rows.sites) < 2:
-                raise InputError(f"cv is {cv!r} with one site; give sites, or a number of folds")
-            fold, names = rows.sites.of_row, rows.sites.names
-        elif isinstance(cv, int | np.integer):
-            if n < 2 * cv:
-                raise InputError(f"cv is {cv} folds for {n} rows; give at most {n // 2} folds")
-            kinds = rows.y if name in ("logistic", "ordinal") else rows.y[:, 1] if name == "cox" else np.zeros(n)
-            fold = deal(kinds, rows.sites.of_row, int(cv), self.random_state)
-            names = tuple(f"fold {k + 1}" for k in range(cv))
-        else:
-            where = divide(None, _num_samples(X))
-            y = self.formula_.response(X) if y is None and self.formula is not None else y
-            weight = sample_weights(sample_weight, len(where.of_row), where)
-            found, weight = self._family().as_rows(self._targets(y, where), weight)
-            return _split(cv, X, found[:, 1] if name == "cox" else y, sites, weight > 0)
-        return [Fold(name, np.flatnonzero(fold == k), np.flatnonzero(fold != k), k) for k, name in enumerate(names)]
 
     def _by_folds(self, rows: Rows, folds: list[Fold]) -> tuple[int, int, int]:
         """Which lam, and the rounds and bytes that the models without each of the folds took."""
@@ -298,6 +271,38 @@ def _losses_by_site(prepared: Prepared, path: RegularizationPath, sites: Sequenc
             points.append(np.concatenate([coef.flatten(), intercept if prepared.level else []]))
         total += weights[i] * f.alone(i).losses(dense(np.stack(points))).numpy()
     return total
+
+
+def folds_of(
+    model: Federated, cv: CV, random_state: int, rows: Rows, X: Any, y: Any, sites: Any, sample_weight: Any
+) -> list[Fold]:
+    """The rows that are held out together.
+
+    A number of folds is dealt out within every site and class (or events), so that each fold is a small federation
+    like the whole. A splitter splits the rows as they were given, with the sites as its groups.
+    """
+    cv, n, name = FOLDS if cv is None else cv, len(rows.y), model._family().name
+    if name == "cox" and model.weights == "sites":
+        raise InputError("cross-validation of a Cox model needs weights='samples'; sites weigh unequally in its folds")
+    if isinstance(cv, bool) or (isinstance(cv, int | np.integer) and cv < 2):
+        raise InputError(f"cv is {cv!r}; {ALLOWED}")
+    if isinstance(cv, str) and cv == LEAVE_ONE_SITE_OUT:
+        if len(rows.sites) < 2:
+            raise InputError(f"cv is {cv!r} with one site; give sites, or a number of folds")
+        fold, names = rows.sites.of_row, rows.sites.names
+    elif isinstance(cv, int | np.integer):
+        if n < 2 * cv:
+            raise InputError(f"cv is {cv} folds for {n} rows; give at most {n // 2} folds")
+        kinds = rows.y if name in ("logistic", "ordinal") else rows.y[:, 1] if name == "cox" else np.zeros(n)
+        fold = deal(kinds, rows.sites.of_row, int(cv), random_state)
+        names = tuple(f"fold {k + 1}" for k in range(cv))
+    else:
+        where = divide(None, _num_samples(X))
+        y = model.formula_.response(X) if y is None and model.formula is not None else y
+        weight = sample_weights(sample_weight, len(where.of_row), where)
+        found, weight = model._family().as_rows(model._targets(y, where), weight)
+        return _split(cv, X, found[:, 1] if name == "cox" else y, sites, weight > 0)
+    return [Fold(name, np.flatnonzero(fold == k), np.flatnonzero(fold != k), k) for k, name in enumerate(names)]
 
 
 def _split(cv: Any, X: Any, y: Any, sites: Any, kept: npt.NDArray[np.bool_]) -> list[Fold]:

@@ -133,6 +133,26 @@ def _log_rank(n: Floats, d: Floats) -> tuple[float, int]:
     return float((np.square(excess @ vectors)[used] / values[used]).sum()), int(used.sum())
 
 
+def concordance_sums(scores: Floats, y: Floats, weight: Floats) -> Floats:
+    """Return the sums that a site sends for the concordance of its rows: of ordered pairs that the scores order too
+    (ties count half), of pairs that can be compared, and over rows of squares and products of what each takes part in.
+
+    y: time, event and perhaps the start of the time at risk.
+    """
+    right, pairs = np.zeros((2, len(y)))
+    time, event = y[:, 0], y[:, 1] == 1
+    for i in np.flatnonzero(event):
+        later = (time > time[i]) | ((time == time[i]) & ~event)
+        later &= y[:, 2] < time[i] if y.shape[1] > 2 else True
+        difference, each = scores[i] - scores[later], weight[i] * weight[later]
+        agree = each * ((difference > 0) + 0.5 * (difference == 0))
+        right[later] += agree
+        pairs[later] += each
+        right[i] += agree.sum()
+        pairs[i] += each.sum()
+    return np.array([right.sum() / 2, pairs.sum() / 2, right @ right, right @ pairs, pairs @ pairs])
+
+
 def proportional_hazards(f: Cox, point: Floats, names: Any, y: Floats, transform: str) -> DataTable:
     """Return the score test of coefficients that change with g(t), by column and for all, as R's cox.zph.
 

@@ -26,6 +26,7 @@ from fednmap.estimators import (
     FederatedLogisticRegression,
 )
 from fednmap.estimators.debiased import approximate_inverse
+from fednmap.estimators.model_selection import folds_of
 from fednmap.estimators.site_effects import PartialMinimum
 from fednmap.problems.families import Bernoulli
 from fednmap.regularizers import L1
@@ -328,7 +329,7 @@ def test_rows_held_out_have_the_model_of_their_site(cv):
     y, lambdas, options = y["logistic"], [0.05, 0.01], {"site_effects": "sparse", "mu": 0.02, "tol": 1e-8}
     chosen = FederatedGLMCV("logistic", cv=cv, lambdas=lambdas, **options)
     chosen.fit(X, y, where)
-    folds = chosen._folds(chosen._read(X, y, where, None), X, y, where, None)
+    folds = folds_of(chosen, chosen.cv, 0, chosen._read(X, y, where, None), X, y, where, None)
     for k, lam in enumerate(lambdas):
         for j, fold in enumerate(folds):
             model = FederatedGLM("logistic", "l1", lam, **options).fit(X[fold.train], y[fold.train], where[fold.train])
