@@ -26,7 +26,7 @@ from fednmap.measure import objective, stationarity
 from fednmap.runs.configuration import Config
 from fednmap.runs.experiment import prepare
 from fednmap.simulation import Diverged, simulate
-from fednmap.theory.tune import LAST, tune
+from fednmap.theory.pilots import LAST, tune
 
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 GAMMAS = (0.5, 1.0, 2.0, 4.0, 8.0)

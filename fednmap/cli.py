@@ -42,6 +42,7 @@ COMMANDS = {
 ELSEWHERE = {
     "compare": "train:compare",
     "predict": "fit:predict",
+    "export": "export_model:export",
     "list": "listing:listing",
     "flower": "flower:app",
 }

@@ -3,7 +3,7 @@
 import numpy as np
 from flower_grid import FakeGrid
 
-from fednmap.flower import tables
+from fednmap.flower import table_app
 from fednmap.tables import FederatedPreprocessor, read, read_sites
 
 NAMES = ("basel", "bern", "chur", "zug")
@@ -17,10 +17,10 @@ def fit(hospitals, load=None, fault=None, about=None, server=None, **settings):
     folder = hospitals.parent
     given = {"names": ",".join(NAMES), "run-folder": str(folder / "run"), "deadline": 5.0}
     given |= {key.replace("_", "-"): v for key, v in settings.items()}
-    app = tables.client_app(load or (lambda context: read(hospitals / f"{context.node_config['client']}.csv")))
+    app = table_app.client_app(load or (lambda context: read(hospitals / f"{context.node_config['client']}.csv")))
     grid = FakeGrid({101 + i: name for i, name in enumerate(NAMES)}, app, given, folder / "states", fault)
     grid.about = about or {}
-    return tables.fit(grid, *tables.read(given | (server or {}))), folder / "run"
+    return table_app.fit(grid, *table_app.read(given | (server or {}))), folder / "run"
 
 
 def pooled(hospitals, goals, drop, **options):

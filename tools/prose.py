@@ -74,6 +74,15 @@ def classes_named_twice() -> dict[str, list[str]]:
     return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
+def modules_named_twice() -> list[str]:
+    """Names of two modules, or of a module and a room; a command's module has the command's name."""
+    paths = [p for p in (ROOT / "fednmap").rglob("*.py") if not p.name.startswith("__")]
+    rooms = Counter(p.name for p in (ROOT / "fednmap").iterdir() if (p / "__init__.py").is_file())
+    found = Counter(p.stem for p in paths)
+    rooms.update({p.stem for p in paths if p.parent.name != "commands"})
+    return sorted(name for name in found | rooms if max(found[name], rooms[name]) > 1)
+
+
 def panels() -> dict[str, Counter[str]]:
     """Command -> options in each panel of its help."""
     from fednmap.cli import COMMANDS, app
@@ -111,6 +120,8 @@ def main(by_page: bool) -> None:
     print(f"{lines} lines of prose over {LONGEST} characters")
     twice = classes_named_twice()
     print(f"{len(twice)} class names defined twice{': ' if twice else ''}{', '.join(sorted(twice))}")
+    modules = modules_named_twice()
+    print(f"{len(modules)} module names used twice{': ' if modules else ''}{', '.join(modules)}")
     for command, counts in panels().items():
         print(f"{command}: {', '.join(f'{panel} {k}' for panel, k in counts.items())}")
 

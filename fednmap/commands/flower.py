@@ -237,14 +237,14 @@ def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
 
 def _of_app(app: Path, out: Path | None, resume: Path | None) -> tuple[RunFolder, Config, Any]:
     """An app's run folder and settings: a new run, unless one is continued."""
-    from fednmap.flower import settings, tables
+    from fednmap.flower import settings, table_app
 
     with clear_errors(app):
         found = from_toml(app / "pyproject.toml").get("tool", {}).get("flwr", {}).get("app", {}).get("config")
     if not found:
         raise InputError(f"{app} is no app of `fednmap flower new`: its pyproject.toml has no [tool.flwr.app.config]")
     path = (resume or out or app / str(found.get("run-folder", "run"))).resolve()
-    read = tables.common_settings if "target" in found else settings.read
+    read = table_app.common_settings if "target" in found else settings.read
     if resume is None and path.exists() and (path.is_file() or any(path.iterdir())):
         raise InputError(f"{path} exists; choose another folder with --out, or continue it with --resume {path}")
     return RunFolder(path), *read(found | {"run-folder": str(path), "resume": resume is not None})

@@ -27,9 +27,9 @@ from fednmap.runs.folder import Job
 from fednmap.runs.process_pool import how_many, parallel_map
 from fednmap.simulation import Diverged
 from fednmap.simulation.trajectory import run_and_measure
+from fednmap.theory.pilots import FEWEST, PILOTS, SHORTEST, Tuned
+from fednmap.theory.pilots import tune as run_pilots
 from fednmap.theory.steps_from_smoothness import steps_from_smoothness
-from fednmap.theory.tune import FEWEST, PILOTS, SHORTEST, Tuned
-from fednmap.theory.tune import tune as run_pilots
 
 HIDDEN = ("trials", "eval_every", "eval_last", "eval_samples", "checkpoint_every", "chunk", *STOPPING)
 PILOT_SHARE = 10  # one round of pilots for so many rounds of the run
@@ -154,7 +154,7 @@ def _from_smoothness(
 
 
 def search(experiment: Experiment, auto: tuple[str, ...] = AUTO, **options: Any) -> Tuned:
-    """Run the pilots for an experiment; `options` are those of `fednmap.theory.tune.tune`."""
+    """Run the pilots for an experiment; `options` are those of `fednmap.theory.pilots.tune`."""
     config = experiment.config
     method: Any = experiment.algorithm("fednmap")  # as `set` has it
     kept = {name: getattr(config, name) for name in AUTO if name not in auto}

@@ -1,6 +1,6 @@
 """Estimators as scikit-learn has them, for rows of several sites: the exact joint fit, simulated in one process.
 
-`fednmap.flower.tables` does the same fit between machines, where no row leaves its site.
+`fednmap.flower.table_app` does the same fit between machines, where no row leaves its site.
 """
 
 from fednmap.estimators.evaluation import Evaluation, evaluate

@@ -14,7 +14,7 @@ shamir       secrets in shares
 masking      secure aggregation: keys, shares, masks
 secure       secure aggregation: the messages of its stages
 server       the ServerApp: the round loop with deadline, repetition and checkpoints
-tables       the apps for a linear model of tables
+table_app    the apps for a linear model of tables
 local_federation  the app that `fednmap flower up` runs
 new          the files of a new app
 launch       SuperLink and SuperNodes on this machine; watchdog ends them with their launcher

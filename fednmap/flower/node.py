@@ -28,7 +28,7 @@ import httpx
 import sklearn.datasets  # noqa: F401  # slow to import, and many a `load` does
 
 import fednmap.flower.client  # torch and all of ours
-import fednmap.flower.tables  # noqa: F401  # and what tables need
+import fednmap.flower.table_app  # noqa: F401  # and what tables need
 from fednmap.flower import loopback
 from fednmap.flower.worker import PLACE
 from fednmap.names import InputError

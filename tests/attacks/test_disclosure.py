@@ -16,7 +16,7 @@ from flower_grid import FakeGrid, Federation
 from hospital_files import write_hospitals
 
 from fednmap import InputError
-from fednmap.flower import tables
+from fednmap.flower import table_app
 from fednmap.flower.audit_log import logs
 from fednmap.flower.disclosure import Rules, effective_rows, weights
 from fednmap.flower.local import LocalProblem
@@ -51,10 +51,10 @@ def fit(folder, text, change=None, **settings):
         return [reply]
 
     grid = FakeGrid(
-        {101 + i: name for i, name in enumerate(NAMES)}, tables.client_app(load), given, folder / "s", listen
+        {101 + i: name for i, name in enumerate(NAMES)}, table_app.client_app(load), given, folder / "s", listen
     )
     grid.about = {ZUG: {"rules": str(folder / "rules.toml")}}
-    return lambda: tables.fit(grid, *tables.read(given)), sent
+    return lambda: table_app.fit(grid, *table_app.read(given)), sent
 
 
 def with_levels(*words):

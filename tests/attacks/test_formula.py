@@ -88,7 +88,7 @@ def test_a_folder_of_somebody_else_runs_no_code(command):
 def test_between_machines_a_formula_is_refused():
     """A site never computes a formula that the server sends."""
     pytest.importorskip("flwr")
-    from fednmap.flower.tables import read
+    from fednmap.flower.table_app import read
 
     settings = {"names": "a,b", "run-folder": "run", "target": "y", "formula": "y ~ x"}
     with pytest.raises(InputError, match="formula is for `fednmap fit` in one process"):

@@ -22,7 +22,7 @@ from table_fits import NAMES, fit, pooled
 from fednmap import InputError
 from fednmap.estimators import FederatedCoxRegression, FederatedGLM, FederatedLogisticRegression, fitted_model
 from fednmap.estimators.handshake import Agreement, RemoteFitConfig, answer, reply, side
-from fednmap.flower import roster, server, tables
+from fednmap.flower import roster, server, table_app
 from fednmap.flower.audit_log import logs, rows
 from fednmap.flower.identity import make
 from fednmap.flower.launch import Launcher
@@ -408,7 +408,7 @@ def test_a_refusal_shows_cells_at_the_site_alone(hospitals, caplog, settings, ch
 def test_an_error_in_a_round_shows_no_cell(hospitals, caplog, monkeypatch):
     """Flower sends the words of an exception. A node that was started again reads its file again."""
     sent, broken = [], []
-    monkeypatch.setattr(tables.plain, "once", lambda load: load)
+    monkeypatch.setattr(table_app.plain, "once", lambda load: load)
 
     def load(context):
         rows = read(hospitals / f"{context.node_config['client']}.csv")
@@ -507,7 +507,7 @@ def test_a_column_that_one_site_lacks_is_named(hospitals):
 def test_the_template_has_every_setting_and_reads_as_it_is(tmp_path):
     write(tmp_path / "my-tables", "tables")
     settings = tomllib.loads((tmp_path / "my-tables" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    task, federation = tables.read(settings)
+    task, federation = table_app.read(settings)
     assert (task.target, task.lam, federation.min_clients) == ("outcome", 0.01, 3)
     assert "file='$PWD/client-0.csv'" in (tmp_path / "my-tables" / "README.md").read_text()
     with pytest.raises(InputError, match="unknown template 'table'; did you mean 'tables'"):
@@ -585,10 +585,10 @@ def test_a_server_that_was_killed_goes_on(hospitals):
 def test_the_server_ends_with_the_superlink(tmp_path, monkeypatch):
     """As the server of a network does."""
     done = []
-    for place, name in ((server, "end_with_the_superlink"), (tables, "fit")):
+    for place, name in ((server, "end_with_the_superlink"), (table_app, "fit")):
         monkeypatch.setattr(place, name, lambda *_, name=name: done.append(name))
     given = {"names": "bern,chur", "run-folder": str(tmp_path / "run"), "target": "outcome"}
-    tables.server_app()(None, context("", given, tmp_path))
+    table_app.server_app()(None, context("", given, tmp_path))
     assert done == ["end_with_the_superlink", "fit"]
 
 
@@ -616,4 +616,11 @@ def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
 )
 def test_what_one_process_alone_has_is_refused(settings, message):
     with pytest.raises(InputError, match=message):
-        tables.read({"names": "a,b", "run-folder": "run", **settings})
+        table_app.read({"names": "a,b", "run-folder": "run", **settings})
+
+
+def test_an_app_written_earlier_finds_its_functions():
+    from fednmap.flower import tables
+
+    with pytest.warns(DeprecationWarning, match="now fednmap.flower.table_app.client_app"):
+        assert tables.client_app is table_app.client_app

@@ -288,7 +288,7 @@ def test_a_damaged_model_is_not_exported(tmp_path, harm):
 
 @pytest.mark.parametrize(("model", "outputs"), [("logistic", 10), ("linear", 10)])
 def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path):
-    from fednmap.commands.export import trained
+    from fednmap.commands.export_model import trained
     from fednmap.runs.experiment import prepare
     from fednmap.runs.folder import Job, RunFolder
 
@@ -302,7 +302,7 @@ def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path)
 
 
 def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
-    from fednmap.commands.export import trained
+    from fednmap.commands.export_model import trained
     from fednmap.runs.folder import Job, RunFolder
 
     run = training(

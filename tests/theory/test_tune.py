@@ -23,8 +23,8 @@ from fednmap.runs.folder import RunFolder
 from fednmap.runs.process_pool import parallel_map
 from fednmap.simulation.distributed import WorkerLost
 from fednmap.testing import heterogeneous
+from fednmap.theory.pilots import Pilot, _largest_gamma, _ranked, tune
 from fednmap.theory.steps_from_smoothness import steps_from_smoothness
-from fednmap.theory.tune import Pilot, _largest_gamma, _ranked, tune
 
 
 def logistic(batch_size=4, n=6, p=5):
