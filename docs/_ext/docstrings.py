@@ -1,4 +1,8 @@
-"""Our docstrings as reStructuredText: bars and stars are letters, `name:  text` lines are a list of arguments."""
+"""Our docstrings as reStructuredText: bars and stars are letters, `name:  text` lines are a list of arguments.
+
+A formula is written as in our Markdown: $...$ in a sentence, $$...$$ on lines of its own. In one of several lines, a
+line ends with two backslashes and is aligned at &; it needs no environment. Such a docstring begins with r.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,23 @@ import re
 from itertools import takewhile
 
 ARGUMENT = re.compile(r"^(\w+):\s+(\S.*)$")
-CODE = re.compile(r"(``[^`]+``|`[^`]+`)")
+CODE = r"``[^`]+``|`[^`]+`"
+FORMULA = r"(?<![\w\\$])\$[^\s$`](?:[^$`]*[^\s$`\\])?\$(?![\w$])"  # not $5 and $6, nor $HOME/$USER
+AS_WRITTEN = re.compile(f"({CODE}|{FORMULA})")
 
 
 def escaped(text: str) -> str:
-    """Outside of `code`, what reStructuredText would take for markup is shown as it stands."""
-    parts = CODE.split(text)
-    return "".join(p if p.startswith("`") else _names(re.sub(r"([|*\\])", r"\\\1", p)) for p in parts)
+    """Outside of `code` and formulas, what reStructuredText would take for markup is shown as it stands."""
+    return "".join(_as_written(part) if k % 2 else _letters(part) for k, part in enumerate(AS_WRITTEN.split(text)))
 
 
-def _names(text: str) -> str:
+def _as_written(part: str) -> str:
+    # a backslash and a space end the role before a letter, and are not shown
+    return part if part.startswith("`") else rf"\ :math:`{' '.join(part[1:-1].split())}`\ "
+
+
+def _letters(text: str) -> str:
+    text = re.sub(r"([|*\\])", r"\\\1", text)
     return re.sub(r"(\w)_(?=\W|$)", r"\1\\_", text)  # a trailing underline would be a link
 
 
@@ -25,7 +36,11 @@ def rewritten(lines: list[str]) -> list[str]:
     while k < len(lines):
         line = lines[k]
         indent = len(line) - len(line.lstrip())
-        if line.lstrip().startswith(">>>"):
+        if line.lstrip().startswith("$$"):
+            formula, used = _displayed(lines[k:])
+            out += ["", ".. math::", "", *formula, ""]
+            k += used
+        elif line.lstrip().startswith(">>>"):
             block = list(takewhile(str.strip, lines[k:]))
             out += ["", *block, ""]
             k += len(block)
@@ -43,9 +58,24 @@ def rewritten(lines: list[str]) -> list[str]:
             out += ["", "::", "", *block, ""]
             k += len(block)
         else:
-            out.append(escaped(line))
-            k += 1
+            paragraph = list(takewhile(_in_a_sentence, lines[k:])) or [line]
+            out += escaped("\n".join(paragraph)).split("\n")
+            k += len(paragraph)
     return out
+
+
+def _in_a_sentence(line: str) -> bool:
+    return bool(line.strip()) and not (
+        line.startswith((" ", ">>>", "$$")) or line.rstrip().endswith("::") or ARGUMENT.match(line)
+    )
+
+
+def _displayed(lines: list[str]) -> tuple[list[str], int]:
+    """Return the formula between $$ and $$, indented, and the number of lines that it takes."""
+    inside, found, rest = "\n".join(lines).strip().removeprefix("$$").partition("$$")
+    if not found or rest.partition("\n")[0].strip():
+        raise ValueError(f"expected $$ at the end of a line after {lines[0].strip()!r}, got none; write it there")
+    return [f"    {line.strip()}" for line in inside.splitlines() if line.strip()], inside.count("\n") + 1
 
 
 def _indented(lines: list[str], beyond: int) -> list[str]:
