@@ -38,6 +38,9 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> V
         for p in pairs
     )
     found = exponent(curves, factor)
+    grids = (values, values[1:], values[:-1]) if len(values) > 3 else ()
+    by_grid = {grid: exponent([c for c in curves if c.setting[factor] in grid], factor) for grid in map(tuple, grids)}
+    elsewhere = ", ".join(f"{s.slope:.3f} on {grid[0]} to {grid[-1]}" for grid, s in list(by_grid.items())[1:])
     steep = True if found.high <= LINEAR else False if found.low > LINEAR else None
     claims = [
         Claim(
@@ -50,7 +53,7 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> V
         Claim(
             f"slope of log(final |F_nat|^2) against log {factor} at most {LINEAR}",
             paper,
-            f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]})",
+            f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]}{elsewhere and '; ' + elsewhere})",
             steep,
             f"slope {_with_interval(found)}",
             reason=f"the interval includes {LINEAR}",
@@ -61,7 +64,11 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> V
     table += [[str(v), number(finals(select(curves, **{factor: v})))] for v in values]
     by_rounds = [["rounds", "slope"]]
     by_rounds += [[f"{r:g}", _with_interval(exponent(curves, factor, r))] for r in (last / 3, 2 * last / 3, last)]
-    return Verdict(claims, {"Final values": table, "After fewer rounds": by_rounds}, SPEEDUP_RULE)
+    tables = {"Final values": table, "After fewer rounds": by_rounds}
+    if by_grid:
+        rows = [[f"{factor} = {', '.join(map(str, grid))}", _with_interval(s)] for grid, s in by_grid.items()]
+        tables["On other grids"] = [["grid", "slope"], *rows]
+    return Verdict(claims, tables, SPEEDUP_RULE)
 
 
 def exponent(curves: list[Curve], factor: str, rounds: float | None = None) -> Speedup:

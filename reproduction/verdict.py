@@ -260,12 +260,13 @@ def command(name: str, scale: str, trials: int) -> str:
 
 
 def by_code(codes: Mapping[str, int]) -> str:
-    """Say which code the trials were run with, and whether it is today's. codes: digest -> number of trials."""
+    """Say which code the trials were run with, and whether the page was written with it. codes: digest -> trials."""
     counts = sorted(codes.items(), key=lambda pair: (-pair[1], pair[0]))
     words = "; ".join(f"{count} by {code}" for code, count in counts)
     older, every = sum(count for code, count in counts if code != CODE), sum(codes.values())
     mark = f"{'all' if older == every else f'{older} of the {every}'} trials are of older code"
-    return f"Trials by code: {words}. Today's code is {CODE}: {mark if older else 'all trials are of this code'}."
+    mark = mark if older else "all trials are of this code"
+    return f"Trials by code: {words}. This page was written with code {CODE}: {mark}."
 
 
 def provenance(codes: Mapping[str, int], histories: bool) -> str:
