@@ -21,7 +21,6 @@ at width 32.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +32,13 @@ from matplotlib.figure import Figure as Picture
 from fednmap.core import info_of
 from fednmap.measure import hoyer, residual, zeros
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import dataset_of, prepare
+from fednmap.runs.experiment import prepare
 from fednmap.simulation import Record, simulate
 from fednmap.theory.scaling import slope_with_interval
 from reproduction import shallow
 from reproduction.figure import Figure, panels
 from reproduction.nn import METHODS, PANELS
+from reproduction.runs import of_config
 from reproduction.trials import Curve, Setting, Trial, select
 from reproduction.verdict import (
     RULE,
@@ -49,10 +49,7 @@ from reproduction.verdict import (
     compare,
     finals,
     judged,
-    power,
     span,
-    together,
-    unsure,
 )
 
 BATCHES, WIDTHS, SAMPLING = (1, 2, 4, 8, 32), (32, 64, 128), ("replacement", "reshuffle")
@@ -92,7 +89,7 @@ CALIBRATED = (
 )
 """The settings that are calibrated."""
 DECLARED = len(BATCHES) * len(WIDTHS) * len(SAMPLING) * len(LENGTHS)
-JUDGED: tuple[Choice, ...] = ()
+JUDGED: tuple[Choice, ...] = (Choice(2, 32, "replacement"),)
 """The settings that the calibration has chosen, with T = 300."""
 
 
@@ -136,12 +133,7 @@ def _job(part: str, method: str, n: int, Q: int, choice: Choice, rounds: int, se
         rounds=rounds,
         seed=seed,
     )
-    configuration = config.model_dump(mode="json", exclude={"checkpoint_every"}) | {"measures": list(MEASURES)}
-    return Trial({**setting, "trial": seed}, partial(measure, config), configuration, partial(_digest, config))
-
-
-def _digest(config: Config) -> str:
-    return dataset_of(config).digest
+    return of_config({**setting, "trial": seed}, config, measure, measures=list(MEASURES))
 
 
 def measured_after(t: int) -> bool:
@@ -299,18 +291,20 @@ def _claims(curves: list[Curve], name: str, choice: Choice, kept: bool) -> list[
     ):
         if not ratios:
             continue
-        lower, whole = judged(ratios), len(panels) == len(PANELS["paper"])
+        lower: list[bool | None] = judged(ratios)
+        missing: dict[str, Any] = {}
+        if len(panels) < len(PANELS["paper"]):
+            missing = {"holds": None, "reason": "not all panels were run"}
         claims.append(
-            Claim(
+            Claim.of_ratios(
                 f"{first}, {how}",
                 "lowest",
                 f"lower in {lower.count(True)} of {len(ratios)} comparisons, not lower in {lower.count(False)}",
-                together(lower) if whole else None,
+                ratios,
                 f"{span(ratios)} of the others'",
-                min(r.log.trials for r in ratios),
-                reason=unsure(ratios) if whole else "not all panels were run",
-                power=power(ratios),
+                trials=min(r.log.trials for r in ratios),
                 settings=how,
+                **missing,
             )
         )
     return claims

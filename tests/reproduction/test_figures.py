@@ -11,7 +11,7 @@ import pytest
 from curves import ROUNDS, curve, mobilenet_curves, nn_curves, table_curves
 
 import fednmap
-from reproduction import mobilenet, nn, slopes, table1
+from reproduction import mobilenet, nn, speedup, table1
 from reproduction.command import NAMES
 from reproduction.figures import FIGURES
 from reproduction.overview import overview
@@ -144,7 +144,7 @@ def test_the_code_digest_covers_parts_that_exist() -> None:
     assert all((Path(fednmap.__file__).parent / room).exists() for room in ROOMS)
 
 
-@pytest.mark.parametrize("draw", [partial(slopes.draw_speedup, factor="n"), nn.draw, mobilenet.draw, table1.draw])
+@pytest.mark.parametrize("draw", [partial(speedup.draw_speedup, factor="n"), nn.draw, mobilenet.draw, table1.draw])
 def test_pictures_can_be_drawn(draw: object, tmp_path: Path) -> None:
     curves = {
         nn.draw: lambda: nn_curves(2.0),

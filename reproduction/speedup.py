@@ -1,16 +1,25 @@
-"""How the final value falls as n or Q grows: what the two speedup figures share."""
+"""Linear speedup: how the final value falls as the clients n or the local steps Q grow; eta_s = 1, gamma = 4.
+
+n: Q = 10, eta_a = 0.1 for all n. Q: n = 30, eta_a = 1/Q for all Q.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from fednmap.theory.scaling import LINEAR, Speedup, fit_speedup
-from reproduction.figure import caption, lines, panels
-from reproduction.trials import Curve, select
+from reproduction import shallow
+from reproduction.figure import Figure, caption, lines, panels
+from reproduction.trials import Curve, Trial, select
 from reproduction.verdict import LEVEL, RULE, Claim, Verdict, compare, finals, number, shift, together
+
+CLIENTS = {"quick": (5, 20), "paper": (5, 10, 20, 50, 100)}
+STEPS = {"quick": (2, 10), "paper": (2, 5, 10, 20)}
+ROUNDS = 300
 
 SPEEDUP_RULE = f"""{RULE}
 
@@ -20,6 +29,18 @@ without Holm's correction. Where it is higher in none and lower in too few, that
 The slope is that of a least-squares line through log(final value) against log n or log Q, one for each trial; the mean
 of these has a 95 % interval by Student's t. "At most {LINEAR}" is reproduced if the interval ends below {LINEAR}, not
 reproduced if it begins above, and not judged if {LINEAR} is inside."""
+
+
+def jobs_in_n(scale: str, trials: int) -> list[Trial]:
+    return [
+        shallow.job(n=n, Q=10, eta_a=0.1, rounds=ROUNDS, trial=trial) for trial in range(trials) for n in CLIENTS[scale]
+    ]
+
+
+def jobs_in_q(scale: str, trials: int) -> list[Trial]:
+    return [
+        shallow.job(n=30, Q=Q, eta_a=1 / Q, rounds=ROUNDS, trial=trial) for trial in range(trials) for Q in STEPS[scale]
+    ]
 
 
 def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> Verdict:
@@ -132,3 +153,25 @@ def _means(curves: list[Curve], after: float, until: float) -> dict[int, float]:
         return float(c["stationarity"][(c["round"] > after) & (c["round"] <= until)].mean())
 
     return {int(c.setting["trial"]): mean(c) for c in curves}
+
+
+IN_N = Figure(
+    name="speedup-n",
+    number="Figure 3",
+    title="Linear speedup of FedNMap in the number of clients",
+    jobs=jobs_in_n,
+    judge=partial(judge_speedup, factor="n", paper="-1.436, theory -0.5", shown="throughout the rounds"),
+    draw=partial(draw_speedup, factor="n"),
+    choices=f"{shallow.CHOICES}\n\nQ = 10, eta_a = 0.1, {ROUNDS} rounds; the numbers of clients are chosen here.",
+    trials={"quick": 2, "paper": 3},
+)
+IN_Q = Figure(
+    name="speedup-q",
+    number="Figure 4",
+    title="Linear speedup of FedNMap in the number of local steps",
+    jobs=jobs_in_q,
+    judge=partial(judge_speedup, factor="Q", paper="-1.181, theory -0.5", shown="smaller with larger Q"),
+    draw=partial(draw_speedup, factor="Q"),
+    choices=f"{shallow.CHOICES}\n\nn = 30, eta_a = 1/Q, {ROUNDS} rounds; the numbers of local steps are chosen here.",
+    trials={"quick": 2, "paper": 3},
+)
