@@ -17,7 +17,7 @@ from fednmap.regularizers.parameters import nonnegative, plain, weights, weights
 
 @dataclass(frozen=True)
 class Zero(Regularizer):
-    """phi(x) = 0, whose prox is the identity.
+    r"""No penalty: $\phi(x) = 0$, whose prox is the identity.
 
     >>> Zero().prox(torch.tensor([1.0, -2.0]), 0.5)
     tensor([ 1., -2.])
@@ -33,9 +33,9 @@ class Zero(Regularizer):
 
 @dataclass(frozen=True, eq=False)
 class L1(Regularizer):
-    """phi(x) = weight |x|_1, or sum_j weight_j |x_j| for a tensor of p weights.
+    r"""The l1 norm $\phi(x) = w |x|_1$ with w = weight, or $\sum_j w_j |x_j|$ for a tensor of p weights.
 
-    prox(v, s) = soft(v, s weight) = sign(v) max(|v| - s weight, 0).
+    $$\prox(v, s) = \text{soft}(v, s w) = \sign(v) \max(|v| - s w, 0)$$
 
     Reference: Tibshirani, Regression shrinkage and selection via the lasso, JRSS B 1996.
 
@@ -59,9 +59,9 @@ class L1(Regularizer):
 
 @dataclass(frozen=True)
 class ElasticNet(Regularizer):
-    """phi(x) = nu1 |x|_1 + nu2 |x|_2^2 (no factor 1/2).
+    r"""The elastic net $\phi(x) = \nu_1 |x|_1 + \nu_2 |x|_2^2$ (no factor 1/2).
 
-    prox(v, s) = soft(v, s nu1) / (1 + 2 s nu2).
+    $$\prox(v, s) = \text{soft}(v, s \nu_1) / (1 + 2 s \nu_2)$$
 
     Reference: Zou and Hastie, Regularization and variable selection via the elastic net, JRSS B 2005.
 
@@ -85,9 +85,9 @@ class ElasticNet(Regularizer):
 
 @dataclass(frozen=True)
 class SquaredL2(Regularizer):
-    """phi(x) = weight |x|_2^2 (no factor 1/2): weight decay.
+    r"""Weight decay $\phi(x) = w |x|_2^2$ with w = weight (no factor 1/2).
 
-    prox(v, s) = v / (1 + 2 s weight).
+    $$\prox(v, s) = v / (1 + 2 s w)$$
 
     Reference: Hoerl and Kennard, Ridge regression, Technometrics 1970.
 
@@ -109,9 +109,9 @@ class SquaredL2(Regularizer):
 
 @dataclass(frozen=True)
 class L2(Regularizer):
-    """phi(x) = weight |x|_2, the norm and not its square: the whole vector is zero, or shortened.
+    r"""The l2 norm $\phi(x) = w |x|_2$, w = weight, and not its square: the whole vector is zero, or shortened.
 
-    prox(v, s) = max(1 - s weight / |v|_2, 0) v.
+    $$\prox(v, s) = \max(1 - s w / |v|_2, 0) \, v$$
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.5.1.
 
@@ -139,9 +139,9 @@ def shrinkage(norm: Tensor, threshold: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LInf(Regularizer):
-    """phi(x) = weight max_j |x_j|: the largest entries are pulled to a common size.
+    r"""The maximum norm $\phi(x) = w \max_j |x_j|$, w = weight: the largest entries are pulled to a common size.
 
-    prox(v, s) = clamp(v, -tau, tau) with sum_j max(|v_j| - tau, 0) = s weight, and 0 where |v|_1 <= s weight.
+    $\prox(v, s)$ clamps v to $[-\tau, \tau]$ with $\sum_j \max(|v_j| - \tau, 0) = s w$; 0 where $|v|_1 \le s w$.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.5.2.
 
@@ -193,10 +193,10 @@ def threshold(a: Tensor, total: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Slope(Regularizer):
-    """phi(x) = sum_j w_j |x|_(j), with |x|_(1) >= |x|_(2) >= ... and weights w_1 >= w_2 >= ... >= 0.
+    r"""Sorted l1, $\phi(x) = \sum_j w_j |x|_{(j)}$, with the largest $|x_j|$ first and $w_1 \ge w_2 \ge \dots \ge 0$.
 
-    `weight` is the tensor of the p weights, or the largest of them: then w_j = weight z_j / z_1 with the
-    Gaussian quantiles z_j = Phi^{-1}(1 - j q / (2 p)), which control the false discovery rate at q.
+    `weight` is the tensor of the p weights, or the largest of them: then w_j = weight $z_j / z_1$ with the Gaussian
+    quantiles $z_j = \Phi^{-1}(1 - j q / (2 p))$, which control the false discovery rate at q.
 
     prox(v, s): sort |v|, subtract s w, take the nearest nonincreasing nonnegative sequence (isotonic
     regression, scikit-learn's), undo the sort and give the signs back.
@@ -265,9 +265,10 @@ def nonincreasing(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Nuclear(Regularizer):
-    """phi(x) = weight times the sum of the singular values of the matrix of `shape` stored in x row by row.
+    r"""The nuclear norm $\phi(x) = w \sum_k \sigma_k$, w = weight, of the matrix of `shape` stored in x row by row.
 
-    prox(v, s) = U diag(max(sigma - s weight, 0)) W^T, from the singular value decomposition of v.
+    $$\prox(v, s) = U \text{diag}(\max(\sigma - s w, 0)) V^T \quad \text{for} \quad v = U \text{diag}(\sigma) V^T$$
+
     For the weight matrices of a network use `PerLayer`, which gives each its own.
 
     Reference: Cai, Candes and Shen, A singular value thresholding algorithm for matrix completion, SIAM

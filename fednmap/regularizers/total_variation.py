@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TotalVariation(Regularizer):
-    """phi(x) = weight sum_j |x_{j+1} - x_j|: piecewise constant models.
+    r"""Total variation $\phi(x) = w \sum_j |x_{j+1} - x_j|$ with w = weight: piecewise constant models.
 
     prox(v, s) has no closed form; it is computed exactly, in time linear in p, row by row, in float64.
     The routine is compiled by numba, an optional extra: `pip install "fednmap[numba]"`. Without, it is interpreted.
@@ -68,7 +68,7 @@ def _solver() -> Callable[[Array, float, Array], None]:
 
 
 def fuse_rows(rows: Array, weight: float, out: Array) -> None:
-    """Write out = argmin_x sum_j (x_j - y_j)^2 / 2 + weight |x_{j+1} - x_j| for each row y.
+    r"""Write $\arg\min_x \sum_j (x_j - y_j)^2 / 2 + w |x_{j+1} - x_j|$, w = weight, into `out` for each row y.
 
     Let m_j(b) be the smallest cost of coordinates 1..j given x_j = b. Its derivative is increasing and
     piecewise linear; passing the next edge clips it to [-weight, weight], at the points low_j and high_j.

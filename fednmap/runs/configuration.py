@@ -290,8 +290,7 @@ def _check_name(setting: str, value: str) -> None:
     from fednmap.core import Regularizer
     from fednmap.data import PARTITIONS
     from fednmap.decentralized.topologies import check_name
-    from fednmap.privacy.attacks import attack_of
-    from fednmap.privacy.robust import centre_of
+    from fednmap.privacy.robust import attack_of, centre_of
     from fednmap.simulation.participation import sampler_of
     from fednmap.simulation.schedules import schedule_of
 

@@ -107,9 +107,9 @@ def simulate(
     if not isinstance(drop, Real) or not 0 <= drop < 1:
         raise InputError(f"expected drop, the probability of a lost reply, in [0, 1), got {drop!r}")
     if isinstance(sampler, type) or not (sampler is None or callable(sampler)):
-        raise InputError(f"expected a sampler such as participation.Cyclic(0.1), got {_kind(sampler)}")
+        raise InputError(f"expected a sampler such as participation.Cyclic(0.1), got {kind(sampler)}")
     if isinstance(eta_a, type):
-        raise InputError(f"expected eta_a to be a schedule such as Cosine(0.1, 200), got {_kind(eta_a)}")
+        raise InputError(f"expected eta_a to be a schedule such as Cosine(0.1, 200), got {kind(eta_a)}")
     schedules.check_end(eta_a, rounds)
     uplink = with_secagg(uplink, secagg)
     if isinstance(algorithm, Serverless):
@@ -235,15 +235,16 @@ def check_kinds(algorithm: Algorithm, problem: Problem) -> None:
     """Refuse swapped arguments, and anything else that is not a method and a problem."""
     if not isinstance(algorithm, Algorithm):
         raise InputError(
-            f"expected a method as the first argument, got {_kind(algorithm)}; give FedNMap(L1(0.1), eta_a=0.1), say"
+            f"expected a method as the first argument, got {kind(algorithm)}; give FedNMap(L1(0.1), eta_a=0.1), say"
         )
     if not isinstance(problem, Problem):
         raise InputError(
-            f"expected a problem as the second argument, got {_kind(problem)}; it needs n, dim, oracle, loss, gradient"
+            f"expected a problem as the second argument, got {kind(problem)}; it needs n, dim, oracle, loss, gradient"
         )
 
 
-def _kind(value: object) -> str:
+def kind(value: object) -> str:
+    """Return in words what was given: a class, or an object of one."""
     return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
@@ -257,7 +258,7 @@ def integers(**given: tuple[int, int]) -> None:
 def check_after(after: Round, n: int, server: State, initial: State, rounds: int) -> None:
     """Check that `after` is a round of this method on this problem, and not the last of `rounds`."""
     if not isinstance(after, Round):
-        raise InputError(f"expected a Round as after, got {_kind(after)}; give `last` of a Result, say")
+        raise InputError(f"expected a Round as after, got {kind(after)}; give `last` of a Result, say")
     if not same_kind(after.server, server) or not after.clients.fits(n, initial):
         raise InputError(
             f"expected a round of this run as after, with {n} clients and {type(server).__qualname__} of "
@@ -283,7 +284,7 @@ def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
         return torch.zeros(problem.dim, device="cpu")
     if not isinstance(start, Tensor):
         raise InputError(
-            f"expected start to be a tensor of length {problem.dim}, got {_kind(start)}; use torch.tensor(...)"
+            f"expected start to be a tensor of length {problem.dim}, got {kind(start)}; use torch.tensor(...)"
         )
     if start.shape != (problem.dim,):
         raise InputError(

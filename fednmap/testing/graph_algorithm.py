@@ -9,7 +9,7 @@ import torch
 
 from fednmap.core import FixedPoint, Regularizer, State, nbytes
 from fednmap.decentralized import Complete, Decentralized, DecentralizedAlgorithm, Matchings, Ring, Topology, Weights
-from fednmap.decentralized.exchange import Mixing
+from fednmap.decentralized.on_graph import Mixing
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, Zero
 from fednmap.simulation import simulate
