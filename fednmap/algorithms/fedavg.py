@@ -20,12 +20,15 @@ from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import below_one, nonnegative
 
 
+@dataclass(frozen=True)
 class Averaging(Algorithm):
     """Local SGD whose changes are averaged: what the methods of this file share."""
 
-    eta_a: float
-    eta_s: float
-    Q: int
+    phi: Regularizer = field(default_factory=Zero)
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+
     traits = Traits(
         composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-", server_variable="x"
     )
@@ -65,11 +68,6 @@ class FedAvg(Averaging):
     False
     """
 
-    phi: Regularizer = field(default_factory=Zero)
-    eta_a: float = 0.1
-    eta_s: float = 1.0
-    Q: int = 10
-
     class Server(NamedTuple):
         x: Tensor
 
@@ -89,10 +87,6 @@ class FedProx(Averaging):
     False
     """
 
-    phi: Regularizer = field(default_factory=Zero)
-    eta_a: float = 0.1
-    eta_s: float = 1.0
-    Q: int = 10
     mu: float = 0.01
 
     class Server(NamedTuple):
@@ -123,10 +117,6 @@ class PrunedFedAvg(Averaging):
     tensor([ 3.,  0.,  0., -2.])
     """
 
-    phi: Regularizer = field(default_factory=Zero)
-    eta_a: float = 0.1
-    eta_s: float = 1.0
-    Q: int = 10
     zeros: float = 0.8
 
     traits = replace(Averaging.traits, fixed_point=FixedPoint.NONE)

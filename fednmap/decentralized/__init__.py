@@ -5,8 +5,14 @@ from dataclasses import is_dataclass
 from fednmap.algorithms import ALGORITHMS
 from fednmap.algorithms import method as server_method
 from fednmap.core import Algorithm
-from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
-from fednmap.decentralized.methods import NormDSGT, NormED, PGExtra, ProxDSGD
+from fednmap.decentralized.methods import (
+    DecentralizedAlgorithm,
+    DecentralizedTraits,
+    NormDSGT,
+    NormED,
+    PGExtra,
+    ProxDSGD,
+)
 from fednmap.decentralized.on_graph import Decentralized
 from fednmap.decentralized.topologies import (
     TOPOLOGIES,

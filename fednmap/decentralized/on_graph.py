@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednmap.core import Oracle, Problem, Regularizer, Serverless, State, Traits, info_of, nbytes
-from fednmap.decentralized.contract import DecentralizedAlgorithm
+from fednmap.decentralized.methods import DecentralizedAlgorithm
 from fednmap.decentralized.topologies import Lossy, Topology, check_sums, connected
 from fednmap.names import InputError
 from fednmap.simulation import distributed, schedules

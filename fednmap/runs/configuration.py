@@ -265,7 +265,7 @@ def _registries() -> dict[str, Mapping[str, Any]]:
     from fednmap.data import DATASETS
     from fednmap.decentralized import DECENTRALIZED, TOPOLOGIES
     from fednmap.models.build import MODELS
-    from fednmap.regularizers.parse import REGULARIZERS
+    from fednmap.regularizers import REGULARIZERS
 
     methods = {**ALGORITHMS, **DECENTRALIZED}
     models: dict[str, Any] = {**MODELS, **dict.fromkeys(NOT_NETWORKS)}

@@ -20,11 +20,10 @@ from fednmap.core import Algorithm, Oracle, OwnRounds, Problem, SecondOrder, Ser
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.client_groups import Group, Groups, TreeSum
-from fednmap.simulation.memory import reuse_freed_memory
 from fednmap.simulation.participation import Sampler, Uniform, take_part, uneven
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, same_kind
-from fednmap.simulation.threads import ThreadPool, one_thread
+from fednmap.simulation.threads import ThreadPool, one_thread, reuse_freed_memory
 from fednmap.simulation.uplink import Federation, Part, Pipeline, Received, Traffic, UplinkParts, client_round
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
