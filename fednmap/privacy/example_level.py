@@ -129,9 +129,13 @@ class PrivateRows:
 
 @dataclass(frozen=True)
 class Counted(Stage):
-    """Reports the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
+    """Report the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
 
     steps: gradients of a round, as many as the method's Q.
+
+    >>> from fednmap.testing import heterogeneous
+    >>> Counted(PrivateRows(heterogeneous(), clip=1.0, noise_multiplier=3.0), steps=5).delta
+    1e-05
     """
 
     problem: PrivateRows

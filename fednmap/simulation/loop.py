@@ -30,7 +30,10 @@ VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of t
 
 
 class Round(NamedTuple):
-    """What is known after round t; the model is `algorithm.model(round.server)`. A value: it never changes."""
+    """What is known after round t; the model is `algorithm.model(round.server)`. A value: it never changes.
+
+    participants: the clients that received the broadcast; counted: those of them whose reply arrived.
+    """
 
     t: int
     server: State
@@ -42,7 +45,7 @@ class Round(NamedTuple):
 
 
 class Diverged(ArithmeticError):
-    """The server's state is no longer finite."""
+    """Raised when the server's state is no longer finite; `result` is what was measured before, if it was."""
 
     def __init__(self, t: int) -> None:
         super().__init__(f"the iterate is no longer finite after round {t}; use a smaller eta_a (or eta_s)")
@@ -100,6 +103,15 @@ def simulate(
     In a process group of torch.distributed every process makes the same call: each computes and keeps some of the
     clients (`fednmap.simulation.client_groups`). The server's state is the same everywhere, to the bit what one process
     has.
+
+    Raises InputError for what does not go together, before the first round, and Diverged when the state overflows.
+
+    >>> from fednmap.algorithms import FedNMap
+    >>> from fednmap.regularizers import L1
+    >>> from fednmap.testing import heterogeneous
+    >>> rounds = simulate(FedNMap(L1(0.2), eta_a=0.02, Q=5), heterogeneous(6), rounds=3, participation=0.5)
+    >>> [len(round.counted) for round in rounds]
+    [3, 3, 3]
     """
     check_kinds(algorithm, problem)
     integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
