@@ -16,7 +16,7 @@ from fednmap.decentralized.methods import DecentralizedAlgorithm
 from fednmap.decentralized.topologies import Lossy, Topology, check_sums, connected
 from fednmap.names import InputError
 from fednmap.simulation import distributed, schedules
-from fednmap.simulation.loop import Diverged, Round, check_after, clients_per_group, kind, whole_epochs
+from fednmap.simulation.loop import Diverged, Round, check_after, clients_per_group, whole_epochs
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients
 from fednmap.simulation.threads import ThreadPool, one_thread
@@ -63,9 +63,10 @@ class Decentralized(Serverless):
 
     def __post_init__(self) -> None:
         method, graph = self.method, self.topology
-        if not (isinstance(method, DecentralizedAlgorithm) and isinstance(graph, Topology)):
-            given = " and ".join(kind(value) for value in (method, graph))
-            raise InputError(f"expected a method and a topology, such as NormED(L1(0.1)) and Ring(8), got {given}")
+        for value, wanted in ((method, DecentralizedAlgorithm), (graph, Topology)):
+            if not isinstance(value, wanted):
+                got = getattr(value, "__name__", type(value).__name__)
+                raise InputError(f"expected a method and a topology, NormED(L1(0.1)) and Ring(8) say, got {got}")
         name, where = type(method).__name__, type(graph).__name__
         if not (graph.symmetric or method.traits.directed):
             raise InputError(

@@ -422,8 +422,8 @@ def metropolis(n: int, edges: Iterable[Edge]) -> Tensor:
     True
     """
     W = torch.zeros(n, n, dtype=torch.float64, device="cpu")
-    for i, j in edges:
-        W[i, j] = W[j, i] = 1.0
+    i, j = torch.tensor(list(edges), dtype=torch.int64, device="cpu").reshape(-1, 2).T
+    W[i, j] = W[j, i] = 1.0
     degree = W.sum(1)
     W = W / (1 + torch.maximum(degree[:, None], degree[None, :]))
     return W + torch.diag(1 - W.sum(1))
