@@ -10,8 +10,7 @@ from reproduction import (
     rates,
     sampling,
     sensitivity,
-    speedup_n,
-    speedup_q,
+    speedup,
     table1,
     tuned_steps,
 )
@@ -20,8 +19,8 @@ from reproduction.figure import Figure
 FIGURES: dict[str, Figure] = {
     "nn": nn.FIGURE,
     "nn-settings": nn_settings.FIGURE,
-    "speedup-n": speedup_n.FIGURE,
-    "speedup-q": speedup_q.FIGURE,
+    "speedup-n": speedup.IN_N,
+    "speedup-q": speedup.IN_Q,
     "local-stepsize": local_stepsize.FIGURE,
     "sensitivity": sensitivity.FIGURE,
     "mobilenet": mobilenet.FIGURE,
