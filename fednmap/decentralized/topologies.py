@@ -355,7 +355,7 @@ def from_file(n: int, path: str) -> Topology:
     if lengths == [2] and all(v == int(v) for row in rows for v in row if math.isfinite(v)):
         for v in (v for row in rows for v in row if not 0 <= v < n):
             raise InputError(f"{what}: names node {v:g}, and there are {n} nodes, 0 to {n - 1}")
-        W = metropolis(n, _simple((int(i), int(j)) for i, j in rows))
+        W = metropolis(n, [(int(i), int(j)) for i, j in rows if i != j])
         connected(W, what)
         return Weights(W)
     if (len(rows), lengths[0]) != (n, n):
@@ -385,31 +385,28 @@ def topology_of(spec: str, n: int) -> Topology:
     >>> topology_of("torus:3", 12), topology_of("erdos-renyi:0.5,7", 4)
     (Torus(n=12, rows=3), ErdosRenyi(n=4, p=0.5, seed=7))
     """
-    check_name(spec)
+    make, argument = check_name(spec)
+    return from_file(n, argument) if make is from_file else called(spec, make, (n,), argument)
+
+
+def check_name(spec: str) -> tuple[Callable[..., Topology], str]:
+    """Return what makes the topology of that name, and its arguments; raise InputError if there is none."""
     name, argument = parted(spec.strip(), TOPOLOGIES)
     make = look_up("topology", name, TOPOLOGIES, Topology)
-    if name == "file":
-        return from_file(n, argument)
-    return called(spec, make, (n,), argument)
+    if make is from_file and not argument:
+        raise InputError("topology 'file' needs a path; use file:PATH, of links or of weights")
+    return make, argument
 
 
 def fingerprint(spec: str) -> str:
     """Return a digest of the topology's file; empty for those that are not read from one."""
-    name, argument = parted(spec.strip(), TOPOLOGIES)
-    if name != "file":
+    make, argument = check_name(spec)
+    if make is not from_file:
         return ""
     try:
         return hashlib.sha256(Path(argument).read_bytes()).hexdigest()
     except OSError as error:
         raise InputError(f"topology {spec}: cannot be read, {error.strerror}") from None
-
-
-def check_name(spec: str) -> None:
-    """There is a topology of that name."""
-    name, argument = parted(spec.strip(), TOPOLOGIES)
-    look_up("topology", name, TOPOLOGIES, Topology)
-    if name == "file" and not argument:
-        raise InputError("topology 'file' needs a path; use file:PATH, of links or of weights")
 
 
 def metropolis(n: int, edges: Iterable[Edge]) -> Tensor:
@@ -487,11 +484,6 @@ def spectral_gap(W: Tensor) -> float:
         return 1.0
     sizes = torch.linalg.eigvals(W).abs().sort(descending=True).values
     return 1.0 - float(sizes[1])
-
-
-def _simple(edges: object) -> list[Edge]:
-    """Each link once, none from a node to itself."""
-    return sorted({(min(i, j), max(i, j)) for i, j in edges if i != j})  # type: ignore[attr-defined]
 
 
 def _hops(n: int) -> list[int]:

@@ -74,10 +74,9 @@ def _vectors(dim: int, rng: torch.Generator) -> Tensor:
     return torch.cat([v, sparse, ties, torch.zeros(1, dim, dtype=F64)])
 
 
-def _require(ok: bool | Tensor, phi: Regularizer, what: str | Callable[[int], str]) -> None:
-    """Raise AssertionError unless `ok`, in every row; what(i) says it for row i."""
-    if wrong := (~torch.as_tensor(ok)).reshape(-1).nonzero().flatten().tolist():
-        raise AssertionError(f"{phi}: {what if isinstance(what, str) else what(wrong[0])}")
+def _require(ok: bool | Tensor, phi: Regularizer, what: str) -> None:
+    if not bool(torch.as_tensor(ok).all()):
+        raise AssertionError(f"{phi}: {what}")
 
 
 def _row(x: Tensor) -> str:
@@ -190,8 +189,7 @@ def _candidates(v: Tensor, x: Tensor, points: Tensor | None, rng: torch.Generato
     def lines(directions: Tensor, lengths: Tensor) -> Tensor:
         return (x[:, None, None] + reach * directions[:, None] * lengths[:, None]).flatten(1, 2)
 
-    known = x if points is None else torch.cat([x, points.to(F64)])
-    known = torch.cat([known, torch.zeros(1, dim, dtype=F64)])
+    known = torch.cat([x, *([] if points is None else [points.to(F64)]), torch.zeros(1, dim, dtype=F64)])
     toward = torch.logspace(-6, 0, 13, dtype=F64)[:, None]
     found = [
         lines(axes, dense),
@@ -199,14 +197,13 @@ def _candidates(v: Tensor, x: Tensor, points: Tensor | None, rng: torch.Generato
         (x[:, None, None] + (known[:, None] - x[:, None, None]) * toward).flatten(1, 2),
         (x[:, None] + (v - x)[:, None] * torch.cat([toward, -toward])),
     ]
-    # A swap of two entries, and an entry set to zero: where penalties of order and of support jump.
-    swapped = x[:, None].repeat(1, len(i), 1)
-    swapped[:, torch.arange(len(i)), i], swapped[:, torch.arange(len(i)), j] = x[:, i], x[:, j]
-    moved = swapped.clone()
-    moved[:, torch.arange(len(i)), i], moved[:, torch.arange(len(i)), j] = v[:, i], 0.0
-    moved_back = swapped.clone()
-    moved_back[:, torch.arange(len(i)), j], moved_back[:, torch.arange(len(i)), i] = v[:, j], 0.0
-    return torch.cat([*found, swapped, moved, moved_back, x[:, None] * (1 - axes)], 1)
+    # Two entries swapped, or one set to zero: where penalties of order and of support jump.
+    for first, second, at_first, at_second in ((i, j, x[:, j], x[:, i]), (i, j, v[:, i], 0.0), (j, i, v[:, j], 0.0)):
+        changed = x[:, None].repeat(1, len(i), 1)
+        changed[:, torch.arange(len(i)), first] = at_first
+        changed[:, torch.arange(len(i)), second] = at_second
+        found.append(changed)
+    return torch.cat([*found, x[:, None] * (1 - axes)], 1)
 
 
 def _compare(

@@ -403,7 +403,7 @@ def test_large_entries_survive_near_the_limit_in_float32() -> None:
 def test_examples_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "regularizers.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 3
+    assert blocks
     namespace: dict[str, object] = {"__name__": "docs"}
     for block in blocks:
         exec(block, namespace)
