@@ -26,6 +26,9 @@ class FedAvg(Algorithm):
 
     With eta_s = 1 the server averages the local models, as published.
 
+    local_momentum, local_decay: options of the local steps, in every round from the beginning: step q is
+            y - eta_a local_decay^q v_q with v_q = local_momentum v_{q-1} + g_i(y). Default 0 and 1, plain steps.
+
     >>> FedAvg(eta_a=0.1, Q=5).traits.composite
     False
     """
@@ -34,6 +37,8 @@ class FedAvg(Algorithm):
     eta_a: float = 0.1
     eta_s: float = 1.0
     Q: int = 10
+    local_momentum: float = field(default=0.0, kw_only=True)
+    local_decay: float = field(default=1.0, kw_only=True)
 
     traits = Traits(
         composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-", server_variable="x"
@@ -46,13 +51,13 @@ class FedAvg(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q", "local_momentum", "local_decay")
 
     def init(self, start: Tensor) -> tuple[Server, NoState]:
         return self.Server(start), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        y, step = down.x, LocalSteps(self.eta_a, g)
+        y, step = down.x, LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         for q in range(self.Q):
             y = step.down(y, y, q)
         return self.Up(y - down.x), client

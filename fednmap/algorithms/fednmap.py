@@ -5,14 +5,14 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.algorithms.kernels import LocalSteps
+from fednmap.algorithms.kernels import LocalSteps, plain_steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers.parameters import fraction
 
@@ -38,6 +38,10 @@ class FedNMap(Algorithm):
     forget: c_i = (1 - forget)(h - h_i); 0 is the paper's method, 1 has no correction. Noise that the server adds to
             mean y_i, for privacy, adds up in h - mean h_i unless that is forgotten: see `docs/privacy.md`.
 
+    local_momentum, local_decay: options of the local steps, as in FedAvg, of what line 14 has in brackets. Q is then
+            the number of plain steps that they amount to, y_i and h_i are means with the weights that the gradients
+            have in z_i, and the fixed point stays exact.
+
     With one client, reshuffled minibatches and Q = the batches of an epoch this is norm-PRR (Qiu, Li and Milzarek, A
     New Random Reshuffling Method for Nonsmooth Nonconvex Finite-sum Optimization, JMLR 2025); see `docs/family.md`.
 
@@ -55,6 +59,8 @@ class FedNMap(Algorithm):
     Q: int = 10
     gamma: float = None  # type: ignore[assignment]  # given, or set below
     forget: float = 0.0
+    local_momentum: float = field(default=0.0, kw_only=True)
+    local_decay: float = field(default=1.0, kw_only=True)
 
     traits = Traits(
         composite=True,
@@ -80,20 +86,21 @@ class FedNMap(Algorithm):
         y: Tensor
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q", "local_momentum", "local_decay")
         fraction(self, "forget")
-        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self._steps)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(start)
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, d, step = down.z, self._direction(down, client), LocalSteps(self.eta_a, g)
+        z, d = down.z, self._direction(down, client)
+        step = LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         z_i = z
         for q in range(self.Q):
             z_i = step.down(z_i, self._prox(z_i), q, d)
-        y = step.mean(z, z_i, self.Q)
+        y = step.mean(z, z_i, self._steps)
         return self.Up(y), self.Client(y - d)
 
     def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
@@ -101,7 +108,7 @@ class FedNMap(Algorithm):
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         z, h = server
-        return self.Server(z - self.Q * self.eta_s * self.eta_a * up.y, h + share * (up.y - self._pull(z) - h))
+        return self.Server(z - self._steps * self.eta_s * self.eta_a * up.y, h + share * (up.y - self._pull(z) - h))
 
     def model(self, server: Server) -> Tensor:
         return self._prox(server.z)
@@ -109,6 +116,11 @@ class FedNMap(Algorithm):
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         """Return x and h if Q = 1: the mean uplink is then grad f(x) + (z - x)/gamma, and h is grad f(x)."""
         return (self.model(before), after.h) if self.Q == 1 and not self.forget else None
+
+    @property
+    def _steps(self) -> float:
+        """Q, where all local steps count the same."""
+        return plain_steps(self.Q, self.local_momentum, self.local_decay)
 
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)

@@ -34,6 +34,8 @@ class FedProx(Algorithm):
     eta_a: float = 0.1
     eta_s: float = 1.0
     Q: int = 10
+    local_momentum: float = field(default=0.0, kw_only=True)
+    local_decay: float = field(default=1.0, kw_only=True)
     mu: float = 0.01
 
     traits = Traits(
@@ -47,14 +49,14 @@ class FedProx(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q", "local_momentum", "local_decay")
         nonnegative(self, "mu")
 
     def init(self, start: Tensor) -> tuple[Server, NoState]:
         return self.Server(start), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        y, step = down.x, LocalSteps(self.eta_a, g)
+        y, step = down.x, LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         for q in range(self.Q):
             y = step.down(y, y, q, self.mu * (y - down.x))
         return self.Up(y - down.x), client
