@@ -42,8 +42,10 @@ COMMANDS = {
 ELSEWHERE = {
     "compare": "train:compare",
     "predict": "fit:predict",
-    "export": "export_model:export",
+    "example": "listing:example",
+    "report": "show:report",
     "list": "listing:listing",
+    "export": "export_model:export",
     "flower": "flower:app",
 }
 """Commands that are not the function of their name in the module of their name, in `fednmap.commands`."""
@@ -61,11 +63,15 @@ class LazyCommand(TyperCommand):
         super().__init__(name, help=COMMANDS[name])
 
     def loaded(self) -> click.Command:
-        module, function = ELSEWHERE.get(str(self.name), f"{self.name}:{self.name}").split(":")
-        found = getattr(import_module(f"fednmap.commands.{module}"), function)
-        if not isinstance(found, typer.Typer):
-            command, found = found, typer.Typer(add_completion=False)
-            found.command(self.name)(command)
+        if self.name == "reproduce":
+            command = _reproduce()
+        else:
+            module, function = ELSEWHERE.get(str(self.name), f"{self.name}:{self.name}").split(":")
+            command = getattr(import_module(f"fednmap.commands.{module}"), function)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_command(command)
+        found = typer.Typer(add_completion=False)
+        found.command(self.name)(command)
         return typer.main.get_command(found)
 
     def make_context(
@@ -80,6 +86,22 @@ class LazyCommand(TyperCommand):
 
     def invoke(self, context: click.Context) -> Any:
         return context.command.invoke(context)
+
+
+def _reproduce() -> Any:
+    """Return the command of the package `reproduction`, which is in the repository and not in the wheel."""
+    here = os.getcwd()
+    if os.path.isfile(os.path.join(here, "reproduction", "command.py")) and here not in sys.path:
+        sys.path.append(here)
+    try:
+        return import_module("reproduction.command").reproduce
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "reproduction":
+            raise
+        raise InputError(
+            f"expected the folder reproduction/ of fednmap's repository in {here}, got none; "
+            "do git clone the repository and run `fednmap reproduce` in its root"
+        ) from None
 
 
 def _version(context: click.Context, _: click.Parameter, given: bool) -> None:

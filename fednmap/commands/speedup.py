@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fednmap.commands.options import Launch, take_threads, trusting, with_config
-from fednmap.commands.reporting import watched
+from fednmap.commands.options import Launch, settings_of, take_threads, trusting, with_config
 from fednmap.commands.tune import settle, take_auto
 from fednmap.measure import objective
 from fednmap.names import InputError
 from fednmap.report.plots import speedup as plot
+from fednmap.report.progress import watched
 from fednmap.runs.atomic_files import clear_errors, json_text
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import Worker
@@ -77,9 +77,7 @@ def speedup(
 
 def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Sweep:
     """Make a new sweep; what can be refused is refused before there is a folder."""
-    file = launch.config
-    base = Config.read(file, trust=launch.trust_code).model_dump(exclude_unset=True) if file else {}
-    given, auto = take_auto(DEFAULTS | base | given)
+    given, auto = take_auto(DEFAULTS | settings_of(launch.config, launch.trust_code) | given)
     if early := [name for name in STOPPING if given.get(name) is not None]:
         raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
     if few := given.get("eval_samples"):

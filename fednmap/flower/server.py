@@ -617,9 +617,7 @@ class Coordinator(Callback):
         if not self.federation.resume:
             return 0, server
         plan, folder, rows = self.plan, self.folder.checkpoints(self.job), partial(self.folder.measured, self.job)
-        kept, refused = checkpoints.newest_server(
-            folder, plan.algorithm, plan.start, settings(self.config), measured=rows
-        )
+        kept, refused = checkpoints.newest(folder, plan.algorithm, plan.start, settings(self.config), measured=rows)
         for line in refused:
             log.warning(line)
         done = 0
@@ -644,7 +642,7 @@ class Coordinator(Callback):
         self.folder.flush()
         kept = checkpoints.Checkpoint(t, server, self.totals | {name: getattr(self, name) for name in KEPT})
         measured = self.folder.measured(self.job)
-        checkpoints.write_checkpoint(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
+        checkpoints.write(self.folder.checkpoints(self.job), kept, settings(self.config), measured=measured)
 
     def _status(self, **facts: Any) -> None:
         """Where the run is, for whoever watches the folder."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from math import isfinite, isnan
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -101,8 +100,7 @@ def ending(folder: RunFolder, results: Trials) -> list[str]:
         lines.append(f"model: {model}")
     path = shlex.quote(str(folder.path))
     trusted = " --trust-code" if code_in(folder.about().model_dump()) else ""
-    first = [] if find_spec("plotly") else ["pip install 'fednmap[report]'"]
-    then = [*first, f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune{trusted}"]
+    then = [f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune{trusted}"]
     return [*_headed("result: ", found), *lines, *_headed("next: ", then)]
 
 

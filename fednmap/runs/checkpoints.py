@@ -14,23 +14,31 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fednmap.core import Algorithm, Problem, State
+from fednmap.core import Algorithm, State
 from fednmap.names import InputError
 from fednmap.runs.atomic_files import add_checksum, clear_errors, digest, from_json, to_json, verified, write_atomically
-from fednmap.simulation import Record, Round
+from fednmap.simulation import Round
 from fednmap.simulation.states import Clients
 
 KEEP_LAST = 2
 """Checkpoints of a method that are not deleted."""
 
+MISFIT = "it does not fit the problem, whose data must have changed"
+
 
 class Checkpoint(NamedTuple):
-    """A checkpoint; without clients where these store their states themselves."""
+    """The state after round t; `clients` is None where clients store their states themselves."""
 
     t: int
     server: State
     totals: dict[str, Any]
     clients: Clients | None = None
+
+    def as_round(self) -> Round:
+        """Return the round that a simulation continues from."""
+        assert self.clients is not None  # a simulation keeps them
+        nobody = torch.arange(0, device="cpu")
+        return Round(self.t, self.server, self.clients.snapshot(), nobody, nobody, 0, 0)
 
 
 Measured = Callable[[int], dict[str, Any]]
@@ -38,13 +46,6 @@ Measured = Callable[[int], dict[str, Any]]
 
 
 def write(
-    folder: Path, round: Round, totals: Record, settings: dict[str, Any], measured: dict[str, Any] | None = None
-) -> None:
-    """Write the state after `round`, of server and clients; see `write_checkpoint`."""
-    write_checkpoint(folder, Checkpoint(round.t, round.server, totals), settings, round.clients.tensors(), measured)
-
-
-def write_checkpoint(
     folder: Path,
     kept: Checkpoint,
     settings: dict[str, Any],
@@ -88,22 +89,6 @@ def write_checkpoint(
 
 
 def newest(
-    folder: Path,
-    algorithm: Algorithm,
-    problem: Problem,
-    start: Tensor,
-    settings: dict[str, Any],
-    measured: Measured | None = None,
-) -> tuple[Round | None, Record | None, list[str]]:
-    """Return the newest intact checkpoint, its totals, and a line about each that was refused."""
-    kept, refused = newest_server(folder, algorithm, start, settings, problem.n, measured)
-    if kept is None or kept.clients is None:
-        return None, None, refused
-    nobody = torch.arange(0, device="cpu")
-    return Round(kept.t, kept.server, kept.clients.snapshot(), nobody, nobody, 0, 0), kept.totals, refused
-
-
-def newest_server(
     folder: Path,
     algorithm: Algorithm,
     start: Tensor,
@@ -174,9 +159,6 @@ def _read(
     states = Clients(clients, client)
     states.restore({"ids": ids} | _state(tensors, "clients", client, (len(ids),))._asdict())
     return kept._replace(clients=states)
-
-
-MISFIT = "it does not fit the problem, whose data must have changed"
 
 
 def _state(tensors: dict[str, Tensor], part: str, like: State, stacked: tuple[int, ...] = ()) -> State:

@@ -76,8 +76,6 @@ class Sweep:
         with locked(self.folder.path):
             for line in self.folder.check_settings(config.model_dump(mode="json")):
                 reporter.message(line)
-            for line in self.folder.changed_files():
-                reporter.message(line)
             self.folder.remove_checksums()
             return [self._run(value, varied(config, self.over, value), reporter, pool) for value in self.values]
 
