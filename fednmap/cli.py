@@ -31,7 +31,7 @@ COMMANDS = {
     "report": "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, "
     "configuration.",
     "list": "List algorithms, topologies, regularizers, datasets, partitions, models or presets.",
-    "export": "Write a trained model as safetensors, onnx or torch, and report what its zeros are worth.",
+    "export": "Write a trained model as safetensors, onnx or torch, and print its size with and without zeros.",
     "reproduce": "Run a figure of the paper or a benchmark of others, and judge its claims. A second call continues.",
     "audit": "List everything that left the clients in a run: names, shapes, bytes, rounds; from the clients' own "
     "logs.",

@@ -26,8 +26,8 @@ from fednmap.runs.folder import Job, RunFolder
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder of train, compare, fit or flower.")],
     format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
-    method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
-    trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
+    method: Annotated[str | None, typer.Option(help="Method; default the only one, else the first.")] = None,
+    trial: Annotated[int, typer.Option(help="Repetition, counted from 0.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="File to write; default RUN/METHOD-TRIAL, or METHOD-TRIAL-pruned, and a suffix.")
     ] = None,
@@ -38,7 +38,10 @@ def export(
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Write a trained model as safetensors, onnx or torch, and report what its zeros are worth."""
+    """Write a trained model as safetensors, onnx or torch, and print its size with and without zeros.
+
+    Example: fednmap export runs/RUN --format onnx --prune
+    """
     choose("format", format, FORMATS)
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")

@@ -111,7 +111,10 @@ OWN = {
 
 
 def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None:
-    """List algorithms, topologies, regularizers, datasets, partitions, models or presets."""
+    """List algorithms, topologies, regularizers, datasets, partitions, models or presets.
+
+    Example: fednmap list regularizers
+    """
     screen = console()
     screen.print(choose("list", what, LISTS)())
     if what in OWN:
@@ -125,7 +128,10 @@ def example(
     name: Annotated[str, typer.Argument(help="hospitals: heart-disease patients, one CSV file per hospital.")],
     out: Annotated[Path | None, typer.Option(help="Where the files go; default a folder of that name.")] = None,
 ) -> None:
-    """Write the files of an example, to try other commands on: hospitals."""
+    """Write the files of an example, to try other commands on: hospitals.
+
+    Example: fednmap example hospitals --out data
+    """
     write = choose("example", name, EXAMPLES)
     folder = out or Path(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -34,7 +34,10 @@ def show(
     run: Annotated[Path | None, typer.Argument(help="Run folder; default the newest in runs.")] = None,
     list: Annotated[bool, typer.Option("--list", help="List the runs in a folder, default runs.")] = False,
 ) -> None:
-    """Show a run in the terminal, or list the runs of a folder."""
+    """Show a run in the terminal, or list the runs of a folder.
+
+    Example: fednmap show runs/RUN
+    """
     if list:
         _list(run or Path("runs"))
         return
@@ -67,7 +70,10 @@ def report(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration."""
+    """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration.
+
+    Example: fednmap report runs/RUN -o report.html
+    """
     if out.is_dir():
         raise InputError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
     folders = [f for run in runs for f in (Sweep.open(run).parts() if is_sweep(run) else [RunFolder.open(run)])]
