@@ -12,6 +12,8 @@ for (const [k, head] of document.querySelectorAll("#numbers th").entries())
 
 const COLORS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
+const WHITE_TO_BLUE = ["#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
+  .map((color, k) => [k / 8, color]);  // Plotly's own "Blues" begins with the dark end
 const AXES = {rounds: "communication rounds", megabytes: "megabytes sent by the clients", seconds: "seconds"};
 const LOOK = {
   font: {family: "system-ui, sans-serif", size: 13}, plot_bgcolor: "white", paper_bgcolor: "white",
@@ -74,7 +76,7 @@ const DRAWINGS = {
   },
 
   layers({zeros, layers, methods}) {
-    const heat = {type: "heatmap", z: zeros, x: layers, y: methods, zmin: 0, zmax: 100, colorscale: "Blues",
+    const heat = {type: "heatmap", z: zeros, x: layers, y: methods, zmin: 0, zmax: 100, colorscale: WHITE_TO_BLUE,
       colorbar: {title: {text: "zeros (%)"}}, hovertemplate: "%{y}<br>%{x}: %{z:.2f} % zero<extra></extra>"};
     if (layers.length <= 24) heat.texttemplate = "%{z:.1f}";
     return {data: [heat], layout: {
