@@ -46,10 +46,12 @@ def export(
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
     folder = RunFolder.open(run)
-    if not (methods := folder.about().algorithms) and method is None:
+    methods, labels = folder.about().algorithms, folder.about().labels
+    if not methods and method is None:
         raise InputError(f"{folder.path / 'run.toml'} names no method; put it back from a copy, or give --method")
-    # package.module:Name is also found by Name, as tables show it, and as its files are called
-    method = next((m for m in methods if method in (None, m, m.rpartition(":")[2], m.replace(":", "."))), method)
+    # also found as tables show it (its label, or the Name of package.module:Name), and as its files are called
+    called = {m: (None, m, labels.get(m, m), m.rpartition(":")[2], m.replace(":", ".")) for m in methods}
+    method = next((m for m, names in called.items() if method in names), method)
     job = Job(str(method), trial)
     module, example = trained(folder, job, trust_code)
     about = names(folder, job, folded=example is not None)
