@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from fednmap.algorithms import ALGORITHMS
 from fednmap.data.datasets import DATASETS
-from fednmap.data.hospital_files import hospital_files
+from fednmap.data.heart_disease import hospital_files
 from fednmap.data.partition import PARTITIONS
 from fednmap.decentralized import DECENTRALIZED
 from fednmap.decentralized.topologies import TOPOLOGIES
