@@ -332,7 +332,7 @@ def _conflicts(c: Config) -> Iterator[tuple[Any, str]]:
     yield masks and not c.secagg, f"{masks} without secure aggregation; add secagg = true"
     yield bits not in (None, 32, 64), f"secagg_bits is {bits}; use 32 or 64"
     yield bits == 32 and c.secagg_bound is None, rounding
-    yield c.secagg and robust, f"{aggregate} with secagg, which shows the server sums alone; use one"
+    yield c.secagg and robust, f"{aggregate} with secagg: the server sees only the sum of the uplinks; use one of them"
 
     clip, by_row, noise = given("dp_clip"), c.dp_unit == "example", c.dp_noise or c.dp_epsilon
     private = given("dp_noise", "dp_epsilon", "dp_budget", "dp_forget", "dp_among")
@@ -340,14 +340,14 @@ def _conflicts(c: Config) -> Iterator[tuple[Any, str]]:
     unaccounted = f"sampler is {c.sampler}: privacy is counted for poisson, or uniform with everybody"
     fixed = f"the accounting assumes Poisson sampling, given {sampling}; use sampler = poisson"
     nobody = "dp_among says who adds the noise, and there is none; give dp_noise or dp_epsilon"
-    yield private and not clip, f"{private} without dp_clip: noise hides what is bounded only"
+    yield private and not clip, f"{private} without dp_clip: noise protects only uplinks of bounded norm; add dp_clip"
     yield both, "dp_noise and dp_epsilon are both given; one follows from the other, so leave one out"
     yield c.dp_budget and not noise, "dp_budget without noise: epsilon is infinite; give dp_noise or dp_epsilon"
     yield c.dp_among and not noise, nobody
     yield noise and not by_row and c.participation < 1 and c.sampler != "poisson", fixed
     yield noise and not by_row and c.sampler not in ("poisson", "uniform"), unaccounted
     yield clip and not by_row and robust, f"{aggregate} with dp_clip: the noise is for a mean; use one of them"
-    curvature = f"{memory}: what is clipped or noised shows no curvature; use memory = 0"
+    curvature = f"{memory}: clipped or noisy uplinks show no curvature; use memory = 0"
     yield c.memory and (clip or robust), curvature
     yield by_row and c.dp_among, "dp_among is for clients; with dp_unit = example every site adds its noise itself"
 
