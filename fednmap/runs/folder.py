@@ -263,7 +263,7 @@ class RunFolder:
                 raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
         lines = b"".join(row.line() for row in rows)
         with self._writing(), (self.path / "metrics.csv").open("ab") as file:
-            file.write(lines)
+            file.write(lines if file.tell() else HEADING + lines)
         if job in self._measured:
             before, digest = self._measured[job]
             digest.update(lines)
