@@ -92,7 +92,7 @@ class Federated(_Attributes):
         lambdas: int | Sequence[float] = 50,
     ) -> RegularizationPath:
         """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
-        is l1, ridge or elastic-net, else each begun where the one before ended."""
+        is l1, ridge, elastic-net, mcp or scad, else each begun where the one before ended."""
         from fednmap.estimators.path import path
 
         return path(*self._reading(X, y, sites, sample_weight), lambdas)
