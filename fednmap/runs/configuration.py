@@ -89,6 +89,15 @@ class Config(Settings):
     )
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
     local_steps: int = Field(10, ge=1, description="Local steps Q of a round.")
+    local_momentum: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Momentum of the local steps of FedAvg, FedProx, SCAFFOLD, FedNMap; 0 first in every round.",
+    )
+    local_decay: float = Field(
+        1.0, gt=0, le=1, description="Factor on the step size after each local step of a round, for the same methods."
+    )
     rounds: int = Field(200, ge=0, description="Communication rounds T.")
     tol: float | None = Field(None, gt=0, lt=1, description="Stop when |F_nat| is at most this times its first value.")
     tol_absolute: float | None = Field(None, gt=0, description="Stop when |F_nat| is at most this.")

@@ -111,6 +111,12 @@ class Methods:
         declared: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
         if "phi" not in declared:
             raise InputError(f"expected a method with a field phi, got {name} without; add `phi: Regularizer`")
+        for option, plain in (("local_momentum", 0.0), ("local_decay", 1.0)):
+            if (value := getattr(config, option)) != plain and not optimiser:
+                if option not in declared:
+                    can = "FedAvg, FedProx, SCAFFOLD or FedNMap"
+                    raise InputError(f"{name} counts on equal local steps; leave {option} out, or use {can}")
+                common[option] = value
         given = {k: v for k, v in common.items() if k in declared} | overrides
         needed = [k for k, f in declared.items() if f.init and f.default is f.default_factory is MISSING]
         if missing := [k for k in needed if k not in ("phi", *given)]:
