@@ -635,7 +635,7 @@ REFUSED = [
     ("--dp-clip 1 --dp-noise 1 --aggregate median", "the noise is for a mean"),
     ("--dp-clip 0 --dp-noise 1", "dp_clip is 0"),
     ("--dp-clip 1 --dp-among 5", "there is none"),
-    ("--secagg --aggregate median", "sums alone"),
+    ("--secagg --aggregate median", "only the sum of the uplinks"),
     ("--dp-clip 1 --dp-noise 1 --dp-among 21", "of 20 clients"),
     ("--dp-clip 1 --memory 5 --batch-size 0", "memory = 0"),
     ("--dp-clip 1 --dp-forget 2", "dp_forget is 2"),
