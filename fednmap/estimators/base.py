@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -18,7 +18,7 @@ from fednmap.estimators import rows as inputs
 from fednmap.estimators.engine import Fit, infinite, solve
 from fednmap.estimators.factors import Bounded, Bounds, PenaltyFactor, bounds_of, by_factor, factors_of
 from fednmap.estimators.family_problems import with_outputs
-from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
+from fednmap.estimators.penalties import group_numbers, regularizer, settled_lam
 from fednmap.estimators.prepare import Parameters, Prepared, dense
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import KINDS, SHARE
@@ -26,12 +26,6 @@ from fednmap.names import InputError
 from fednmap.problems.families import Response
 from fednmap.tables import FederatedFormula
 from fednmap.tables.table import Sites
-
-if TYPE_CHECKING:
-    from fednmap.estimators.heterogeneity import Heterogeneity
-    from fednmap.estimators.inference import Bootstrap, Inference
-    from fednmap.estimators.path import RegularizationPath
-    from fednmap.estimators.stability import Stability
 
 
 class _Attributes(BaseEstimator):  # type: ignore[misc]
@@ -82,112 +76,6 @@ class Federated(_Attributes):
             self._finish(rows)
         return self
 
-    def path(
-        self,
-        X: Any,
-        y: Any = None,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        lambdas: int | Sequence[float] = 50,
-    ) -> RegularizationPath:
-        """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
-        is l1, ridge or elastic-net, else each begun where the one before ended."""
-        from fednmap.estimators.path import path
-
-        return path(*self._reading(X, y, sites, sample_weight), lambdas)
-
-    def inference(
-        self,
-        X: Any,
-        y: Any = None,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        level: float = 0.95,
-        cov_type: str | None = None,
-    ) -> Inference:
-        """Standard errors and confidence intervals of the fitted model, from the sites' Hessians on the same rows.
-
-        cov_type: "nonrobust", "HC0" (sandwich) or "cluster" (by site); None chooses by the weights.
-        """
-        from fednmap.estimators.inference import inference
-
-        check_is_fitted(self)
-        check_level(level)
-        return inference(self, *self._reading(X, y, sites, sample_weight), level, cov_type)
-
-    def debiased(
-        self,
-        X: Any,
-        y: Any,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        level: float = 0.95,
-        nodewise: float | None = None,
-    ) -> Inference:
-        """Debiased estimates and intervals after an l1-penalised fit, also with more columns than rows.
-
-        nodewise: the weight of the nodewise regressions; default sqrt(log(columns) / rows).
-        """
-        from fednmap.estimators.debiased import debiased
-
-        check_is_fitted(self)
-        check_level(level)
-        return debiased(self, *self._reading(X, y, sites, sample_weight), level, nodewise)
-
-    def heterogeneity(
-        self, X: Any, y: Any, sites: Any, sample_weight: Any = None, *, level: float = 0.95
-    ) -> Heterogeneity:
-        """Per-site, joint and meta-analytic estimates of the unpenalised model, and tests of whether sites differ."""
-        from fednmap.estimators.heterogeneity import heterogeneity
-
-        check_level(level)
-        return heterogeneity(*self._reading(X, y, sites, sample_weight), level)
-
-    def bootstrap(
-        self,
-        X: Any,
-        y: Any,
-        sites: Any,
-        sample_weight: Any = None,
-        *,
-        times: int = 200,
-        level: float = 0.95,
-        random_state: int = 0,
-    ) -> Bootstrap:
-        """Standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ."""
-        from fednmap.estimators.inference import bootstrap
-
-        check_level(level)
-        if not _is_whole(times, 2):
-            raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
-        return bootstrap(*self._reading(X, y, sites, sample_weight), times, level, random_state)
-
-    def stability(
-        self,
-        X: Any,
-        y: Any,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        times: int = 100,
-        most: int | None = None,
-        threshold: float = 0.75,
-        lambdas: int = 50,
-        random_state: int = 0,
-    ) -> Stability:
-        """How often each column is selected in halves of the rows, with a bound on false selections.
-
-        most: columns that a half selects, the first that enter its path; default such that the bound is 1.
-        """
-        from fednmap.estimators.stability import stability
-
-        if not _is_whole(times, 2):
-            raise InputError(f"times is {times!r}; give a number of halves, at least 2, such as 100")
-        return stability(*self._reading(X, y, sites, sample_weight), times, most, threshold, lambdas, random_state)
-
     def _reading(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> tuple[Self, Rows]:
         """A copy that has read these rows; the estimator itself may be fitted, to others."""
         estimator = copy(self)
@@ -203,7 +91,7 @@ class Federated(_Attributes):
             )
         if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < np.inf:
             raise InputError(f"tol is {self.tol!r}; it must be a finite number above 0")
-        if not _is_whole(self.max_rounds, 1):
+        if not is_whole(self.max_rounds, 1):
             raise InputError(f"max_rounds is {self.max_rounds!r}; it must be a whole number, at least 1")
         if self.formula is not None:
             self.formula_ = FederatedFormula(self.formula).fit(X, sites=sites)
@@ -382,18 +270,7 @@ class Federated(_Attributes):
         return tags
 
 
-@dataclass(eq=False, repr=False)
-class AnyPenalty(Federated):
-    """An estimator with a choice of penalties; for the parameters see `FederatedGLM`."""
-
-    penalty: str | Regularizer = "l1"
-    lam: float | None = None
-    _: KW_ONLY
-    l1_ratio: float = 0.5
-    groups: Groups = None
-
-
-def _is_whole(value: Any, least: int) -> bool:
+def is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path as File
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 from fednmap.estimators.family_problems import FAMILIES, RATIOS, expected, family, threshold_names
 from fednmap.estimators.fit_config import FitConfig, numbers
+from fednmap.estimators.heterogeneity import Heterogeneity
+from fednmap.estimators.inference import Inference
 from fednmap.estimators.model_selection import CrossValidated
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.penalties import told_lam
@@ -121,7 +124,7 @@ class FittedModel:
         name = {"cox": "hazard ratio", "binomial": "P(success)"}.get(self.family, self.target)
         return {name: mean.tolist()}
 
-    def coefficient_table(self, path: Any = None, errors: Any = None) -> DataTable:
+    def coefficient_table(self, path: RegularizationPath | None = None, errors: Inference | None = None) -> DataTable:
         """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters.
 
         With errors the ratio has an interval of its own; "low" and "high" are the coefficient's.
@@ -146,30 +149,23 @@ class FittedModel:
         if path is not None:
             enters = [None if np.isnan(lam) else lam for lam in path.enters.tolist()]
             table["enters at lam"] = enters * outputs + [None] * len(level)
-        each = list(zip(*((v + 0.0).tolist() if isinstance(v, np.ndarray) else v for v in table.values()), strict=True))
-        each_level = len(level) // outputs
-        ends = [range(outputs * p + k * each_level, outputs * p + (k + 1) * each_level) for k in range(outputs)]
-        order = [j for k in range(outputs) for j in (*range(k * p, k * p + p), *ends[k])]
-        return DataTable([*table], [list(each[j]) for j in order])
+        cells = ((v + 0.0).tolist() if isinstance(v, np.ndarray) else v for v in table.values())
+        each = list(zip(*cells, strict=True))
+        places = np.arange(len(each))
+        by_class = zip(
+            places[: outputs * p].reshape(outputs, p), np.array_split(places[outputs * p :], outputs), strict=True
+        )
+        return DataTable([*table], [list(each[j]) for part in by_class for j in np.concatenate(part)])
 
 
 def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
     """Write the model; `about` says how it was made."""
     kind = model.preprocessor
-    said = about | {
-        "version": VERSION,
-        "family": model.family,
-        "target": model.target,
-        "columns": list(model.columns),
-        "coef": model.coef.tolist(),
-        "intercept": model.intercept.tolist(),
-        "classes": list(model.classes),
-        "constants": list(model.constants),
-        "offset": model.offset,
-        "exposure": model.exposure,
-        **({} if isinstance(kind, FederatedPreprocessor) else {"formula": kind.formula, "state": kind.state_}),
-        "statistics": [asdict(s) for s in model.statistics],
-    }
+    names = ("family", "target", "columns", "classes", "constants", "offset", "exposure")
+    said = about | {"version": VERSION, **{name: getattr(model, name) for name in names}}
+    said |= {"coef": model.coef.tolist(), "intercept": model.intercept.tolist()}
+    said |= {} if isinstance(kind, FederatedPreprocessor) else {"formula": kind.formula, "state": kind.state_}
+    said["statistics"] = [asdict(s) for s in model.statistics]
     if model.effects is not None:
         own = zip(model.effects.sites, model.effects.intercept.tolist(), model.effects.deviation.tolist(), strict=True)
         said["site_effects"] = {site: {"intercept": a, "deviation": d} for site, a, d in own}
@@ -217,13 +213,47 @@ def load(folder: str | File) -> FittedModel:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
 
 
-def about(folder: RunFolder, config: FitConfig, data: str, estimator: Any, simulated: bool = True) -> dict[str, Any]:
-    """How the model was made, for its file and as the closing numbers."""
-    chosen = isinstance(estimator, CrossValidated)
-    said = {
+def model_of(config: FitConfig, estimator: Any, encoder: Any, classes: tuple[str, ...], centre: float) -> FittedModel:
+    """Return what a fitted estimator predicts with; centre: the mean score of a Cox model, hazards are relative to."""
+    level = -centre if config.family == "cox" else estimator.intercept_
+    return FittedModel(
+        config.family,
+        " and ".join(config.goals),
+        tuple(str(name) for name in encoder.get_feature_names_out()),
+        np.atleast_2d(estimator.coef_),
+        np.atleast_1d(np.asarray(level, float)),
+        classes,
+        encoder,
+        tuple(vars(estimator).get("constants_", ())),
+        config.offset,
+        config.exposure,
+        vars(estimator).get("site_effects_"),
+    )
+
+
+def write(
+    folder: RunFolder,
+    model: FittedModel,
+    config: FitConfig,
+    estimator: Any,
+    *,
+    data: str,
+    seconds: float,
+    spread: Floats,
+    path: RegularizationPath | None = None,
+    errors: Inference | None = None,
+    compared: Heterogeneity | None = None,
+    notes: Sequence[str] = (),
+) -> tuple[dict[str, Any], dict[str, DataTable], list[str]]:
+    """Write all files of the run folder of a fit; return how it was made, its tables by title, and what to print.
+
+    data: where the rows come from, "own" between machines; spread: the deviations of the columns.
+    """
+    chosen, place = isinstance(estimator, CrossValidated), folder.path
+    about = {
         "environment": folder.environment(),
         "data": data,
-        "simulated": simulated,
+        "simulated": data != "own",
         "penalty": config.penalty,
         "lam": estimator.lam_ if chosen else told_lam(config.penalty, config.lam),
         "standardize": config.standardize,
@@ -232,14 +262,61 @@ def about(folder: RunFolder, config: FitConfig, data: str, estimator: Any, simul
         "bytes_sent": estimator.bytes_sent_,
         "objective": estimator.objective_,
         "converged": bool(estimator.converged_),
+        "ended": "converged" if estimator.converged_ else "not converged; raise --rounds",
         "sites": estimator.site_report_,
     }
     if chosen and estimator.select in ("min", "1se"):
-        said |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
-    return said
+        about |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
+    tables = {"Coefficients": model.coefficient_table(path, errors)}
+    lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
+    lines = [f"{config.family}, penalty {config.penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
+    if not chosen and lam != "-" and config.lam is None:
+        lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
+    lines += [cost(estimator, data), *notes]
+    lines += [f"Coefficients are for {model.target} = {model.classes[1]}."] if len(model.classes) == 2 else []
+    lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
+    save(place, about, model)
+    with clear_errors(place):
+        write_atomically(place / "coefficients.csv", tables["Coefficients"].csv().encode())
+        if errors is not None:
+            write_atomically(place / "summary.txt", f"{errors.summary()}\n".encode())
+        if path is not None:
+            plot_path(path, place / "path.png", about["lam"], spread)
+            names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
+            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
+            write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
+        if chosen:
+            if estimator.select in ("min", "1se"):
+                head, by = ["mean", "se", *estimator.folds_], [estimator.cv_mean_, estimator.cv_se_]
+                by += [*estimator.cv_losses_]
+            else:
+                head, by = [estimator.select], [estimator.criterion_]
+            tried = DataTable(["lam", *head], np.stack([estimator.lambdas_, *by], 1).tolist())
+            write_atomically(place / "cv.csv", tried.csv().encode())
+            plot_cv(estimator, place / "cv.png")
+        if model.effects is not None:
+            tables["The sites' own coefficients"] = own = model.effects.table(model.coef)
+            write_atomically(place / "sites.csv", own.csv().encode())
+        if compared is not None:
+            lines.append(compared.verdict())
+            table = compared.table()
+            tables["Heterogeneity"] = table.without([f"{name} error" for name in ("joint", "fixed", "random")])
+            write_atomically(place / "heterogeneity.csv", table.csv().encode())
+            compared.plot(place / "forest.png")
+    _write_page(folder, model, estimator, tables, lines)
+    _finish(folder, model, estimator, about, seconds)  # last: a folder without it is fitted again
+    folder.write_checksums("report.html")
+    return about, tables, lines
 
 
-def finish(folder: RunFolder, model: FittedModel, estimator: Any, lam: float | None, seconds: float) -> dict[str, Any]:
+def cost(estimator: Any, data: str) -> str:
+    """Return what a fit took; between machines messages are a little longer than their vectors."""
+    if data == "own":
+        return f"between machines: {estimator.n_iter_} rounds"
+    return f"simulated: {estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB of vectors"
+
+
+def _finish(folder: RunFolder, model: FittedModel, estimator: Any, about: dict[str, Any], seconds: float) -> None:
     """The closing numbers and the model, as every run folder has them."""
     job = Job(f"fit-{model.family}", 0)
     record = {
@@ -252,44 +329,22 @@ def finish(folder: RunFolder, model: FittedModel, estimator: Any, lam: float | N
     }
     folder.delete_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
-    ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
-    closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
+    closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": about["ended"]}
     x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
     labels = () if model.family == "ordinal" else model.classes
     saved = Model({"x": x}, (len(model.columns),), model.columns, labels, intercept=True)
-    return folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
+    folder.finish(job, closing | ({} if about["lam"] is None else {"lam": about["lam"]}), saved)
 
 
-def write_tables(place: File, table: DataTable, path: Any, chosen: Any, lam: float | None, spread: Any) -> None:
-    """The coefficients, and the path and the choice of lam where there are any."""
-    with clear_errors(place):
-        write_atomically(place / "coefficients.csv", table.csv().encode())
-        if path is not None:
-            plot_path(path, place / "path.png", lam, spread)
-            names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
-            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
-            write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
-        if chosen is not None:
-            if chosen.select in ("min", "1se"):
-                head, by = ["mean", "se", *chosen.folds_], [chosen.cv_mean_, chosen.cv_se_, *chosen.cv_losses_]
-            else:
-                head, by = [chosen.select], [chosen.criterion_]
-            tried = DataTable(["lam", *head], np.stack([chosen.lambdas_, *by], 1).tolist())
-            write_atomically(place / "cv.csv", tried.csv().encode())
-            plot_cv(chosen, place / "cv.png")
-
-
-def write_page(
+def _write_page(
     folder: RunFolder, model: FittedModel, estimator: Any, tables: dict[str, DataTable], lines: list[str]
 ) -> None:
     """report.html: coefficients, sites, what the sites sent, pictures."""
     names = ("site", "rows", "weight", "loss")
     sites = DataTable(names, [[site[name] for name in names] for site in estimator.site_report_])
-    sent = DataTable(
-        ("column", "kind", "sent", "gaps"), [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
-    )
-    parts = {title: readable(part) for title, part in tables.items()}
-    parts |= {"Sites": sites, "What the sites sent about the columns": sent}
+    sent = [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
+    parts = {title: readable(part) for title, part in tables.items()} | {"Sites": sites}
+    parts["What the sites sent about the columns"] = DataTable(("column", "kind", "sent", "gaps"), sent)
     body = [f"<h2>{title}</h2>{part.html()}" for title, part in parts.items()]
     for file, title in PICTURES.items():
         if (folder.path / file).exists():

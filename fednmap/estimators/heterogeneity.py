@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fednmap.estimators.base import Federated
+from fednmap.estimators.base import Federated, check_level
 from fednmap.estimators.family_problems import RATIOS
 from fednmap.estimators.inference import Inference, wald
-from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import picture
@@ -132,14 +132,27 @@ class Heterogeneity:
                 axis.set_xlabel(ratio or "coefficient", fontsize="small")
 
 
-def heterogeneity(estimator: Federated, rows: Rows, level: float) -> Heterogeneity:
-    """Fit the unpenalised model to every site and to all, and compare.
+def heterogeneity(
+    self: Federated, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None, *, level: float = 0.95
+) -> Heterogeneity:
+    """Return per-site, joint and meta-analytic estimates of the unpenalised model, and tests of whether sites differ.
 
-    estimator: one that has read `rows`. Its site_effects say whether the joint model has the sites' intercepts.
+    The estimator need not be fitted. Its site_effects say whether the joint model has the sites' intercepts.
+
+    Raises InputError with fewer than two sites, or a model of several scores.
 
     References: Cochran, The combination of estimates from different experiments, Biometrics 1954. DerSimonian and
     Laird, Meta-analysis in clinical trials, 1986. Higgins and Thompson, Quantifying heterogeneity, 2002.
+
+    >>> import numpy as np
+    >>> from fednmap.estimators import FederatedLinearRegression
+    >>> X, y, sites = np.arange(8.0)[:, None], [1.0, 3.1, 4.9, 7.0, 9.2, 10.8, 13.0, 15.1], ["a"] * 4 + ["b"] * 4
+    >>> FederatedLinearRegression().heterogeneity(X, y, sites).estimate.round(2)
+    array([[1.98],
+           [1.99]])
     """
+    check_level(level)
+    estimator, rows = self._reading(X, y, sites, sample_weight)
     if len(rows.sites) < 2:
         raise InputError(f"expected at least two sites to compare, got {len(rows.sites)}; give sites=")
     if estimator._classes() or estimator._family().constants:

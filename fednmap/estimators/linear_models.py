@@ -18,11 +18,16 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
-from fednmap.estimators.base import AnyPenalty, Federated
+from fednmap.estimators.base import Federated
+from fednmap.estimators.debiased import debiased
 from fednmap.estimators.family_problems import CoxResponse, expected, family, first_level, outputs_at
+from fednmap.estimators.heterogeneity import heterogeneity
+from fednmap.estimators.inference import bootstrap, fitted_point, inference
+from fednmap.estimators.path import path
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
 from fednmap.estimators.rows import LARGEST, Floats, Rows
+from fednmap.estimators.stability import stability
 from fednmap.estimators.survival import concordance_sums, proportional_hazards
 from fednmap.names import InputError, some_of
 from fednmap.problems import Cox
@@ -50,7 +55,29 @@ def _classifies(estimator: Federated) -> bool:
     return estimator._family().name == "logistic"
 
 
-class _RowModel(Federated):
+class FederatedModel(Federated):
+    """What a fitted model tells of itself, and of other rows."""
+
+    path = path
+    inference = inference
+    debiased = debiased
+    heterogeneity = heterogeneity
+    bootstrap = bootstrap
+    stability = stability
+
+
+@dataclass(eq=False, repr=False)
+class AnyPenalty(FederatedModel):
+    """An estimator with a choice of penalties; for the parameters see `FederatedGLM`."""
+
+    penalty: str | Regularizer = "l1"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+
+class _RowModel(FederatedModel):
     """A model of rows by themselves; y are classes if the family is logistic."""
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
@@ -436,8 +463,6 @@ class FederatedCoxRegression(AnyPenalty):
 
         transform: of time, "km", "identity" or "log". Sites send a vector and three matrices, sums over events.
         """
-        from fednmap.estimators.inference import fitted_point
-
         check_is_fitted(self)
         if self.penalty != "none" or self.bounds is not None or self.site_effects != "none":
             raise InputError("expected a fit without penalty, bounds and site effects; the test is of its estimates")
