@@ -16,9 +16,9 @@ from rich import box
 
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
-from fednmap.estimators import fitted_model
+from fednmap.estimators import evaluate, fitted_model
 from fednmap.estimators.family_problems import FAMILIES
-from fednmap.estimators.fit_config import FitConfig, complete, listed, with_formula, with_weight
+from fednmap.estimators.fit_config import FitConfig, complete, folds, listed, with_formula, with_weight
 from fednmap.estimators.penalties import told_lam
 from fednmap.names import InputError, choose
 from fednmap.report.coefficients import readable
@@ -108,6 +108,13 @@ def fit(
                     compared = estimator.heterogeneity(frame, y, where)
             except InputError as error:
                 notes.append(f"no comparison of sites: {error}")
+        evaluated = None
+        if config.evaluate is not None:
+            _say(quiet, f"evaluation: {config.evaluate}")
+            try:
+                evaluated = evaluate(estimator, frame, y, where, cv=folds(config.evaluate))
+            except InputError as error:
+                notes.append(f"no evaluation: {error}")
         for note in notes:
             _say(False, f"fednmap: warning: {note}")
         model = fitted_model.model_of(config, estimator, encoder, classes, vars(estimator).get("centre_", 0.0))
@@ -122,6 +129,7 @@ def fit(
             path=path,
             errors=errors,
             compared=compared,
+            evaluated=evaluated,
             notes=notes,
         )
     table = parts.pop("Coefficients")

@@ -36,6 +36,8 @@ class _Attributes(BaseEstimator):  # type: ignore[misc]
     l1_ratio: float = 0.5
     groups: Any = None
     _kind: ClassVar[type[Response]]
+    refill: ClassVar[Any] = None
+    """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
     coef_: Any
     intercept_: Any
     constants_: Any
@@ -246,11 +248,16 @@ class Federated(_Attributes):
         check_is_fitted(self)
         X, where = inputs.table(self, self._without_strata(X)[0], sites, reset=False)
         X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
-        found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
-        if sites is not None and self.site_effects != "none":
-            found[:, 0] += self.site_effects_.added(X, np.array(where.names)[where.of_row], self.intercept_)
+        found = self._linear(X, None if sites is None else np.array(where.names)[where.of_row])
         found = found if offset is None else found + offset[:, None]
         return found[:, 0] if found.shape[1] == 1 else found
+
+    def _linear(self, X: Any, labels: Any) -> Floats:
+        """The linear predictors of rows (N, K), with what their sites have of their own; labels: the sites' names."""
+        found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
+        if labels is not None and self.site_effects != "none":
+            found[:, 0] += self.site_effects_.added(X, labels, self.intercept_)
+        return found
 
     def _names(self) -> list[str]:
         """The names of the columns that have coefficients."""

@@ -14,6 +14,7 @@ from fednmap.estimators.family_problems import FAMILIES, CoxResponse, family
 from fednmap.estimators.inference import COV_TYPES
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import (
+    LEAVE_ONE_SITE_OUT,
     SELECT,
     FederatedCoxRegressionCV,
     FederatedGLMCV,
@@ -32,7 +33,7 @@ NUMBERS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "succ
 """What the numbers of a target are called, of which none may be below 0."""
 POSITIVE = ("exposures", NUMBERS["gamma"])
 MANY_CLASSES = 50
-LOCAL = ("formula", "offset", "exposure", "entry", "strata", "site_effects", "mu", "heterogeneity")
+LOCAL = ("formula", "offset", "exposure", "entry", "strata", "site_effects", "mu", "heterogeneity", "evaluate")
 """Settings that a fit between machines does not have yet."""
 
 
@@ -90,6 +91,9 @@ class FitConfig(Settings):
         None, description="Weight of the sites' deviations with --site-effects sparse; default 0.7 lam."
     )
     heterogeneity: bool = Field(False, description="Also compare the sites: their own estimates, tests, a forest plot.")
+    evaluate: str | None = Field(
+        None, description="Also predict rows by models without them: a number of folds, or leave-one-site-out."
+    )
 
     @field_validator("penalty_factor", "bounds", mode="before")
     @classmethod
@@ -131,6 +135,10 @@ class FitConfig(Settings):
         ):
             if wrong:
                 raise InputError(words)
+        for name in ("cv", "evaluate"):
+            value = getattr(task, name)
+            if value is not None and value != LEAVE_ONE_SITE_OUT and not value.isdecimal():
+                raise InputError(f"expected --{name} as a number of folds or {LEAVE_ONE_SITE_OUT}, got {value!r:.40}")
         only = {"order": "ordinal", "positive": "logistic", "entry": "cox", "strata": "cox"}
         for name, of in only.items():
             if getattr(task, name) is not None and task.family != of:

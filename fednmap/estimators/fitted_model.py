@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fednmap.estimators.evaluation import Evaluation
 from fednmap.estimators.family_problems import FAMILIES, RATIOS, expected, family, threshold_names
 from fednmap.estimators.fit_config import FitConfig, numbers
 from fednmap.estimators.heterogeneity import Heterogeneity
 from fednmap.estimators.inference import Inference
+from fednmap.estimators.model_card import model_card
 from fednmap.estimators.model_selection import CrossValidated
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.penalties import told_lam
@@ -35,8 +37,10 @@ VERSION = 1
 PICTURES = {
     "path.png": "Coefficients along lam",
     "cv.png": "The choice of lam",
+    "evaluation.png": "Calibration and ROC of rows that were held out",
     "forest.png": "Estimates by site: joint, and meta-analyses with fixed and random effects",
 }
+HELD_OUT = "Predictions of rows that were held out"
 NAMED = 12  # columns in the legend of a path: those with the largest coefficients
 
 
@@ -243,6 +247,7 @@ def write(
     path: RegularizationPath | None = None,
     errors: Inference | None = None,
     compared: Heterogeneity | None = None,
+    evaluated: Evaluation | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[dict[str, Any], dict[str, DataTable], list[str]]:
     """Write all files of the run folder of a fit; return how it was made, its tables by title, and what to print.
@@ -303,6 +308,13 @@ def write(
             tables["Heterogeneity"] = table.without([f"{name} error" for name in ("joint", "fixed", "random")])
             write_atomically(place / "heterogeneity.csv", table.csv().encode())
             compared.plot(place / "forest.png")
+        if evaluated is not None:
+            tables[HELD_OUT] = evaluated.table()
+            write_atomically(place / "evaluation.csv", evaluated.table().csv().encode())
+            if evaluated.calibration_curve is not None:
+                evaluated.plot(place / "evaluation.png")
+        title = folder.about().model or ""
+        write_atomically(place / "model_card.md", model_card(about, config, model, title, evaluated).encode())
     _write_page(folder, model, estimator, tables, lines)
     _finish(folder, model, estimator, about, seconds)  # last: a folder without it is fitted again
     folder.write_checksums("report.html")

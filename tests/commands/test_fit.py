@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 import fednmap
 from fednmap.estimators import (
     FederatedCoxRegression,
+    FederatedGLM,
     FederatedLasso,
     FederatedLogisticRegression,
     FederatedOrdinalRegression,
+    evaluate,
     fitted_model,
 )
 from fednmap.runs.folder import RunFolder
@@ -39,7 +41,7 @@ def test_a_fit_with_names_path_and_choice(command, hospitals):
     assert "outcome = sick" in out
     run = hospitals.parent / "run"
     assert {p.name for p in run.iterdir()} == {
-        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html"),
+        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html", "model_card.md"),
         *("run.toml", "environment.json", "metrics.csv", "results.json", "models", ".lock", "SHA256SUMS"),
     }
     page = (run / "report.html").read_text()
@@ -126,6 +128,8 @@ def test_rows_that_are_held_out_do_not_fill_gaps(command, hospitals, impute, fil
         impute,
         "--cv",
         "leave-one-site-out",
+        "--evaluate",
+        "leave-one-site-out",
         "--tol-absolute",
         1e-9,
         "--quiet",
@@ -152,6 +156,8 @@ def test_rows_that_are_held_out_do_not_fill_gaps(command, hospitals, impute, fil
     said = pl.read_csv(hospitals.parent / "run" / "cv.csv")
     assert said.columns == ["lam", "mean", "se", *sites]
     assert said["mean"].to_numpy() == pytest.approx(losses, rel=1e-7)
+    found = {row["measure"]: row["value"] for row in pl.read_csv("run/evaluation.csv").to_dicts()}
+    assert found["squared error"] == pytest.approx(2 * losses.min(), rel=1e-6)
 
 
 NAMES = ["pulse [/min]", "x [mg/dl]", "[bold]y[/bold]", ":warning:", "<b>z & 1", "$x_1^$", 'a, "b"']
@@ -271,6 +277,7 @@ MISTAKES = [
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
     (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),
     (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),
+    (["--target", "age", "--evaluate", "leave-out"], "expected --evaluate as a number of folds or leave-one-site-out"),
     (["--target", "outcome", "--mu", "0.1"], "expected --mu with --site-effects sparse, got none"),
     (["--target", "outcome", "--categorical", "eec"], "'eec' is to be categorical, and no site has such a column"),
     (["--target", "pressure"], "the target 'pressure' has no value in row"),
@@ -595,3 +602,43 @@ def test_cox_with_strata_and_intervals_of_time(command, tmp_path):
         assert fednmap.load(tmp_path / f"RUN{k}").coef[0] == pytest.approx(model.coef_, rel=1e-6)
     code, _, err = command("fit", "--data", f"csv:{folder}", "--target", "died", "--strata", "ward")
     assert (code, "expected --strata with family cox" in err) == (2, True)
+
+
+@pytest.mark.parametrize("family", ["logistic", "cox", "gaussian"])
+def test_predictions_of_rows_that_were_held_out(command, hospitals, family):
+    """On the terminal, the page, the model card and in a file: what `evaluate` finds."""
+    goals = {"logistic": ("--target", "outcome"), "cox": ("--time", "time", "--event", "event")}
+    words = (*goals.get(family, ("--target", "age")), "--penalty", "ridge", "--lam", 0.1)
+    drop = ",".join({"time", "event", "outcome", "pressure"} - {*words})  # pressure has gaps: see below
+    code, out, err = command(
+        "fit", "--data", f"csv:{hospitals}", *words, "--exclude", drop, "--evaluate", 4, "--out", "run"
+    )
+    assert (code, "evaluation: 4" in err) == (0, True)
+    run = hospitals.parent / "run"
+    found = {row["measure"]: row for row in pl.read_csv(run / "evaluation.csv").to_dicts()}
+    first = {"logistic": "AUC", "cox": "concordance", "gaussian": "squared error"}[family]
+    card = (run / "model_card.md").read_text()
+    for text in (out, (run / "report.html").read_text(), card):
+        assert "calibration slope" in text
+        assert f"{found[first]['value']:.4g}" in text
+    assert (run / "evaluation.png").exists() == (family != "cox")
+    assert "`fednmap fit --data" in card
+    assert "40 rows" not in card
+    assert "300 rows of 4 sites" in card
+    assert "| zug | 40 |" in card
+    if family == "gaussian":
+        sites = read_sites(f"csv:{hospitals}", drop.split(","))
+        X = np.concatenate(
+            [
+                FederatedPreprocessor()
+                .fit({n: t.without(["age"]) for n, t in sites.items()})
+                .transform(t.without(["age"]))
+                for t in sites.values()
+            ]
+        )
+        y, where = (
+            np.concatenate([t["age"] for t in sites.values()]),
+            np.repeat([*sites], [t.rows for t in sites.values()]),
+        )
+        alone = FederatedGLM("gaussian", "ridge", 0.1).fit(X, y, where)
+        assert found[first]["value"] == pytest.approx(evaluate(alone, X, y, where, cv=4).squared_error, rel=1e-5)
