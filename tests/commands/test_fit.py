@@ -628,17 +628,10 @@ def test_predictions_of_rows_that_were_held_out(command, hospitals, family):
     assert "| zug | 40 |" in card
     if family == "gaussian":
         sites = read_sites(f"csv:{hospitals}", drop.split(","))
-        X = np.concatenate(
-            [
-                FederatedPreprocessor()
-                .fit({n: t.without(["age"]) for n, t in sites.items()})
-                .transform(t.without(["age"]))
-                for t in sites.values()
-            ]
-        )
-        y, where = (
-            np.concatenate([t["age"] for t in sites.values()]),
-            np.repeat([*sites], [t.rows for t in sites.values()]),
-        )
+        features = {name: t.without(["age"]) for name, t in sites.items()}
+        preprocessor = FederatedPreprocessor().fit(features)
+        X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+        y = np.concatenate([t["age"] for t in sites.values()])
+        where = np.repeat([*sites], [t.rows for t in sites.values()])
         alone = FederatedGLM("gaussian", "ridge", 0.1).fit(X, y, where)
         assert found[first]["value"] == pytest.approx(evaluate(alone, X, y, where, cv=4).squared_error, rel=1e-5)
