@@ -54,10 +54,10 @@ class FitConfig(Settings):
     target: str | None = Field(None, description="The column to predict; for a Cox model time and event.")
     formula: str | None = Field(None, description="Such as 'y ~ age * sex + bs(bmi, 4)'; rows with gaps are left out.")
     positive: str | None = Field(
-        None, description="The label whose probability is modelled, of two; default: the last by name."
+        None, description="The label whose probability is modelled, of two, default the last by name; Cox: of an event."
     )
     time: str | None = Field(None, description="Cox: the column of times.")
-    event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
+    event: str | None = Field(None, description="Cox: the column of events, 1 or 0, or yes or no.")
     entry: str | None = Field(None, description="Cox: the column where a row's time at risk starts; it ends at --time.")
     strata: str | None = Field(None, description="Cox: a column; rows of one stratum alone are compared.")
     trials_column: str | None = Field(None, description="Binomial: the column of trials; the target has the successes.")
@@ -139,10 +139,11 @@ class FitConfig(Settings):
             value = getattr(task, name)
             if value is not None and value != LEAVE_ONE_SITE_OUT and not value.isdecimal():
                 raise InputError(f"expected --{name} as a number of folds or {LEAVE_ONE_SITE_OUT}, got {value!r:.40}")
-        only = {"order": "ordinal", "positive": "logistic", "entry": "cox", "strata": "cox"}
+        only = {"order": ("ordinal",), "positive": ("logistic", "cox"), "entry": ("cox",), "strata": ("cox",)}
         for name, of in only.items():
-            if getattr(task, name) is not None and task.family != of:
-                raise InputError(f"expected --{name} with family {of}, got family {task.family}; leave --{name} out")
+            if getattr(task, name) is not None and task.family not in of:
+                words = f"expected --{name} with family {' or '.join(of)}, got family {task.family}"
+                raise InputError(f"{words}; leave --{name} out")
         return task
 
     def choice(self) -> dict[str, Any]:
@@ -258,7 +259,12 @@ class FitConfig(Settings):
         """The targets of one site: words for labels, numbers, or (time, event)."""
         if self.time is not None and self.event is not None:
             start = [] if self.entry is None else [numbers(rows, self.entry, None)]
-            return np.stack([*start, numbers(rows, self.time, "times"), numbers(rows, self.event, "events")], 1)
+            event = complete(rows, self.event)
+            if is_words(event) and (self.positive or {*event} <= {"yes", "no"}):
+                event = (event == (self.positive or "yes")).astype(float)
+            else:
+                event = numbers(rows, self.event, "events")
+            return np.stack([*start, numbers(rows, self.time, "times"), event], 1)
         assert self.target is not None  # checked when the task was made
         if self.family in ("logistic", "ordinal"):
             return np.array([as_word(v) for v in complete(rows, self.target)], object)
@@ -340,7 +346,8 @@ def numbers(rows: Table, name: str, what: str | None) -> Floats:
     """A column of numbers without gaps; the first that is not allowed is refused by its row at the site."""
     values = complete(rows, name)
     if is_words(values):
-        message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed"
+        needed = "1 or 0 is needed, yes or no, or --positive LABEL" if what == "events" else "numbers are needed"
+        message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; {needed}"
         raise SiteError(message, "words", name)
     wrong, words = ~np.isfinite(values), "give finite numbers, or leave the row out"
     if what in POSITIVE and not bool(wrong.any()):

@@ -99,7 +99,7 @@ def test_ordered_labels(command, hospitals, order):
     shares = np.column_stack([said[f"P({label})"] for label in alone.classes_])
     assert shares == pytest.approx(alone.predict_proba(X)[where == "bern"], abs=1e-6)
     code, _, err = command(*words, "--positive", "a", "--quiet")
-    assert (code, "expected --positive with family logistic, got family ordinal" in err) == (2, True)
+    assert (code, "expected --positive with family logistic or cox, got family ordinal" in err) == (2, True)
 
 
 def lower_median(values):
@@ -243,6 +243,30 @@ def test_errors_of_several_classes_and_of_huber(command, hospitals, target, fami
     for row in said["coefficients"]:  # each with its own interval
         assert (row["low"] + row["high"]) / 2 == pytest.approx(row["coefficient"], abs=1e-6)
         assert row["standard error"] > 0
+
+
+@pytest.mark.parametrize(("labels", "more"), [(("no", "yes"), ()), (("alive", "dead"), ("--positive", "dead"))])
+def test_events_in_words(command, hospitals, labels, more):
+    words = (
+        "fit",
+        "--data",
+        f"csv:{hospitals}",
+        "--time",
+        "time",
+        "--event",
+        "event",
+        "--exclude",
+        "outcome",
+        "--json",
+    )
+    numbers = json.loads(command(*words, "--out", "numbers")[1])["coefficients"]
+    for path in hospitals.iterdir():
+        frame = pl.read_csv(path)
+        frame.with_columns(event=pl.Series([labels[v] for v in frame["event"]])).write_csv(path)
+    assert json.loads(command(*words, *more, "--out", "run")[1])["coefficients"] == numbers
+    if more:
+        code, _, err = command(*words, "--quiet", "--out", "other")
+        assert (code, "1 or 0 is needed, yes or no, or --positive LABEL" in err) == (2, True)
 
 
 @pytest.mark.filterwarnings("default:expected linearly independent columns")
@@ -427,7 +451,7 @@ def test_the_modelled_label_is_chosen_and_printed(command, hospitals):
 NOT_POSITIVE = [
     (["--target", "outcome", "--positive", "ill"], "got 'ill'; 'outcome' has healthy, sick"),
     (["--target", "ecg", "--positive", "a"], "expected positive to be one of two labels, got 'a'; 'ecg' has a, b, c"),
-    (["--target", "age", "--positive", "a"], "expected --positive with family logistic, got family gaussian"),
+    (["--target", "age", "--positive", "a"], "expected --positive with family logistic or cox, got family gaussian"),
 ]
 
 
