@@ -262,23 +262,16 @@ def _at_points(
     assert points is not None
     ask, f = question["ask"], _problem(question, known, table)
     look(ask, f, points)
-    if ask == "gradients":
-        several = len(points) > 1 and not known.family.constants
-        found: Any = f.gradients(points) if several else torch.stack([f.gradient(x) for x in points])
-    elif ask == "losses":
-        several = len(points) > 1 and not known.family.constants
-        found = f.losses(points) if several else torch.stack([f.loss(x) for x in points])
+    if ask in ("gradients", "losses"):
+        one = f.gradient if ask == "gradients" else f.loss
+        found = torch.stack([one(x) for x in points]) if known.family.constants else getattr(f, ask)(points)
     elif ask == "outer":
         copies = question["copies"]
         found = f.outer(points[0], copies) * (weight if copies is None else 1.0)
-    elif ask == "curvature":
-        found = torch.tensor([f.smoothness(points[0])])
-    elif ask == "pearson":
-        found = torch.tensor([f.pearson(points[0])])
-    elif ask == "information" and known.family.level:
-        found = f.information(points[0])
+    elif ask in ("curvature", "pearson"):
+        found = torch.tensor([(f.smoothness if ask == "curvature" else f.pearson)(points[0])])
     else:
-        found = f.hessian(points[0])
+        found = (f.information if ask == "information" and known.family.level else f.hessian)(points[0])
     return np.asarray(weight * found.double().flatten().numpy())
 
 
