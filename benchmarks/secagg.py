@@ -68,6 +68,7 @@ def stages(n: int, size: int) -> tuple[float, float]:
     secrets: dict[int, Any] = {}
     keys: dict[int, Any] = {}
     boxes: dict[int, Any] = {}
+    held: dict[int, Any] = {}
     masked: dict[int, Any] = {}
     shares: dict[int, list[bytes]] = {}
     for i in range(n):
@@ -77,12 +78,13 @@ def stages(n: int, size: int) -> tuple[float, float]:
     for i in range(n):
         letters = {j: boxes[j][i] for j in range(n) if j != i}
         levels = timed(0, lambda v: masking.checked(grid.levels(v)), vectors[i])
-        secrets[i], masked[i] = timed(0, masking.mask, secrets[i], letters, threshold, levels)
-    for i in range(n):
-        secrets[i], told = timed(0, masking.reveal, secrets[i], masked, [], threshold)
+        secrets[i], held[i], masked[i] = timed(0, masking.mask, secrets[i], 0, letters, threshold, levels)
+    for i in range(threshold):
+        told = timed(0, masking.reveal, held[i], i, masked, [], threshold)
         for whose, share in told.items():
             shares.setdefault(whose, []).append(share)
-    masking.proved(timed(1, masking.uncover, sum(masked.values()), masked, keys, shares, threshold))
+    public = {i: own.mask for i, own in keys.items()}
+    masking.proved(timed(1, masking.uncover, sum(masked.values()), masked, public, shares, threshold))
     return spent[0] / n, spent[1]
 
 

@@ -18,8 +18,10 @@ from fednmap.runs.atomic_files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
-PAPER = ("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "table")
-NAMES = (*PAPER, "flamby-heart", "flamby-tcga", "sampling", "tuned-steps", "network-memory", "rates", "all")
+NAMES = (
+    *("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "mobilenet-sparse"),
+    *("table", "flamby-heart", "flamby-tcga", "sampling", "tuned-steps", "network-memory", "rates", "all"),
+)
 
 
 def reproduce(

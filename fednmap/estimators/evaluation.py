@@ -262,6 +262,7 @@ def _curve(kind: Family, n: Floats, total: Floats, squares: Floats, mean: Floats
         if kind.name in CLASSES:
             middle, wide = observed + z * z / (2 * size), observed * (1 - observed) + z * z / (4 * size)
             low, high = ((middle + s * z * math.sqrt(wide / size)) / (1 + z * z / size) for s in (-1, 1))
+            low, high = min(low, observed), max(high, observed)  # equal at 0 and 1, but for rounding
         else:
             spread = max(square - size * observed**2, 0) / max(size - 1, 1)
             low, high = (observed + s * z * math.sqrt(spread / size) for s in (-1, 1))

@@ -99,12 +99,12 @@ def client_app(
         masks = masks_of(message, node)
         x = wire.unpack(message.content["model"], Point(local.start)).x
         gradient = local.gradient(x) if exactly else x.new_zeros(0)
-        loss, accuracy = local.loss(x), local.accuracy(x)
+        loss, measured = local.loss(x), local.measured(x)
         if masks is not None:
-            told = (loss, 0.0, 0.0) if accuracy is None else (loss, accuracy, 1.0)
-            return masks.masked(Measured(torch.tensor(told, dtype=torch.float64), gradient))
-        has = {} if accuracy is None else {"accuracy": accuracy}
-        content = RecordDict({"about": MetricRecord({"samples": local.samples, "loss": loss, **has})})
+            return masks.masked(Measured.of(loss, measured, ("accuracy", *local.metrics), gradient))
+        content = RecordDict({"about": MetricRecord({"samples": local.samples, "loss": loss})})
+        if measured:
+            content["metrics"] = MetricRecord(dict(measured))
         if exactly:
             content["gradient"] = wire.pack(Point(gradient))
         return content

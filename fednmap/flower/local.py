@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from fednmap.core import Algorithm, Oracle, SecondOrder, oracle_of
 from fednmap.measure import accuracy
 from fednmap.names import InputError
 from fednmap.problems import FiniteSum
+from fednmap.simulation.trajectory import Metric, check_measuring
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class LocalProblem:
     weight:  a factor of f_i: n times this client's share where not all count the same.
     columns: names of the features, in their order; sites whose names differ are found before the first round.
     labels:  names of the classes, in the order of their numbers; compared likewise.
+    metrics: more to measure: name -> function of the model x on data of this client, such as
+             `problem.metric("f1", (inputs, labels))` of a Network. The server records the mean over the clients.
     look:    called with every point before a gradient or loss there leaves; it may refuse.
 
     >>> from fednmap.problems import LeastSquares
@@ -36,11 +40,13 @@ class LocalProblem:
     weight: float = 1.0
     columns: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     look: Callable[[Tensor], None] | None = None
 
     def __post_init__(self) -> None:
         if self.problem.n != 1:
             raise InputError(f"a client's problem holds its own data alone, given {self.problem.n} clients")
+        check_measuring(1, 1, None, self.metrics)
 
     @property
     def samples(self) -> int:
@@ -82,8 +88,13 @@ class LocalProblem:
         return self.weight * self.problem.gradient(self._seen(x))
 
     def accuracy(self, x: Tensor) -> float | None:
-        """The share of test labels that x predicts; None without test samples."""
+        """Return the share of test labels that x predicts; None without test samples."""
         if self.test is None or not len(self.test[1]):
             return None
         inputs, labels = self.test
         return accuracy(self.problem.predict(x, inputs), labels)
+
+    def measured(self, x: Tensor) -> dict[str, float]:
+        """Return the accuracy and the client's own metrics of x, without those that are not a finite number here."""
+        said = {"accuracy": self.accuracy(x), **{name: float(f(self._seen(x))) for name, f in self.metrics.items()}}
+        return {name: v for name, v in said.items() if v is not None and math.isfinite(v)}

@@ -5,11 +5,13 @@ neighbour of everybody. Client i sends, modulo 2^bits::
 
     levels_i + PRG(b_i) + sum_{j after i} PRG(s_ij) - sum_{j before i} PRG(s_ij)
 
-1. keys:   each makes two key pairs; s_ij comes from key agreement of the first, the second encrypts between clients.
-2. shares: each draws b_i, and sends every other a share of b_i and of its first private key, encrypted.
+1. keys:   each makes a key pair per sum, from which s_ij comes by key agreement, and one that encrypts between clients.
+2. shares: each draws b_i, and sends every other a share of b_i and of its private key of the sum, encrypted.
 3. masked: each sends its masked levels. In the sum of those who did the s_ij among them cancel.
-4. unmask: each survivor tells its shares of b_i of those who are in the sum, or of the private key of those who are
-           not, never both. t shares give a secret, fewer give nothing.
+4. unmask: survivors reveal their shares of b_i of those who are in the sum, or of the private key of those who are
+           not, never both. t shares give a secret, fewer give nothing, so that t survivors suffice.
+
+Stages 1 and 2 prepare several sums at a time. Each has keys and seeds of its own, which are erased when it is used.
 
 Key agreement is X25519, keys are derived by HKDF (SHA-256), shares are encrypted with ChaCha20-Poly1305, and the
 stream of a mask is ChaCha20, all of `cryptography`. Shamir's shares are those of `fednmap.flower.shamir`.
@@ -34,12 +36,14 @@ from fednmap.flower.shamir import INDEX, SECRET, VALUE, combine_shares, create_s
 from fednmap.names import InputError
 from fednmap.simulation.quantised import Levels
 
-SEED = SECRET  # bytes; of a private key as well
-NONCE = 12  # bytes before a ciphertext
+SEED = KEY = SECRET  # bytes of a seed, and of a key
+NONCE, TAG = 12, 16  # bytes before a ciphertext, and added by it
+PAIR = 2 * (INDEX + VALUE)  # bytes of the two shares that one client gets of another for a sum
+SEALED = NONCE + PAIR + TAG
 
 
 class PublicKeys(NamedTuple):
-    """A client's public keys of one attempt at a sum; its node's own key, which signs them, where it has one."""
+    """A client's public keys: one per sum for its masks, one for shares; and its node's own key, which signs them."""
 
     mask: bytes
     share: bytes
@@ -48,98 +52,121 @@ class PublicKeys(NamedTuple):
 
 
 class Secrets(NamedTuple):
-    """What a client keeps to itself during one attempt; it lives in the node's memory only.
+    """What a client keeps to itself for the sums that were prepared together; it lives in the node's memory only.
 
-    ticket: names the attempt, for which these keys are.
-    stage:  the last one that was answered; each is answered once.
-    keys:   of the clients of the attempt, in the order of their numbers; shares are numbered in this order.
-    shares: whose -> its share of the seed, its share of the private key.
-    run, kind, sum: what the vector belongs to.
+    ticket: names the preparation.
+    mask:   private keys, one per sum; zeros once it was used. So are the seeds.
+    keys:   of the clients that take part, in the order of their numbers; shares are numbered in this order.
+    own:    the client's shares of its own secrets, sum after sum.
     """
 
     ticket: str
-    stage: str
     me: int
     mask: bytes
     share: bytes
-    seed: bytes = b""
+    seeds: bytes = b""
     keys: Mapping[int, PublicKeys] = {}
-    shares: Mapping[int, tuple[bytes, bytes]] = {}
-    run: str = ""
-    kind: str = ""
-    sum: str = ""
+    own: bytes = b""
+
+    def is_left(self, k: int) -> bool:
+        """Return whether the seed of sum k is drawn and not used."""
+        return k >= 0 and any(self.seeds[k * SEED : (k + 1) * SEED])
 
 
-def begin(ticket: str, me: int) -> tuple[Secrets, PublicKeys]:
-    """Stage 1: fresh keys."""
-    mask, share = (X25519PrivateKey.generate().private_bytes_raw() for _ in range(2))
-    return Secrets(ticket, "keys", me, mask, share), PublicKeys(_public(mask), _public(share))
+Shares = dict[int, tuple[bytes, bytes]]
+"""Of one sum: whose -> a share of the seed, a share of the private key."""
+
+
+def begin(ticket: str, me: int, sums: int = 1) -> tuple[Secrets, PublicKeys]:
+    """Stage 1: return fresh keys for so many sums."""
+    mask = b"".join(X25519PrivateKey.generate().private_bytes_raw() for _ in range(sums))
+    share = X25519PrivateKey.generate().private_bytes_raw()
+    return Secrets(ticket, me, mask, share), PublicKeys(b"".join(map(_public, _pieces(mask))), _public(share))
 
 
 def deal(secrets: Secrets, everybody: Mapping[int, PublicKeys], threshold: int) -> tuple[Secrets, dict[int, bytes]]:
-    """Stage 2: a fresh seed; for every other client an encrypted share of it and of the first private key."""
-    if everybody.get(secrets.me, ())[:2] != (_public(secrets.mask), _public(secrets.share)):
+    """Stage 2: draw seeds; return for every other client its encrypted shares of seeds and private keys.
+
+    They are one ciphertext of `SEALED` bytes per sum. Raises InputError if the keys cannot be those of a sum.
+    """
+    me, ticket, sums = secrets.me, secrets.ticket, len(secrets.mask) // KEY
+    expected = b"".join(map(_public, _pieces(secrets.mask))), _public(secrets.share)
+    if everybody.get(me, ())[:2] != expected:
         raise InputError("the server passes on other keys than this client sent")
     if len(everybody) < threshold:
         raise InputError(f"{len(everybody)} clients take part in the sum, expected at least {threshold}")
-    if len({key for keys in everybody.values() for key in keys[:2]}) < 2 * len(everybody):
+    if len({key for keys in everybody.values() for key in (*_pieces(keys.mask), keys.share)}) < (sums + 1) * len(
+        everybody
+    ):
         raise InputError("two clients have the same key")
-    keys, seed = {number: everybody[number] for number in sorted(everybody)}, os.urandom(SEED)
-    pieces = [create_shares(secret, threshold, len(keys)) for secret in (seed, secrets.mask)]
-    dealt = dict(zip(keys, zip(*pieces, strict=True), strict=True))
-    sealed = {}
-    for number, both in dealt.items():
-        if number != secrets.me:
-            nonce, box = os.urandom(NONCE), _box(secrets, keys[number])
-            sealed[number] = nonce + box.encrypt(nonce, b"".join(both), _way(secrets.ticket, secrets.me, number))
-    kept = {secrets.me: dealt[secrets.me]}
-    return secrets._replace(stage="shares", seed=seed, keys=keys, shares=kept), sealed
+    keys, seeds = {number: everybody[number] for number in sorted(everybody)}, os.urandom(SEED * sums)
+    boxes = {number: _box(secrets, keys[number]) for number in keys if number != me}
+    dealt: dict[int, list[bytes]] = {number: [] for number in keys}
+    for k, both in enumerate(zip(_pieces(seeds), _pieces(secrets.mask), strict=True)):
+        shares = zip(*(create_shares(secret, threshold, len(keys)) for secret in both), strict=True)
+        for number, pair in zip(keys, shares, strict=True):
+            plain, nonce = b"".join(pair), os.urandom(NONCE)
+            dealt[number].append(
+                plain if number == me else nonce + boxes[number].encrypt(nonce, plain, _way(ticket, k, me, number))
+            )
+    sealed = {number: b"".join(parts) for number, parts in dealt.items()}
+    return secrets._replace(seeds=seeds, keys=keys, own=sealed.pop(me)), sealed
 
 
-def mask(secrets: Secrets, sealed: Mapping[int, bytes], threshold: int, levels: Levels) -> tuple[Secrets, Levels]:
-    """Stage 3: the levels under masks for everybody whose shares have arrived."""
+def mask(
+    secrets: Secrets, k: int, sealed: Mapping[int, bytes], threshold: int, levels: Levels
+) -> tuple[Secrets, Shares, Levels]:
+    """Stage 3: return the levels under the masks of sum k, for everybody whose shares have arrived; and the shares.
+
+    The secrets of this sum are no longer in those returned. Raises InputError for shares that cannot be.
+    """
     if len(sealed) + 1 < threshold:
         raise InputError(f"{len(sealed) + 1} clients take part in the sum, expected at least {threshold}")
-    shares = dict(secrets.shares)
-    total = levels + stream(secrets.seed, levels)
+    private, seed = (_pieces(part)[k] for part in (secrets.mask, secrets.seeds))
+    shares = {secrets.me: _pair(secrets.own[k * PAIR : (k + 1) * PAIR])}
+    total = levels + stream(seed, levels)
     for number, data in sealed.items():
         if number not in secrets.keys or number == secrets.me:
             raise InputError(f"shares of client {number}, which has no keys here")
         keys = secrets.keys[number]
         try:
-            way = _way(secrets.ticket, number, secrets.me)
-            both = _box(secrets, keys).decrypt(data[:NONCE], data[NONCE:], way)
+            way = _way(secrets.ticket, k, number, secrets.me)
+            shares[number] = _pair(_box(secrets, keys).decrypt(data[:NONCE], data[NONCE:], way))
         except (InvalidTag, ValueError):
             raise InputError(f"the shares of client {number} cannot be decrypted") from None
-        shares[number] = (both[: INDEX + VALUE], both[INDEX + VALUE :])
-        total = total + _pairwise(secrets.me, number, secrets.mask, keys.mask, levels)
-    return secrets._replace(stage="masked", shares=shares, seed=b""), total
+        total = total + _pairwise(secrets.me, number, private, _pieces(keys.mask)[k], levels)
+    left = [_without(part, k, size) for part, size in ((secrets.mask, KEY), (secrets.seeds, SEED), (secrets.own, PAIR))]
+    return secrets._replace(mask=left[0], seeds=left[1], own=left[2]), shares, total
 
 
 def reveal(
-    secrets: Secrets, survivors: Iterable[int], lost: Iterable[int], threshold: int
-) -> tuple[Secrets, dict[int, bytes]]:
-    """Stage 4: of survivors the share of the seed, of those who are lost that of the private key."""
+    shares: Mapping[int, tuple[bytes, bytes]], me: int, survivors: Iterable[int], lost: Iterable[int], threshold: int
+) -> dict[int, bytes]:
+    """Stage 4: return the share of the seed of survivors, and that of the private key of those who are lost.
+
+    Raises InputError if the lists do not fit those who dealt shares, or name too few.
+    """
     alive, gone = set(survivors), set(lost)
-    if alive & gone or alive | gone != secrets.shares.keys() or secrets.me not in alive:
+    if alive & gone or alive | gone != shares.keys() or me not in alive:
         raise InputError("the server's list of survivors does not fit those who dealt shares")
     if len(alive) < threshold:
         raise InputError(f"a sum of {len(alive)} clients, expected at least {threshold}")
-    told = {whose: of_seed if whose in alive else of_key for whose, (of_seed, of_key) in secrets.shares.items()}
-    return secrets._replace(stage="unmask", mask=b"", share=b"", shares={}), told
+    return {whose: of_seed if whose in alive else of_key for whose, (of_seed, of_key) in shares.items()}
 
 
 def uncover(
     total: Levels,
     survivors: Iterable[int],
-    keys: Mapping[int, PublicKeys],
+    keys: Mapping[int, bytes],
     shares: Mapping[int, list[bytes]],
     threshold: int,
 ) -> Levels:
-    """The server's half: the sum of the survivors' levels from that of their masked ones.
+    """Return the sum of the survivors' levels from that of their masked ones: the server's half.
 
-    keys:   of all who dealt shares, survivors and lost.
-    shares: whose -> the shares that survivors told.
+    keys:   the public mask key of this sum, of all who dealt shares, survivors and lost.
+    shares: whose -> the shares that survivors revealed.
+
+    Raises InputError if shares are missing or do not fit together.
     """
     alive = set(survivors)
     for whose, own in keys.items():
@@ -152,10 +179,10 @@ def uncover(
         if whose in alive:
             total = total - stream(secret, total)
             continue
-        if _public(secret) != own.mask:
+        if _public(secret) != own:
             raise InputError(f"the shares for client {whose} give another key than its own")
         for other in alive:  # what they added for the client that is lost
-            total = total - _pairwise(other, whose, secret, keys[other].mask, total)
+            total = total - _pairwise(other, whose, secret, keys[other], total)
     return total
 
 
@@ -191,9 +218,23 @@ def _box(secrets: Secrets, other: PublicKeys) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(_agreed(secrets.share, other.share, b"share"))
 
 
-def _way(ticket: str, source: int, target: int) -> bytes:
+def _way(ticket: str, k: int, source: int, target: int) -> bytes:
     """What a ciphertext belongs to; nobody can pass it on as another."""
-    return f"{ticket} {source} {target}".encode()
+    return f"{ticket} {k} {source} {target}".encode()
+
+
+def _pieces(joined: bytes) -> list[bytes]:
+    """The keys or seeds of all sums, one after the other."""
+    return [joined[i : i + KEY] for i in range(0, len(joined), KEY)]
+
+
+def _pair(both: bytes) -> tuple[bytes, bytes]:
+    return both[: PAIR // 2], both[PAIR // 2 :]
+
+
+def _without(joined: bytes, k: int, size: int) -> bytes:
+    """Zeros in place of what belongs to sum k."""
+    return joined[: k * size] + bytes(size) + joined[(k + 1) * size :]
 
 
 def _agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:

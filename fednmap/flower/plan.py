@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fednmap.asynchronous import Asynchronous
@@ -28,10 +30,25 @@ class Point(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A measurement on its way into a secure sum: loss, accuracy, whether it has one; the gradient, or nothing."""
+    """A client's measurement, of which the server takes the mean.
+
+    numbers: the loss; for each metric its value and 1, or 0 and 0 where the client has none.
+    """
 
     numbers: Tensor
     gradient: Tensor
+
+    @classmethod
+    def of(cls, loss: float, metrics: Mapping[str, float], names: Sequence[str], gradient: Tensor) -> Measured:
+        """Return the measurement in which these metrics stand in this order."""
+        pairs = [(metrics.get(name, 0.0), float(name in metrics)) for name in names]
+        return cls(torch.tensor([loss, *chain(*pairs)], dtype=torch.float64), gradient)
+
+    def values(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the loss, and the means of the metrics over the clients that have them."""
+        loss, *rest = self.numbers.tolist()
+        pairs = zip(names, rest[::2], rest[1::2], strict=True)
+        return {"loss": loss} | {name: value / weight for name, value, weight in pairs if weight}
 
 
 @dataclass(frozen=True)

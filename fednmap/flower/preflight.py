@@ -24,6 +24,7 @@ ALIKE = {
     "columns": "{} columns",
     "inputs": "samples have shape {}",
     "labels": "{} labels",
+    "metrics": "{} metrics",
     "dimension": "the model has {} parameters",
     "dtype": "computes in {}",
 }
@@ -42,6 +43,7 @@ class Site(BaseModel):
     inputs:    shape of one sample.
     columns:   names of the features; () where the site names none.
     labels:    names of the classes, in the order of their numbers; () where the site names none.
+    metrics:   names of the site's own metrics.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,6 +53,7 @@ class Site(BaseModel):
     inputs: tuple[Number, ...]
     columns: tuple[Word, ...]
     labels: tuple[Word, ...]
+    metrics: tuple[Word, ...]
     samples: Number
     test_samples: Number
     fednmap: Word
@@ -65,6 +68,7 @@ class Site(BaseModel):
             inputs=local.problem.data.shape,
             columns=local.columns,
             labels=local.labels,
+            metrics=tuple(local.metrics),
             samples=local.samples,
             test_samples=0 if local.test is None else len(local.test[1]),
             **versions(),
@@ -82,7 +86,7 @@ def mismatches(sites: Mapping[str, Site], expected: Site) -> dict[str, str]:
     """Site -> what of it is not as expected; sites that fit are left out.
 
     >>> sizes = {"dimension": 20, "dtype": "float32", "inputs": (20,), "samples": 100, "test_samples": 0}
-    >>> a = Site(**sizes, columns=(), labels=(), fednmap="1.0", torch="2.9", python="3.11")
+    >>> a = Site(**sizes, columns=(), labels=(), metrics=(), fednmap="1.0", torch="2.9", python="3.11")
     >>> mismatches({"a": a, "b": a.model_copy(update={"dimension": 19, "inputs": (19,)}), "c": a}, a)
     {'b': 'samples have shape (19,), expected (20,); the model has 19 parameters, expected 20'}
     """
@@ -93,7 +97,7 @@ def mismatches(sites: Mapping[str, Site], expected: Site) -> dict[str, str]:
 def _differences(site: Site, expected: Site) -> Iterator[str]:
     for field, words in ALIKE.items():
         given, due = getattr(site, field), getattr(expected, field)
-        if given != due and field in ("columns", "labels"):
+        if given != due and field in ("columns", "labels", "metrics"):
             k, has, wants = next((k, a, b) for k, (a, b) in enumerate(zip_longest(given, due)) if a != b)
             yield f"{words.format(len(given))}, expected {len(due)}: number {k} is {has!r}, expected {wants!r}"
         elif given != due:

@@ -211,6 +211,7 @@ class Coordinator(Callback):
         sites = {name: site.model_dump(mode="json") for name, site in self.roster.check_sites(least).items()}
         write_atomically(self.folder.path / SITES, to_json(sites))
         plan = self.plan = self.make_plan(self.config, lambda: self.roster.start(self.config.dtype))
+        self.metrics = ("accuracy", *next(iter(sites.values()))["metrics"])
         algorithm, pipeline, due = plan.algorithm, plan.pipeline(self.config), next(iter(sites.values()))["dimension"]
         if len(plan.start) != due:
             words = f"the sites' model has {due} parameters, the server's {len(plan.start)}"
@@ -561,13 +562,13 @@ class Coordinator(Callback):
     def _record(self, done: int, x: Tensor, told: Sum) -> Record:
         """Enter what clients say of x: loss always, the exact gradient where the federation allows it."""
         plan, exactly, (names, of_all, found) = self.plan, self.federation.measure_stationarity, told
-        loss, accuracy, gradient = math.nan, math.nan, torch.full_like(x, math.nan) if exactly else None
-        if names:
-            loss, right, tested = of_all.numbers.tolist()
-            accuracy, gradient = right / tested if tested else math.nan, of_all.gradient if exactly else None
+        said = of_all.values(self.metrics) if names else {}
+        loss, gradient = said.get("loss", math.nan), torch.full_like(x, math.nan) if exactly else None
+        if names and exactly:
+            gradient = of_all.gradient
         self._spend(eval_wire_up=found.wire_up, eval_wire_down=found.wire_down)
         record = {"round": done, **numbers(x, loss, gradient, plan.phi, plan.measure_gamma)}
-        record |= {} if math.isnan(accuracy) else {"test_accuracy": accuracy}
+        record |= {"test_accuracy" if name == "accuracy" else name: v for name, v in said.items() if name != "loss"}
         record |= {"clients_measured": len(names), **{name: f(x) for name, f in plan.metrics.items()}}
         record |= {} if plan.privacy is None else plan.privacy.spent(self.everybody, done)
         if plan.asynchronous is not None:
@@ -575,10 +576,9 @@ class Coordinator(Callback):
             record |= {"staleness": self.late["sum"] / max(1, sum(times)), "staleness_max": self.late["most"]}
             record |= {"counted_least": min(times), "counted_most": max(times)}
         if self.config.secagg:  # only the sum over clients is known
-            said = {"loss": loss} | ({} if math.isnan(accuracy) else {"accuracy": accuracy})
             each = {"*": said} if names else {}
         else:
-            each = {name: _numbers(found.replies[name]) for name in names}
+            each = {name: self._numbers(found.replies[name]) for name in names}
         with (self.folder.path / CLIENTS).open("a") as file:
             file.writelines(json.dumps({"round": done, "client": name, **v}) + "\n" for name, v in each.items())
         record |= self.totals
@@ -591,7 +591,7 @@ class Coordinator(Callback):
         message = RecordDict({"model": wire.pack(Point(x))})
         nodes, settled = self.roster.refresh(), self.secure.settled(MessageType.EVALUATE, done)
         nodes = {name: node for name, node in nodes.items() if name in (settled or nodes)}
-        like = Measured(x.new_zeros(3, dtype=torch.float64), x if exactly else x[:0])
+        like = Measured.of(0.0, {}, self.metrics, x if exactly else x[:0])
         read = self._measured(x)
         return self._collect(MessageType.EVALUATE, nodes, lambda _: message, _ticket(done), like, read, 2)
 
@@ -600,11 +600,22 @@ class Coordinator(Callback):
         exactly = self.federation.measure_stationarity
 
         def read(content: RecordDict) -> Measured:
-            said = _numbers(content)
-            told = torch.tensor([said["loss"], said.get("accuracy", 0.0), "accuracy" in said], dtype=torch.float64)
-            return Measured(told, wire.unpack(content.get("gradient"), Point(x)).x if exactly else x[:0])
+            said = self._numbers(content)
+            gradient = wire.unpack(content.get("gradient"), Point(x)).x if exactly else x[:0]
+            return Measured.of(said["loss"], said, self.metrics, gradient)
 
         return read
+
+    def _numbers(self, content: RecordDict) -> dict[str, float]:
+        """Return what a client says of a model; what is not finite is left out. Raises InputError without a loss."""
+        about: Any = content["about"]
+        own: Any = content.get("metrics", {})
+        values = {key: float(about[key]) for key in ("loss", "samples")}
+        values |= {name: float(own[name]) for name in self.metrics if name in own}
+        found = {key: v for key, v in values.items() if math.isfinite(v)}
+        if "loss" not in found:
+            raise InputError(f"numbers {values}; expected a finite loss")
+        return found
 
     def _spend(self, **amounts: float) -> None:
         self.totals |= {name: self.totals[name] + amount for name, amount in amounts.items()}
@@ -690,13 +701,3 @@ def _is_exact(content: RecordDict) -> bool:
     """Whether a client says that its gradients have no noise; if not so, the measurement that follows tells."""
     about = content.get("about")
     return isinstance(about, MetricRecord) and about.get("exact") == 1
-
-
-def _numbers(content: RecordDict) -> dict[str, float]:
-    """What a client says of a model; accuracy on no samples is NaN, and left out."""
-    about: Any = content["about"]
-    values = {key: float(about[key]) for key in ("loss", "samples", "accuracy") if key in about}
-    found = {key: v for key, v in values.items() if math.isfinite(v)}
-    if "loss" not in found:
-        raise InputError(f"numbers {values}; expected a finite loss")
-    return found

@@ -189,10 +189,20 @@ def _is_group(words):
     return words == ["flower"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_files_that_are_named_exist(page):
-    for name in re.findall(r"(?:benchmarks|examples|tests)/[\w/]+\.(?:py|md)", page.read_text(encoding="utf-8")):
-        assert (ROOT / name).is_file(), f"{page.name} names {name}"
+    """From the root, or inside the package."""
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"(?:benchmarks|examples|tests)/[\w/]+\.(?:py|md)", text)
+    for name in {*names, *re.findall(r"`(\w+(?:/\w+)+\.py)", text)}:
+        assert (ROOT / name).is_file() or (ROOT / "fednmap" / name).is_file(), f"{page.name} names {name}"
+
+
+def test_the_first_page_and_the_readme_quote_one_run():
+    readme, first = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md"))
+    printed = re.findall(r"^ \S+ +(0\.\d{4}) +\S+ +(\S+) +\S+ +(\S+) ", readme, re.M)
+    assert len(printed) == 6
+    assert printed == re.findall(r"^\| .*\| \**(0\.\d{4})\** \| (\S+) % \| \**([\d.]+) %\** \|$", first, re.M)
 
 
 def test_a_reason_is_given_where_nothing_is_executed(tmp_path):

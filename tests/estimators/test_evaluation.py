@@ -214,6 +214,17 @@ def test_what_has_no_such_measures_is_refused():
         evaluate(FederatedCoxRegression().fit(X, TIMES, SITE), X, TIMES, SITE).plot("never.png")
 
 
+def test_a_group_of_one_class_can_be_drawn(tmp_path):
+    x = np.concatenate([np.linspace(-9, -3, 569), np.linspace(-1, 1, 120), np.linspace(3, 9, 569)])[:, None]
+    y = (x[:, 0] + np.sin(9 * x[:, 0]) > 0).astype(int)
+    found = evaluate(FederatedLogisticRegression("l1", 0.01).fit(x, y), x, y)
+    rows = np.array(found.calibration_curve.rows)
+    assert {0.0, 1.0} <= set(rows[:, 1])
+    assert (rows[:, 2] <= rows[:, 1]).all()
+    assert (rows[:, 1] <= rows[:, 3]).all()
+    found.plot(tmp_path / "roc.png")
+
+
 R = """
 suppressMessages(library(survival))
 d <- read.csv("d.csv")

@@ -8,6 +8,7 @@ pytest.importorskip("flwr")
 
 from flower_grid import Federation
 
+from fednmap.flower import masking
 from fednmap.flower.audit_log import logs, of_run, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
@@ -47,8 +48,8 @@ def test_with_secure_aggregation_vectors_are_masked(tmp_path):
     found = sent_by(federation)
     assert found["uplink"].items[0] == "masked.levels int64 (7)"
     assert found["uplink"].treated == "masked, rounded to 9.09e-13"
-    keys = [f"secagg-next.{name} bytes" for name in ("mask", "share", "public", "signature")]
-    assert found["measurement"].items == ("masked.levels int64 (10)", *keys)
+    assert found["measurement"].items == ("masked.levels int64 (10)",)
+    assert found["secagg: public keys"].items == tuple(f"secagg.{name} bytes" for name in masking.PublicKeys._fields)
     assert {"secagg: public keys", "secagg: encrypted shares", "secagg: shares to unmask"} <= found.keys()
 
 

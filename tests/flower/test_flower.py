@@ -4,10 +4,12 @@ import ast
 import asyncio
 import json
 import logging
+import math
 import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -1146,3 +1148,38 @@ def test_a_module_in_bfloat16_goes_over_the_wire_as_float32(tmp_path):
     for ours, simulated in zip(federation.server()[0], federation.simulated(), strict=True):
         assert ours.dtype == simulated.dtype == torch.float32
         torch.testing.assert_close(ours, simulated, rtol=0.02, atol=1e-4)  # gradients have two digits
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_metrics_of_the_clients_are_averaged_by_name(tmp_path, secagg):
+    """A client whose metric is not a number, such as the AUC of one class, is left out of that mean."""
+    federation = Federation(tmp_path, rounds=2, eval_every=2, secagg=secagg)
+    load = federation.load
+
+    def measuring(context):
+        i = NAMES.index(context.node_config["client"])
+        own = {"size": lambda x: float(x.abs().sum()) + i, "auc": lambda x: math.nan if i == 2 else float(i)}
+        return replace(load(context), metrics=own)
+
+    federation.load = measuring
+    closing = federation.start()
+    x = federation.plan().algorithm.model(federation.server()[0])
+    assert closing["auc"] == pytest.approx((0 + 1 + 3) / 3, abs=1e-9)
+    assert closing["size"] == pytest.approx(float(x.abs().sum()) + 1.5, abs=1e-9)
+    records = federation.coordinator.folder.records("fednmap", 0)
+    assert [record["auc"] for record in records] == pytest.approx([4 / 3] * 2, abs=1e-9)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
+    expected = ["*"] * 2 if secagg else ["anna", "bert", "dora"] * 2
+    assert [line["client"] for line in lines if "auc" in line] == expected
+
+
+def test_sites_with_other_metrics_do_not_fit(tmp_path):
+    federation = Federation(tmp_path)
+    load = federation.load
+
+    def measuring(context):
+        return replace(load(context), metrics={"f1": float} if context.node_config["client"] == "anna" else {})
+
+    federation.load = measuring
+    with pytest.raises(ValueError, match=r"anna: 1 metrics, expected 0: number 0 is 'f1'"):
+        federation.start()

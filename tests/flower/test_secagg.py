@@ -152,30 +152,30 @@ def test_a_method_that_cannot_is_refused():
 # the masks
 
 
-def attempt(n, threshold, lost, bits=64, spoil=None):
-    """A sum in which lost[k] leave before stage k; the sum that the server gets, and the true one of who is in it."""
+def attempt(n, threshold, lost, bits=64, spoil=None, sums=2, k=1):
+    """Sum k of those prepared, in which lost[j] leave before stage j: what the server gets, and the true sum."""
     grid = Quantised(n, 1e3, bits)
     vectors = torch.randn(n, 5, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    secrets, keys, boxes, masked, shares = {}, {}, {}, {}, {}
+    secrets, keys, boxes, masked, held, shares = {}, {}, {}, {}, {}, {}
+    size = masking.SEALED
     for i in set(range(n)) - lost.get(1, set()):
-        secrets[i], keys[i] = masking.begin("00000000-00000000", i)
+        secrets[i], keys[i] = masking.begin("00000000-00000000", i, sums)
     for i in set(keys) - lost.get(2, set()):
         secrets[i], boxes[i] = masking.deal(secrets[i], keys, threshold)
     for i in set(boxes) - lost.get(3, set()):
-        letters = {j: boxes[j][i] for j in boxes if j != i}
+        letters = {j: boxes[j][i][k * size : (k + 1) * size] for j in boxes if j != i}
         levels = masking.checked(grid.levels(vectors[i]))
-        secrets[i], masked[i] = masking.mask(secrets[i], letters, threshold, levels)
+        secrets[i], held[i], masked[i] = masking.mask(secrets[i], k, letters, threshold, levels)
         assert not (masked[i] == levels).any()
     for i in set(masked) - lost.get(4, set()):
-        secrets[i], told = masking.reveal(secrets[i], masked, boxes.keys() - masked.keys(), threshold)
+        told = masking.reveal(held[i], i, masked, boxes.keys() - masked.keys(), threshold)
         for whose, share in told.items():
             shares.setdefault(whose, []).append(share)
     if spoil:
         spoil(shares, masked)
     total = sum(masked.values())
-    found = masking.proved(
-        masking.uncover(total, masked, {i: keys[i] for i in boxes}, shares, threshold),
-    )
+    public = {i: keys[i].mask[k * masking.KEY : (k + 1) * masking.KEY] for i in boxes}
+    found = masking.proved(masking.uncover(total, masked, public, shares, threshold))
     return grid.sum(found), grid.rounded(vectors[list(masked)]).sum(0)
 
 
@@ -231,8 +231,8 @@ def test_a_client_refuses_keys_and_lists_that_cannot_be():
     levels = masking.checked(Quantised(3).levels(torch.ones(4)))
     for letters, why in (({1: b"no letter"}, "decrypted"), ({7: others[0]}, "no keys"), ({2: others[0]}, "decrypted")):
         with pytest.raises(ValueError, match=why):
-            masking.mask(a, letters, 2, levels)
-    a, _ = masking.mask(a, {1: others[0]}, 2, levels)
+            masking.mask(a, 0, letters, 2, levels)
+    _, held, _ = masking.mask(a, 0, {1: others[0]}, 2, levels)
     for alive, gone, why in (
         ([0, 1], [1], "does not fit"),
         ([0], [1], "a sum of 1"),
@@ -240,7 +240,7 @@ def test_a_client_refuses_keys_and_lists_that_cannot_be():
         ([0, 1, 2], [], "does not fit"),
     ):
         with pytest.raises(ValueError, match=why):
-            masking.reveal(a, alive, gone, 2)
+            masking.reveal(held, 0, alive, gone, 2)
 
 
 def test_masks_are_uniform_and_never_the_same_twice():
@@ -251,7 +251,7 @@ def test_masks_are_uniform_and_never_the_same_twice():
             secrets[i] = masking.begin("00000000-00000000", i)
         keys = {i: secrets[i][1] for i in range(2)}
         (a, _), (_, to_a) = (masking.deal(secrets[i][0], keys, 2) for i in range(2))
-        _, covered = masking.mask(a, {1: to_a[0]}, 2, np.zeros(20000, dtype=np.uint64))
+        _, _, covered = masking.mask(a, 0, {1: to_a[0]}, 2, np.zeros(20000, dtype=np.uint64))
         shares = covered.astype(np.float64) / 2.0**64
         assert abs(shares.mean() - 0.5) < 0.02
         assert abs(shares.std() - 12**-0.5) < 0.02
@@ -304,16 +304,34 @@ def four_exchanges(stage, monkeypatch):
         monkeypatch.setattr(secure.SecureSum, "_fits", lambda *_: False)
 
 
-def test_a_sum_takes_two_exchanges_once_the_first_is_made(tmp_path):
-    """The keys of the next sum travel with this one; every sum has its own."""
-    federation = Federation(tmp_path, rounds=4, **SECAGG)
+def test_a_sum_takes_two_exchanges_and_asks_as_many_to_unmask_as_suffice(tmp_path):
+    """The keys of several sums are made at a time; every sum has its own."""
+    federation = Federation(tmp_path, rounds=secure.PREPARED, eval_every=secure.PREPARED, **SECAGG)
     federation.start()
-    kinds = [message.metadata.message_type for name, message in federation.grid.asked if name == "anna"]
-    sums = sum(kind in ("train", "evaluate") for kind in kinds)
-    assert (kinds.count("train.keys"), kinds.count("train.shares"), kinds.count("train.unmask")) == (1, 1, sums)
+    kinds = [message.metadata.message_type for _, message in federation.grid.asked]
+    sums = secure.PREPARED + 2  # two measurements
+    assert kinds.count("train") + kinds.count("evaluate") == 4 * sums
+    assert kinds.count("train.keys") == kinds.count("train.shares") == 4 * 2
+    assert kinds.count("train.unmask") == 3 * sums
     orders = [m.content["secagg"] for n, m in federation.grid.asked if n == "anna" and "secagg" in m.content]
-    used = [order["keys"] for order in orders if "sealed" in order]
+    used = [(order["keys"], order["sum"]) for order in orders if "sealed" in order]
     assert len(set(used)) == len(used) == sums
+
+
+def test_who_does_not_unmask_is_replaced(tmp_path):
+    asked = []
+
+    def fault(name, message, answer):
+        reply = answer()
+        if message.metadata.message_type == "train.unmask":
+            asked.append(name)
+            return [] if len(asked) == 1 else [reply]
+        return [reply]
+
+    federation = Federation(tmp_path, rounds=1, eval_every=1, fault=fault, deadline=0.5, **SECAGG)
+    assert federation.start()["took_part"] == dict.fromkeys(NAMES, 1)
+    assert sorted(asked[:4]) == sorted(NAMES)
+    assert drift(federation) < 1e-13
 
 
 def signing(tmp_path, **more):
@@ -476,7 +494,7 @@ def test_the_server_receives_no_unmasked_vector(tmp_path, monkeypatch, secagg):
         assert np.allclose(means, torch.stack(sums), rtol=0, atol=1e-12)
         measured = [m for kind, m in received if kind == MessageType.EVALUATE]
         assert measured
-        assert all(sorted(m.content) == ["masked", "secagg-next"] for m in measured)
+        assert all(sorted(m.content) == ["masked"] for m in measured)
         lines = [json.loads(line) for line in (tmp_path / "run" / "clients.jsonl").read_text().splitlines()]
         assert {line["client"] for line in lines} == {"*"}
 
@@ -484,23 +502,22 @@ def test_the_server_receives_no_unmasked_vector(tmp_path, monkeypatch, secagg):
 def test_a_server_that_opens_one_mask_still_sees_nothing(tmp_path):
     """Of a client that is lost the server learns the key, of one that stays the seed; never both."""
     grid, n = Quantised(3), 3
-    secrets, keys, boxes, masked = {}, {}, {}, {}
+    secrets, keys, boxes, masked, held = {}, {}, {}, {}, {}
     for i in range(n):
         secrets[i], keys[i] = masking.begin("00000000-00000000", i)
     for i in range(n):
         secrets[i], boxes[i] = masking.deal(secrets[i], keys, 2)
-    seed = secrets[0].seed
+    seed = secrets[0].seeds
     levels = masking.checked(grid.levels(torch.ones(4)))
     for i in range(n):
         letters = {j: boxes[j][i] for j in range(n) if j != i}
-        secrets[i], masked[i] = masking.mask(secrets[i], letters, 2, levels)
+        secrets[i], held[i], masked[i] = masking.mask(secrets[i], 0, letters, 2, levels)
+        assert not any(secrets[i].mask + secrets[i].seeds + secrets[i].own)
     assert not ((masked[0] - masking.stream(seed, levels)) == levels).any()
-    for i in range(n):
-        after, told = masking.reveal(secrets[i], [0, 1], [2], 2) if i < 2 else (None, {})
-        for whose, share in told.items():
-            of_seed, of_key = secrets[i].shares[whose]
+    for i in range(2):
+        for whose, share in masking.reveal(held[i], i, [0, 1], [2], 2).items():
+            of_seed, of_key = held[i][whose]
             assert share == (of_key if whose == 2 else of_seed)
-        assert after is None or not (after.shares or after.mask or after.share or after.seed)
 
 
 STAGES = {"keys": "train.keys", "shares": "train.shares", "masked": "train", "unmask": "train.unmask"}
@@ -729,7 +746,7 @@ class Liar:
 
     def masked(self, ticket, names=NAMES, model=None):
         """The first three stages, as they should be, of a measurement; ticket as the server likes it."""
-        keys = {n: self.say(n, "train.keys", ticket).content["secagg"] for n in names}
+        keys = {n: self.say(n, "train.keys", ticket, sums=1).content["secagg"] for n in names}
         clients = [self.numbers[n] for n in names]
         lists = {"clients": clients, "mask": [k["mask"] for k in keys.values()]}
         lists["share"] = [k["share"] for k in keys.values()]
@@ -738,13 +755,13 @@ class Liar:
         replies = {}
         for n in names:
             others = [m for m in names if m != n]
-            letters = {"clients": [self.numbers[m] for m in others]}
+            letters = {"clients": [self.numbers[m] for m in others], "sum": 0}
             letters["sealed"] = [sealed[m][self.numbers[n]] for m in others]
             replies[n] = self.say(n, "evaluate", ticket, {"model": model}, **letters)
         return replies
 
     def unmask(self, name, ticket, survivors, lost=()):
-        lists = {"survivors": [self.numbers[n] for n in survivors], "lost": [self.numbers[n] for n in lost]}
+        lists = {"survivors": [self.numbers[n] for n in survivors], "lost": [self.numbers[n] for n in lost], "sum": 0}
         return self.say(name, "train.unmask", ticket, **lists)
 
 
@@ -813,7 +830,7 @@ def test_fewer_clients_than_the_threshold_and_strangers_are_refused(tmp_path):
     federation = Federation(tmp_path, rounds=1, **SECAGG)
     federation.start()
     liar, ticket = Liar(federation), "00000007-aaaaaaaa"
-    keys = {n: liar.say(n, "train.keys", ticket).content["secagg"] for n in NAMES}
+    keys = {n: liar.say(n, "train.keys", ticket, sums=1).content["secagg"] for n in NAMES}
 
     def shares(numbers):
         lists = {"clients": numbers, "mask": [k["mask"] for k in keys.values()][: len(numbers)]}
@@ -889,7 +906,7 @@ def test_a_server_that_is_killed_at_any_stage_goes_on_exactly(tmp_path, stage, n
 def test_a_round_whose_unmasking_has_begun_waits_for_the_same_clients(tmp_path):
     """The server is killed when it has asked for shares; dora is not there when it comes back, then she is."""
 
-    fault = killed_at("train.unmask", 1, "dora")
+    fault = killed_at("train.unmask", 1, "cleo")
     federation = Federation(tmp_path, fault=fault, rounds=3, eval_every=3, deadline=0.5, min_clients=3, **SECAGG)
     with pytest.raises(Killed):
         federation.start()

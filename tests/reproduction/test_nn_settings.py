@@ -1,5 +1,7 @@
 """The map of settings: its comparisons, its rule, and a small part of it run."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -13,24 +15,40 @@ from reproduction.trials import Curve
 )
 def test_a_setting_is_kept_if_both_slopes_reach_the_papers(slope, kept):
     choice = N.Choice(2, 32, "replacement")
-    curves = []
-    for factor, grid in (("n", N.CLIENTS), ("Q", N.STEPS)):
-        for value in grid:
-            for seed in N.SEEDS:
-                setting = {"part": factor, "method": "FedNMap", "n": 30, "Q": 10, **choice._asdict()}
-                y = value ** slope[factor] * (1 + 0.001 * (seed - 101))
-                columns = {"round": np.array([300.0]), "gamma 4": np.array([y])}
-                curves.append(Curve(setting | {factor: value, "rounds": 300, "trial": seed}, columns))
+    curves = calibrated({choice: slope})
     assert N.is_kept(N.slopes(curves, choice)) is kept
     assert N.is_kept(N.slopes(curves[:-12], choice)) is None
 
 
 def test_what_is_measured():
-    assert [t for t in range(1, 1001) if N.measured_after(t) and t > 250][:6] == [280, 290, 300, 350, 400, 450]
-    assert sum(N.measured_after(t) for t in range(901, 1001)) == 10
+    measured = [t for t in range(1, 1001) if N.measured_after(t)]
+    assert measured == [280, 290, 300, *range(910, 1001, 10)]
 
 
-def test_the_map_comes_first_and_each_trial_once():
+def test_each_trial_stands_once_and_calibration_comes_first():
     names = [job.name for job in N.jobs("middle", 3)]
-    assert len(names) == len(set(names)) == 30 * 3 * 3 + 30 * 3 * 9
-    assert names[0].startswith("map_FedNMap_n20_Q10_batch1_width32_replacement_rounds1000")
+    maps = 3 * 3 * len(N.MAP)
+    assert len(names) == len(set(names)) == 3 * 9 * len(N.CALIBRATED) + maps
+    assert names[0].startswith("n_FedNMap_n5_Q10_batch2_width32_replacement_rounds300")
+    assert all(name.startswith("map_") for name in names[-maps:])
+
+
+def calibrated(slopes_of):
+    """Curves of the calibration: the slopes in n and Q of each setting, nearly without noise."""
+    curves = []
+    for choice, slope in slopes_of.items():
+        for factor, grid in (("n", N.CLIENTS), ("Q", N.STEPS)):
+            for value, seed in product(grid, N.SEEDS):
+                setting = {"part": factor, "method": "FedNMap", "n": 30, "Q": 10, **choice._asdict()}
+                y = value ** slope[factor] * (1 + 0.001 * (seed - 101) * (value == grid[0]))
+                columns = {"round": np.array([300.0]), "gamma 4": np.array([y])}
+                curves.append(Curve(setting | {factor: value, "rounds": 300, "trial": seed}, columns))
+    return curves
+
+
+def test_the_chosen_settings_are_the_kept_ones_nearest_first_else_the_nearest():
+    a, b, c = N.CALIBRATED[:3]
+    far, near, flat = {"n": -1.8, "Q": -1.6}, {"n": -1.5, "Q": -1.2}, {"n": -1.4, "Q": -1.1}
+    assert N.chosen(calibrated({a: far, b: near, c: flat})) == [b, a]
+    assert N.chosen(calibrated({b: flat, c: {"n": -0.5, "Q": -0.5}})) == [b]
+    assert N.chosen([]) == []

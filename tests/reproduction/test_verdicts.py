@@ -5,7 +5,7 @@ import pytest
 from curves import ROUNDS, curve, mobilenet_curves, nn_curves
 
 from reproduction import local_stepsize, mobilenet, nn, sensitivity, slopes
-from reproduction.trials import Curve
+from reproduction.trials import Curve, select
 from reproduction.verdict import Claim, compare, holm, judged, number, power, slope, together
 
 
@@ -260,6 +260,14 @@ def test_mobilenet_compares_the_trials_that_all_methods_have() -> None:
     assert found == mobilenet.judge(one)
     assert [c.trials for c in found.claims] == [1, 1]
     assert mobilenet.judge(more[3:] + more[2:3]).claims == []
+
+
+def test_mobilenet_compares_the_methods_that_were_run() -> None:
+    without = [c for c in mobilenet_curves(1.0) if c.setting["method"] != "FedCanon"]
+    found = mobilenet.judge(without).claims
+    assert [c.paper for c in found] == ["higher than Zhang", "lower than Zhang"]
+    assert all("FedCanon" not in c.measured for c in found)
+    assert mobilenet.judge(select(without, method="FedNMap")).claims == []
 
 
 def test_a_trial_that_diverged_is_the_highest() -> None:
