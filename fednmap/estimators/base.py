@@ -25,7 +25,7 @@ from fednmap.estimators.site_effects import KINDS, SHARE
 from fednmap.names import InputError
 from fednmap.problems.families import Response
 from fednmap.tables import FederatedFormula
-from fednmap.tables.table import Sites
+from fednmap.tables.table import Sites, as_word, column, missing
 
 
 class _Attributes(BaseEstimator):  # type: ignore[misc]
@@ -38,6 +38,7 @@ class _Attributes(BaseEstimator):  # type: ignore[misc]
     _kind: ClassVar[type[Response]]
     refill: ClassVar[Any] = None
     """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
+    strata: str | int | None = None
     coef_: Any
     intercept_: Any
     constants_: Any
@@ -98,9 +99,7 @@ class Federated(_Attributes):
         if self.formula is not None:
             self.formula_ = FederatedFormula(self.formula).fit(X, sites=sites)
             y = self.formula_.response(X) if y is None else y
-        X, stratum = self._without_strata(X)
-        X, where = inputs.table(self, X, sites, reset=True)
-        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
+        X, where, offset, stratum = self._parts(X, sites, reset=True)
         y = self._with_strata(self._targets(y, where), stratum)
         y, weight = self._family().as_rows(y, inputs.sample_weights(sample_weight, X.shape[0], where))
         rows = Rows(X, y, where, weight, offset)
@@ -110,9 +109,22 @@ class Federated(_Attributes):
         self._family().check(rows.y, rows.sites.row)
         return rows
 
-    def _without_strata(self, X: Any) -> tuple[Any, Any]:
-        """X without a column of strata, and that column; None where the model has none."""
-        return X, None
+    def _parts(self, X: Any, sites: Any = None, *, reset: bool = False) -> tuple[Any, Sites, Floats | None, Any]:
+        """The checked columns that have coefficients, the sites, the offset and the stratum of each row."""
+        if self.offset is not None and self.exposure is not None:
+            raise InputError("expected an offset or an exposure, got both; the offset of an exposure is its logarithm")
+        which, offset, stratum = self.exposure if self.offset is None else self.offset, None, None
+        if which is not None:
+            X, offset = inputs.without(X, which, "offset or exposure")
+        if self.strata is not None:
+            X, found = inputs.without(X, self.strata, "strata")
+            if bool((gaps := missing(column(found))).any()):
+                raise InputError(f"the strata {self.strata!r} have no value in row {int(gaps.argmax())}; leave it out")
+            stratum = np.array([as_word(v) for v in column(found).tolist()])
+        X, where = inputs.table(self, X, sites, reset=reset)
+        if offset is not None:
+            offset = inputs.offsets(offset, where, exposure=self.offset is None)
+        return X, where, offset, stratum
 
     def _with_strata(self, y: Floats, stratum: Any) -> Floats:
         """y with the stratum of each row."""
@@ -246,8 +258,7 @@ class Federated(_Attributes):
 
     def _scores(self, X: Any, sites: Any = None) -> Floats:
         check_is_fitted(self)
-        X, where = inputs.table(self, self._without_strata(X)[0], sites, reset=False)
-        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
+        X, where, offset, _ = self._parts(X, sites)
         found = self._linear(X, None if sites is None else np.array(where.names)[where.of_row])
         found = found if offset is None else found + offset[:, None]
         return found[:, 0] if found.shape[1] == 1 else found
@@ -260,13 +271,7 @@ class Federated(_Attributes):
         return found
 
     def _names(self) -> list[str]:
-        """The names of the columns that have coefficients."""
-        names = self._given_names()
-        j = inputs.offset_column(names, self.offset, self.exposure)
-        return [name for k, name in enumerate(names) if k != j]
-
-    def _given_names(self) -> list[str]:
-        """The columns' names, or their numbers as words."""
+        """The names of the columns that have coefficients, or their numbers as words."""
         named = getattr(self, "feature_names_in_", None)
         return [f"x{j}" for j in range(self.n_features_in_)] if named is None else [str(name) for name in named]
 

@@ -150,7 +150,7 @@ def evaluate(
         where = divide(sites, len(scores))
         weight = inputs.sample_weights(sample_weight, len(scores), where)
         y, weight = kind.as_rows(_targets(model, y, where), weight)
-        stratum: Any = model._without_strata(X)[1]
+        stratum: Any = model._parts(X)[3]
     else:
         fitted, rows = model._reading(X, y, sites, sample_weight)
         fitted.__dict__.update({"mu": model.mu_} if hasattr(model, "mu_") else {})
@@ -222,7 +222,7 @@ def _recalibrated(
     constants = constants if kind.constants else ()
     middle, y = float(n @ score / n.sum()), torch.from_numpy(total / n)
     unit = float(np.sqrt(n @ np.square(score - middle) / n.sum())) if free else 1.0
-    if not unit > 0:
+    if free and not np.ptp(score) > 0:
         return UNKNOWN
     Z = np.column_stack([np.ones(len(n)), (score - middle) / unit] if free else [np.ones(len(n))])
     c, base = np.array([middle, unit] if free else [0.0]), np.zeros(len(n)) if free else score

@@ -29,7 +29,7 @@ from fednmap.estimators.prepare import Parameters, problem_of
 from fednmap.estimators.rows import LARGEST, Floats, Rows
 from fednmap.estimators.stability import stability
 from fednmap.estimators.survival import concordance_sums, proportional_hazards
-from fednmap.names import InputError, some_of
+from fednmap.names import InputError
 from fednmap.problems import Cox
 from fednmap.problems.families import (
     LITTLE,
@@ -45,7 +45,7 @@ from fednmap.problems.families import (
     ScaledHuber,
 )
 from fednmap.report.data_table import DataTable
-from fednmap.tables.table import Sites, as_word, column, divide, missing
+from fednmap.tables.table import Sites, divide
 
 DEVIANCES = ("binomial", "poisson", "negative-binomial", "gamma")
 """Families whose score is D^2."""
@@ -116,8 +116,7 @@ class _RowModel(FederatedModel):
         """D^2: the share of the deviance of the model without columns that the model explains."""
         scores, kind = self._scores(X), self._family()
         assert isinstance(kind, Family)
-        matrix, where = inputs.table(self, X, reset=False)
-        _, offset = inputs.without_offset(matrix, self._given_names(), self.offset, self.exposure, where)
+        _, where, offset, _ = self._parts(X)
         y, weight = kind.as_rows(self._targets(y, where), inputs.sample_weights(sample_weight, len(scores), where))
         share, target = weight / weight.sum(), torch.from_numpy(y)
         null = first_level(kind, y, share, offset) + (0.0 if offset is None else offset)
@@ -444,7 +443,7 @@ class FederatedCoxRegression(AnyPenalty):
         name = str(self.sites_[0]) if site is None else str(site)
         if name not in self.sites_:
             raise InputError(f"unknown site {name!r}; the model knows {', '.join(self.sites_)}")
-        stratum, moments = self._without_strata(X)[1], np.asarray(times, float)
+        stratum, moments = self._parts(X)[3], np.asarray(times, float)
         cumulative = np.empty((len(scores), len(moments)))
         for label in [None] if stratum is None else np.unique(stratum):
             key = name if label is None else (name, str(label))
@@ -479,7 +478,7 @@ class FederatedCoxRegression(AnyPenalty):
         chance."""
         scores = self._scores(X, sites)
         where = divide(sites, len(scores))
-        y, stratum = self._targets(y, where), self._without_strata(X)[1]
+        y, stratum = self._targets(y, where), self._parts(X)[3]
         part = (
             where.of_row if stratum is None else where.of_row + len(where) * np.unique(stratum, return_inverse=True)[1]
         )
@@ -504,22 +503,6 @@ class FederatedCoxRegression(AnyPenalty):
             )
         inputs.finite_targets(found, sites, *["start", "time", "event"][-found.shape[1] :])
         return np.roll(found, -1, 1) if found.shape[1] == 3 else found
-
-    def _without_strata(self, X: Any) -> tuple[Any, Any]:
-        if self.strata is None:
-            return X, None
-        if not hasattr(X, "columns"):
-            j, X = self.strata, np.asarray(X)
-            if isinstance(j, str | bool) or X.ndim != 2 or not -X.shape[1] <= j < X.shape[1]:
-                raise InputError(f"strata is {j!r}; give the number of a column of X, or a frame with names")
-            return np.delete(X, j, 1), np.array([as_word(v) for v in X[:, j].tolist()])
-        name = self.strata if isinstance(self.strata, str) else list(X.columns)[self.strata]
-        if name not in list(X.columns):
-            raise InputError(f"X has no column {name!r}, the strata; it has {some_of(list(map(str, X.columns)))}")
-        found = column(X[name])
-        if bool(missing(found).any()):
-            raise InputError(f"the strata {name!r} have no value in row {int(missing(found).argmax())}; leave it out")
-        return X[[other for other in X.columns if other != name]], np.array([as_word(v) for v in found])
 
     def _with_strata(self, y: Floats, stratum: Any) -> Floats:
         if stratum is None:

@@ -124,7 +124,7 @@ def test_refused_at_the_site_with_a_code(tmp_path, caplog, attack, rules, change
 
 def test_forged_statistics_are_refused(tmp_path):
     """A number as a category would be counted value by value: the server offers an agreement of its own making."""
-    forge, negotiate = {"kind": "category", "levels": ["40.0", "41.0"]}, table_app.negotiate
+    forge, negotiate = {"kind": "category", "levels": ("40.0", "41.0")}, table_app.negotiate
 
     def forged(task):
         known = yield from negotiate(task)
