@@ -29,7 +29,7 @@ from fednmap.estimators.family_problems import FAMILIES, CoxResponse, expected, 
 from fednmap.estimators.linear_models import FederatedCoxRegression
 from fednmap.estimators.model_selection import CV, Fold, folds_of
 from fednmap.estimators.rows import Floats, Rows
-from fednmap.estimators.survival import concordance_sums
+from fednmap.estimators.survival import concordance
 from fednmap.names import InputError
 from fednmap.problems.families import Family, Gaussian, Response
 from fednmap.report.data_table import DataTable
@@ -274,14 +274,12 @@ def _of_times(
     kind: CoxResponse, scores: Floats, y: Floats, weight: Floats, site: Any, part: Any, level: float
 ) -> Evaluation:
     """Concordance of the pairs within sites and strata, and the coefficient of the score in a Cox model of it alone."""
-    strata = np.unique(np.column_stack([site, part]), axis=0, return_inverse=True)[1].ravel()
-    each = (strata == k for k in np.unique(strata))
-    right, pairs, *squares = np.sum([concordance_sums(scores[r], y[r], weight[r]) for r in each], 0)
-    concordance = slope = UNKNOWN
+    right, pairs, *squares = concordance(scores, y, weight, site, part)
+    ordered = slope = UNKNOWN
     if pairs > 0:
         share = float(right / pairs)
         error = math.sqrt(max(squares @ np.array([1, -2 * share, share * share]), 0)) / float(pairs)
-        concordance = Interval.normal(share, error, level, 0.0, 1.0)
+        ordered = Interval.normal(share, error, level, 0.0, 1.0)
     alone = FederatedCoxRegression(ties=kind.ties, strata=1, tol=1e-9)
     table, targets = np.column_stack([scores, part]), y if y.shape[1] == 2 else y[:, [2, 0, 1]]
     try:
@@ -293,7 +291,7 @@ def _of_times(
                 slope = Interval(*(float(v[0]) for v in (errors.estimate, errors.low, errors.high)))
     except InputError:  # a site of one row, or no events
         pass
-    return Evaluation(kind.name, float(weight.sum()), level, slope, None, None, concordance)
+    return Evaluation(kind.name, float(weight.sum()), level, slope, None, None, ordered)
 
 
 def _targets(model: Federated, y: Any, where: Any) -> Floats:

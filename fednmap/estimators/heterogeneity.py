@@ -200,9 +200,9 @@ def heterogeneity(
             squares = [one.rows * math.exp(-2 * one.log_likelihood / one.rows) for one in found]
             ratio = joint.rows * (-2 * joint.log_likelihood / joint.rows - math.log(sum(squares) / joint.rows))
     chance = float(stats.chi2.sf(ratio, extra)) if extra > 0 else math.nan
-    means = (fixed, fixed_error, random, random_error)
-    tests = (tau2, Q, df, stats.chi2.sf(Q, df), I2, ratio, extra, chance)
-    return Heterogeneity(tuple(estimator._names()), rows.sites.names, estimate, error, joint, *means, *tests)
+    pooled = (fixed, fixed_error, random, random_error, tau2, Q, df, stats.chi2.sf(Q, df), I2)
+    names = tuple(estimator._names())
+    return Heterogeneity(names, rows.sites.names, estimate, error, joint, *pooled, ratio, extra, chance)
 
 
 def _pooled(estimate: Floats, weight: Floats) -> tuple[Floats, Floats]:

@@ -116,11 +116,11 @@ def offsets(found: Any, sites: Sites, *, exposure: bool) -> Floats:
     name = "exposure" if exposure else "offset"
     found = targets(found, len(sites.of_row))
     finite_targets(found, sites, f"the {name}")
-    wrong = np.flatnonzero(found <= 0) if exposure else []
-    if len(wrong):
+    wrong = np.flatnonzero(found <= 0)
+    if exposure and len(wrong):
         row = int(wrong[0])
         raise InputError(f"the exposure is {found[row]:g} in row {row}{sites.at(row)}; give numbers above 0")
-    return np.log(found) if exposure else found
+    return np.asarray(np.log(found)) if exposure else np.asarray(found)
 
 
 def _columns_of_numbers(X: Any) -> None:
