@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time as clock
-import warnings
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +15,9 @@ from rich import box
 
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
-from fednmap.estimators import evaluate, fitted_model
+from fednmap.estimators import fitted_model
 from fednmap.estimators.family_problems import FAMILIES
-from fednmap.estimators.fit_config import FitConfig, complete, folds, listed, with_formula, with_weight
+from fednmap.estimators.fit_config import FitConfig, complete, listed, with_formula, with_weight
 from fednmap.estimators.penalties import told_lam
 from fednmap.names import InputError, choose
 from fednmap.report.coefficients import readable
@@ -46,7 +45,7 @@ def fit(
 
     Example: fednmap fit --data csv:hospitals/ --target outcome --cv 5 --out heart
     """
-    began = clock.perf_counter()
+    began = time.monotonic()
     if out is not None and out.exists() and not out.is_dir():  # before the tables are read
         raise InputError(f"{out} is a file; name a folder with --out")
     if out is not None and out.exists() and any(out.iterdir()) and not _unfinished(out):
@@ -88,49 +87,20 @@ def fit(
         folder.check_data_digest(_digest(sites))
         if choice:
             _say(quiet, f"choosing lam by {config.select}" + (f", {config.cv}" if config.cv else ""))
-        estimator.fit(frame, y, where)
-        path = estimator.path_ if choice else None
-        if config.path and not choice:
-            _say(quiet, "the path")
-            path = estimator.path(frame, y, where)
-        seconds = clock.perf_counter() - began
-        _say(quiet, f"{fitted_model.cost(estimator, data)} ({seconds:.1f} s)")
-        errors, compared, notes = None, None, _twins(X, columns)
-        if config.penalty == "none" or config.cov_type is not None:
-            try:
-                errors = estimator.inference(frame, y, where, cov_type=config.cov_type)
-            except InputError as error:
-                notes.append(f"no standard errors: {error}")
-        if config.heterogeneity:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of columns, which the table of coefficients shows
-                    compared = estimator.heterogeneity(frame, y, where)
-            except InputError as error:
-                notes.append(f"no comparison of sites: {error}")
-        evaluated = None
-        if config.evaluate is not None:
-            _say(quiet, f"evaluation: {config.evaluate}")
-            try:
-                evaluated = evaluate(estimator, frame, y, where, cv=folds(config.evaluate))
-            except InputError as error:
-                notes.append(f"no evaluation: {error}")
-        for note in notes:
-            _say(False, f"fednmap: warning: {note}")
-        model = fitted_model.model_of(config, estimator, encoder, classes, vars(estimator).get("centre_", 0.0))
-        about, parts, lines = fitted_model.write(
+        about, parts, lines = fitted_model.fit_into(
             folder,
-            model,
             config,
             estimator,
+            encoder,
+            classes,
+            (frame, y, where),
             data=data,
-            seconds=seconds,
+            began=began,
+            mean=X.mean(0),
             spread=X.std(0),
-            path=path,
-            errors=errors,
-            compared=compared,
-            evaluated=evaluated,
-            notes=notes,
+            notes=_twins(X, columns),
+            say=lambda line: _say(quiet, line),
+            warn=lambda line: _say(False, f"fednmap: warning: {line}"),
         )
     table = parts.pop("Coefficients")
     if json:

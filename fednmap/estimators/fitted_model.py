@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path as File
 from typing import Any
@@ -10,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednmap.estimators.evaluation import Evaluation
+from fednmap.estimators.evaluation import evaluate
 from fednmap.estimators.family_problems import FAMILIES, RATIOS, expected, family, threshold_names
-from fednmap.estimators.fit_config import FitConfig, numbers
-from fednmap.estimators.heterogeneity import Heterogeneity
+from fednmap.estimators.fit_config import FitConfig, folds, numbers
 from fednmap.estimators.inference import Inference
 from fednmap.estimators.model_card import model_card
 from fednmap.estimators.model_selection import CrossValidated
@@ -217,14 +218,60 @@ def load(folder: str | File) -> FittedModel:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
 
 
-def model_of(config: FitConfig, estimator: Any, encoder: Any, classes: tuple[str, ...], centre: float) -> FittedModel:
-    """Return what a fitted estimator predicts with; centre: the mean score of a Cox model, hazards are relative to."""
-    level = -centre if config.family == "cox" else estimator.intercept_
-    return FittedModel(
+def fit_into(
+    folder: RunFolder,
+    config: FitConfig,
+    estimator: Any,
+    encoder: FederatedPreprocessor | FederatedFormula,
+    classes: tuple[str, ...],
+    given: tuple[Any, ...],
+    *,
+    data: str,
+    began: float,
+    mean: Floats,
+    spread: Floats,
+    notes: Sequence[str] = (),
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> tuple[dict[str, Any], dict[str, DataTable], list[str]]:
+    """Fit an estimator to rows, and write the run folder: how it was made, its tables by title, and what to print.
+
+    given: what `estimator.fit` takes. data: where the rows come from, "own" between machines. began: `time.monotonic`
+    at the begin. mean, spread: of the columns. say, warn: called with a line about what is done, or goes wrong.
+    """
+    chosen, place, notes = isinstance(estimator, CrossValidated), folder.path, list(notes)
+    estimator.fit(*given)
+    path = estimator.path_ if chosen else estimator.path(*given) if config.path else None
+    seconds = time.monotonic() - began
+    cost = f"{estimator.n_iter_} rounds"  # between machines messages are a little longer than their vectors
+    cost += "" if data == "own" else f", {estimator.bytes_sent_ / 1e6:.3g} MB of vectors"
+    cost = f"{'between machines' if data == 'own' else 'simulated'}: {cost}"
+    say(f"{cost} ({seconds:.1f} s)")
+
+    def attempt(what: str, wanted: bool, make: Callable[[], Any]) -> Any:
+        try:
+            return make() if wanted else None
+        except InputError as error:
+            notes.append(f"no {what}: {error}")
+
+    wanted = config.penalty == "none" or config.cov_type is not None
+    errors = attempt("standard errors", wanted, lambda: estimator.inference(*given, cov_type=config.cov_type))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of columns, which the table of coefficients shows
+        compared = attempt("comparison of sites", config.heterogeneity, lambda: estimator.heterogeneity(*given))
+    cv = folds(config.evaluate or "")
+    evaluated = attempt("evaluation", config.evaluate is not None, lambda: evaluate(estimator, *given, cv=cv))
+    for note in notes:
+        warn(note)
+    coef = np.atleast_2d(estimator.coef_)
+    level = estimator.intercept_  # hazards are relative to the mean row
+    if config.family == "cox":
+        level = -vars(estimator).get("centre_", float((coef @ mean)[0]))
+    model = FittedModel(
         config.family,
         " and ".join(config.goals),
         tuple(str(name) for name in encoder.get_feature_names_out()),
-        np.atleast_2d(estimator.coef_),
+        coef,
         np.atleast_1d(np.asarray(level, float)),
         classes,
         encoder,
@@ -233,28 +280,6 @@ def model_of(config: FitConfig, estimator: Any, encoder: Any, classes: tuple[str
         config.exposure,
         vars(estimator).get("site_effects_"),
     )
-
-
-def write(
-    folder: RunFolder,
-    model: FittedModel,
-    config: FitConfig,
-    estimator: Any,
-    *,
-    data: str,
-    seconds: float,
-    spread: Floats,
-    path: RegularizationPath | None = None,
-    errors: Inference | None = None,
-    compared: Heterogeneity | None = None,
-    evaluated: Evaluation | None = None,
-    notes: Sequence[str] = (),
-) -> tuple[dict[str, Any], dict[str, DataTable], list[str]]:
-    """Write all files of the run folder of a fit; return how it was made, its tables by title, and what to print.
-
-    data: where the rows come from, "own" between machines; spread: the deviations of the columns.
-    """
-    chosen, place = isinstance(estimator, CrossValidated), folder.path
     about = {
         "environment": folder.environment(),
         "data": data,
@@ -277,7 +302,7 @@ def write(
     lines = [f"{config.family}, penalty {config.penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
     if not chosen and lam != "-" and config.lam is None:
         lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
-    lines += [cost(estimator, data), *notes]
+    lines += [cost, *notes]
     lines += [f"Coefficients are for {model.target} = {model.classes[1]}."] if len(model.classes) == 2 else []
     lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
     save(place, about, model)
@@ -319,13 +344,6 @@ def write(
     _finish(folder, model, estimator, about, seconds)  # last: a folder without it is fitted again
     folder.write_checksums("report.html")
     return about, tables, lines
-
-
-def cost(estimator: Any, data: str) -> str:
-    """Return what a fit took; between machines messages are a little longer than their vectors."""
-    if data == "own":
-        return f"between machines: {estimator.n_iter_} rounds"
-    return f"simulated: {estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB of vectors"
 
 
 def _finish(folder: RunFolder, model: FittedModel, estimator: Any, about: dict[str, Any], seconds: float) -> None:

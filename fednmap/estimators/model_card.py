@@ -23,7 +23,7 @@ fednmap {version}, begun {began}: `{command}`
 
 ## Model
 
-{model}. {nonzero} of {size} coefficients are not zero. {weights} count the same. {ended}, after {rounds} rounds.
+{model}. {nonzero} of {size} coefficients are not zero. {weights} count the same. {rounds} rounds, {ended}.
 The coefficients are in `coefficients.csv`.
 
 ## Predictions
@@ -81,7 +81,7 @@ def model_card(
         nonzero=int((model.coef != 0).sum()),
         size=model.coef.size,
         weights=config.weights.replace("samples", "rows").capitalize(),
-        ended=about["ended"].capitalize(),
+        ended=about["ended"],
         rounds=about["rounds"],
         predictions=predictions,
         told="One process read all files. Between machines sites would have told"

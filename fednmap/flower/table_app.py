@@ -250,24 +250,24 @@ def fit(grid: Grid, task: RemoteFitConfig, federation: FederationSettings) -> di
 
 
 def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) -> dict[str, Any]:
-    task, rows, errors = known.task, remote.rows(), None
+    task, (mean, spread) = known.task, remote.moments()
     estimator = task.estimator(known.preprocessor, known.classes)
     estimator.feature_names_in_, estimator.n_features_in_ = np.array(known.names, object), len(known.names)
     if known.classes:
         estimator.classes_ = np.array(known.classes)
-    estimator.fit(rows)
-    path = estimator.path_ if task.choice() else estimator.path(rows) if task.path else None
-    if task.penalty == "none" or task.cov_type is not None:
-        try:
-            errors = estimator.inference(rows, cov_type=task.cov_type)
-        except InputError as error:
-            log.warning("no standard errors: %s", error)
-    mean, spread = remote.moments()
-    centre = float((np.atleast_2d(estimator.coef_) @ mean)[0])
-    model = fitted_model.model_of(task, estimator, known.preprocessor, known.classes, centre)
-    seconds = time.monotonic() - began
-    return fitted_model.write(
-        folder, model, task, estimator, data="own", seconds=seconds, spread=spread, path=path, errors=errors
+    return fitted_model.fit_into(
+        folder,
+        task,
+        estimator,
+        known.preprocessor,
+        known.classes,
+        (remote.rows(),),
+        data="own",
+        began=began,
+        mean=mean,
+        spread=spread,
+        say=log.info,
+        warn=log.warning,
     )[0]
 
 
