@@ -121,7 +121,7 @@ class Federated(_Attributes):
             if bool((gaps := missing(column(found))).any()):
                 raise InputError(f"the strata {self.strata!r} have no value in row {int(gaps.argmax())}; leave it out")
             stratum = np.array([as_word(v) for v in column(found).tolist()])
-        X, where = inputs.table(self, X, sites, reset=reset)
+        X, where = inputs.table(self, X, sites, reset=reset, least=int(offset is None))
         if offset is not None:
             offset = inputs.offsets(offset, where, exposure=self.offset is None)
         return X, where, offset, stratum

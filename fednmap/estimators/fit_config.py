@@ -22,7 +22,6 @@ from fednmap.estimators.model_selection import (
 )
 from fednmap.estimators.penalties import GROUPED, PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
 from fednmap.estimators.rows import Floats
-from fednmap.estimators.site_effects import KINDS
 from fednmap.names import InputError, choose, is_number
 from fednmap.problems.families import Response
 from fednmap.runs.configuration import Settings
@@ -111,7 +110,6 @@ class FitConfig(Settings):
         choose("family", task.family, FAMILIES)
         choose("penalty", penalty_name(task.penalty), PENALTIES)
         choose("way to weigh", task.weights, dict.fromkeys(("samples", "sites")))
-        choose("site effect", task.site_effects, dict.fromkeys(KINDS))
         if task.cov_type is not None:
             choose("cov-type", task.cov_type, dict.fromkeys(COV_TYPES))
         settled_lam(task.penalty, task.lam)

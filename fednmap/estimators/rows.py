@@ -73,15 +73,17 @@ def no_site_of_one(sites: Sites) -> None:
         )
 
 
-def table(estimator: Any, X: Any, sites: Any = None, *, reset: bool) -> tuple[Any, Sites]:
-    """X as finite float64, dense or CSR, with the estimator's names of columns set or compared; and the rows' sites."""
+def table(estimator: Any, X: Any, sites: Any = None, *, reset: bool, least: int = 1) -> tuple[Any, Sites]:
+    """X as finite float64, dense or CSR, with the estimator's names of columns set or compared; and the rows' sites.
+
+    least: columns at least.
+    """
     X = X if estimator.formula is None else estimator.formula_.frame(X)
     thin = "csr" if get_tags(estimator).input_tags.sparse else False
     if "columns" in dir(X):
         _columns_of_numbers(X)
-    X = validate_data(
-        estimator, X, reset=reset, accept_sparse=thin, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1
-    )
+    options = {"accept_sparse": thin, "dtype": np.float64, "ensure_all_finite": False, "ensure_min_features": least}
+    X = validate_data(estimator, X, reset=reset, **options)
     if sparse.issparse(X):
         X = sparse.csr_array(X)
         X.sum_duplicates()
@@ -106,9 +108,12 @@ def without(X: Any, which: str | int, what: str) -> tuple[Any, Any]:
             raise InputError(f"the {what} is column {which!r}; X has {len(names)} columns, give one by name or number")
         which = names[which]
     others = [name for name in names if name != which]
-    if named:
-        return {name: X[name] for name in others} if isinstance(X, Mapping) else X[others], column(X[which])
-    return X[:, others], X[:, [which]].toarray()[:, 0] if sparse.issparse(X) else X[:, which]
+    if not named:
+        return X[:, others], X[:, [which]].toarray()[:, 0] if sparse.issparse(X) else X[:, which]
+    found = column(X[which])
+    if not others:
+        return np.empty((len(found), 0)), found
+    return {name: X[name] for name in others} if isinstance(X, Mapping) else X[others], found
 
 
 def offsets(found: Any, sites: Sites, *, exposure: bool) -> Floats:
