@@ -2,10 +2,11 @@
 
     FEDNMAP_DATA=... python benchmarks/out_of_site.py
 
-Prints the table of docs/sites.md. Each of the four hospitals of UCI's heart disease data is left out in turn. The others
-fit an l1-penalised logistic regression, lam by 5 folds within sites: one joint model; one with `site_effects="sparse"`,
-mu chosen too, of which a new hospital has the shared coefficients; and one model each. Gaps in numbers are filled by the
-means of the hospitals that are fitted. `separate` is the mean of the three hospitals' own models, and the worst of them.
+Prints the table of docs/sites.md. Each of the four hospitals of UCI's heart disease data is left out in turn. The
+others fit an l1-penalised logistic regression, lam by 5 folds within sites: one joint model; one with
+`site_effects="sparse"`, mu chosen too, of which a new hospital has the shared coefficients; and one model each. Gaps in
+numbers are filled by the means of the hospitals that are fitted. `separate`: the mean of the three hospitals' own
+models, and the worst of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ from fednmap.tables import FederatedPreprocessor, read_sites
 MUS = [0.003, 0.007, 0.02]
 
 
+def measured(X, y, names, out, **options):
+    """AUC, Brier's score and calibration slope at hospital `out` of a fit to the hospitals `names`."""
+    rows, labels = (np.concatenate([part[name] for name in names]) for part in (X, y))
+    where = np.repeat(names, [len(y[name]) for name in names])
+    model = FederatedLogisticRegressionCV(cv=5, **options).fit(rows, labels, where)
+    found = evaluate(model, X[out], y[out])
+    return found.auc, found.squared_error, found.slope.value
+
+
 def main():
     with tempfile.TemporaryDirectory() as place:
         hospital_files(Path(place) / "files")
@@ -40,17 +50,8 @@ def main():
         filled = known.refilled([features[name] for name in kept])
         X = {name: filled.transform(t) for name, t in features.items()}
         y = {name: t["outcome"].astype(str) for name, t in sites.items()}
-        where = np.repeat(kept, [len(y[name]) for name in kept])
-
-        def measured(names, out=out, X=X, y=y, where=where, **options):
-            model = FederatedLogisticRegressionCV(cv=5, **options)
-            some = np.isin(where, names)
-            joint = (np.concatenate([part[name] for name in kept])[some] for part in (X, y))
-            found = evaluate(model.fit(*joint, where[some]), X[out], y[out])
-            return found.auc, found.squared_error, found.slope.value
-
-        joint, sparse = measured(kept), measured(kept, site_effects="sparse", mu=MUS)
-        own = [measured([name]) for name in kept]
+        joint, sparse = measured(X, y, kept, out), measured(X, y, kept, out, site_effects="sparse", mu=MUS)
+        own = [measured(X, y, [name], out) for name in kept]
         each = [auc.value for auc, *_ in own]
         row = [out, len(y[out])]
         for auc, brier, slope in (joint, sparse):
