@@ -12,6 +12,7 @@ models, and the worst of them.
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -26,14 +27,14 @@ from fednmap.estimators import FederatedLogisticRegressionCV, evaluate
 from fednmap.report.data_table import DataTable
 from fednmap.tables import FederatedPreprocessor, read_sites
 
-MUS = [0.003, 0.007, 0.02]
+MUS = [0.005, 0.015]
 
 
 def measured(X, y, names, out, **options):
     """AUC, Brier's score and calibration slope at hospital `out` of a fit to the hospitals `names`."""
     rows, labels = (np.concatenate([part[name] for name in names]) for part in (X, y))
     where = np.repeat(names, [len(y[name]) for name in names])
-    model = FederatedLogisticRegressionCV(cv=5, **options).fit(rows, labels, where)
+    model = FederatedLogisticRegressionCV(cv=5, lambdas=np.geomspace(0.2, 0.0005, 15), **options).fit(rows, labels, where)
     found = evaluate(model, X[out], y[out])
     return found.auc, found.squared_error, found.slope.value
 
@@ -59,6 +60,7 @@ def main():
         briers = [brier for _, brier, _ in own]
         row += [f"{np.mean(each):.3f}, {min(each):.3f}", f"{np.mean(briers):.3f}, {max(briers):.3f}"]
         rows.append(row)
+        print(*row, sep="  ", file=sys.stderr, flush=True)
     head = ["left out", "patients", "AUC, joint", "Brier", "slope", "AUC, sparse", "Brier", "slope"]
     print(DataTable([*head, "AUC, separate: mean, worst", "Brier"], rows).markdown())
 

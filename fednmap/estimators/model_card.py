@@ -60,7 +60,7 @@ def model_card(
         "Hazard ratios are relative to the mean row; every site has its own baseline hazard.": model.family == "cox",
         "A new site has the shared coefficients.": config.site_effects == "sparse",
     }
-    chosen = f", chosen by {config.select} {config.cv or ''}".rstrip() if config.choice() else ""
+    chosen = f", chosen by {config.select}{f' of --cv {config.cv}' if config.cv else ''}" if config.choice() else ""
     lam = "" if about["lam"] is None else f", lam {about['lam']:.4g}{chosen}"
     predictions = "Not measured; `--evaluate 5` does."
     if evaluated is not None:
