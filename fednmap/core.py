@@ -213,9 +213,11 @@ class Algorithm(ABC):
     def aggregate(self, server: State, up: State, share: float) -> State:
         """Return the new server state from the MEAN of the uplinks received and the share of clients that sent them."""
 
-    @abstractmethod
     def model(self, server: State) -> Tensor:
-        """Return the model x_t, which is measured and returned."""
+        """Return the model x_t: by default the first field of the server's state, or its prox with a normal map."""
+        first: Tensor = server[0]
+        gamma = self.prox_parameter
+        return first if gamma is None else self.phi.prox(first, gamma)
 
     def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
         """Return (x, grad f(x)) if the round from `before` to `after` reveals it to the server, else None.

@@ -19,7 +19,7 @@ from fednmap.simulation.threads import machine
 
 SCALES = ("quick", "middle", "paper")
 NAMES = (
-    *("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet", "mobilenet-sparse"),
+    *("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet"),
     *("table", "flamby-heart", "flamby-tcga", "sampling", "tuned-steps", "network-memory", "rates", "all"),
 )
 

@@ -86,10 +86,6 @@ def is_better(found: Difference) -> bool | None:
     return True if found.low > 0 else False if found.high < SMALLEST else None
 
 
-def words(found: Difference) -> str:
-    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}] points"
-
-
 def judge(curves: list[Curve], task: str) -> Verdict:
     landed = [_lands(task, m, c) for m in AS_PUBLISHED if (c := select(curves, part="published", method=m))]
     claims = [claim for criterion in CRITERIA for claim in _tuned_claims(curves, task, criterion)]
@@ -140,7 +136,7 @@ def _against_best(curves: list[Curve], task: str) -> list[list[str]]:
     for method in KINDS:
         for criterion in CRITERIA:
             if found := _tuned(curves, method, criterion):
-                cells = [words(difference(measured(found, k), cited(task, m, k))) for k, m in best.items()]
+                cells = [difference(measured(found, k), cited(task, m, k)).in_points() for k, m in best.items()]
                 rows.append([method, criterion, *cells])
     return rows
 
@@ -181,8 +177,8 @@ def _lands(task: str, method: str, curves: list[Curve]) -> Claim:
 def _beats(claim: str, curves: list[Curve], other: dict[str, Number], whose: str = "", first: bool = False) -> Claim:
     found = {k: difference(measured(curves, k), other[k]) for k in METRICS}
     paper = whose + "; ".join(f"{METRICS[k]} {v}" for k, v in other.items())
-    said = "; ".join(f"{METRICS[k]} {measured(curves, k)}, {words(d)}" for k, d in found.items())
-    effect = ", ".join(f"{METRICS[k]} {words(d)}" for k, d in found.items()) if first else ""
+    said = "; ".join(f"{METRICS[k]} {measured(curves, k)}, {d.in_points()}" for k, d in found.items())
+    effect = ", ".join(f"{METRICS[k]} {d.in_points()}" for k, d in found.items()) if first else ""
     weakest = max(d.power for d in found.values())
     return Claim(
         claim,

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fednmap.core import Oracle, ProblemInfo
 from fednmap.data import ClientData, Dataset, load
-from fednmap.data.heart_disease import validation
+from fednmap.data.heart_disease import held_out
 from fednmap.problems import GLM, Cox
 
 UPDATES = 100
@@ -76,7 +76,7 @@ class Task:
         """Which training rows choose the step sizes."""
         data = self.loaded
         assert data.clients is not None
-        return validation(self.stratum(data.y_train), data.clients, KEPT_BACK, CUT_SEED)
+        return held_out(self.stratum(data.y_train), data.clients, KEPT_BACK, CUT_SEED)
 
     def scores(self, x: Tensor, rows: Tensor) -> Tensor:
         return rows @ x[:-1] + x[-1] if self.intercept else rows @ x

@@ -30,7 +30,7 @@ from fednmap.runs.atomic_files import clear_errors, digest, to_json, write_atomi
 from fednmap.simulation import Diverged, Record, simulate
 from reproduction.flamby_problem import CUT_SEED, KEPT_BACK, TASKS, UPDATES, Loaded
 from reproduction.flamby_published import PUBLISHED, SEEDS
-from reproduction.hyperparameters import hyperparameters
+from reproduction.runs import hyperparameters
 from reproduction.trials import Setting, Trial
 
 LOCAL = tuple(10 ** (-3 + k / 2) for k in range(6))

@@ -15,19 +15,7 @@ from matplotlib.figure import Figure as Picture
 from reproduction import shallow
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.trials import Curve, Trial, select
-from reproduction.verdict import (
-    RULE,
-    Claim,
-    Ratio,
-    Verdict,
-    compare,
-    finals,
-    judged,
-    number,
-    power,
-    together,
-    unsure,
-)
+from reproduction.verdict import RULE, Claim, Ratio, Verdict, compare, finals, number, unsure
 
 RULES: dict[str, Callable[[int], float]] = {
     "1/Q": lambda Q: 1 / Q,
@@ -108,14 +96,14 @@ def judge(curves: list[Curve]) -> Verdict:
         if comparable is False and _falls(_of(curves, rule, higher)):
             comparable, reason = None, f"Q = {higher} still falls"
         claims.append(
-            Claim(
+            Claim.of_ratios(
                 f"eta_a = {rule}: comparable final value",
                 "slightly higher yet comparable",
                 text,
-                comparable,
+                [times],
                 f"Q = {last}: {times} of Q = {first}",
+                holds=comparable,
                 reason=reason,
-                power=power([times]),
             )
         )
     where = f"Where eta_a = {ROOT} does what the paper says"
@@ -124,9 +112,7 @@ def judge(curves: list[Curve]) -> Verdict:
 
 def _all_lower(claim: str, paper: str, measured: str, effect: str, ends: list[dict[int, float]]) -> Claim:
     """That each is lower than the one before."""
-    ratios = [compare(b, a) for a, b in pairwise(ends)]
-    holds = together(judged(ratios))
-    return Claim(claim, paper, measured, holds, effect, reason=unsure(ratios), power=power(ratios))
+    return Claim.of_ratios(claim, paper, measured, [compare(b, a) for a, b in pairwise(ends)], effect)
 
 
 def _comparable(times: Ratio) -> bool | None:

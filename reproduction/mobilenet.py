@@ -20,7 +20,7 @@ from fednmap.runs.configuration import Config
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.runs import training
 from reproduction.trials import Array, Curve, Trial, select
-from reproduction.verdict import RULE, Claim, Verdict, compare, finals, judged, number, power, together, unsure
+from reproduction.verdict import RULE, Claim, Verdict, compare, finals, number
 
 METHODS = ("FedNMap", "Zhang", "FedCanon")
 GAMMA = 2.5
@@ -149,15 +149,15 @@ def judge(curves: list[Curve]) -> Verdict:
             effect = "; ".join(f"{ratio} of {m}'s" for m, ratio in zip(methods[1:], ratios, strict=True))
             reason = _not_judged(of, metric)
             claims.append(
-                Claim(
+                Claim.of_ratios(
                     f"FedNMap: {better} {name}, n = {n}, Q = {Q}",
                     f"{better} than both" if len(methods) > 2 else f"{better} than {methods[1]}",
                     f"{text}; FedNMap at {effect}",
-                    None if reason else together(judged(ratios, better)),
+                    ratios,
                     effect,
-                    len(of[METHODS[0]]),
-                    reason or unsure(ratios),
-                    power(ratios),
+                    wanted=better,
+                    trials=len(of[METHODS[0]]),
+                    **({"holds": None, "reason": reason} if reason else {}),
                 )
             )
     rule = f"""\

@@ -10,11 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from itertools import product
 from math import inf, isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +21,13 @@ from matplotlib.figure import Figure as Picture
 
 from fednmap.measure import zeros
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import dataset_of, prepare
+from fednmap.runs.experiment import prepare
 from fednmap.simulation import Diverged, Record, simulate
 from reproduction.figure import Figure, caption, lines, panels
+from reproduction.runs import of_config
 from reproduction.trials import Curve, Setting, Trial, select
 from reproduction.tuned_steps import level
-from reproduction.verdict import RULE, Claim, Ratio, Values, Verdict, compare, finals, judged, number, power, unsure
+from reproduction.verdict import RULE, Claim, Ratio, Values, Verdict, compare, finals, number
 
 ROUNDS, MEMORY = 400, 20
 PENALTIES = {"L1": "l1:0.001", "MCP": "mcp:0.003,100", "SCAD": "scad:0.003,100"}
@@ -85,12 +85,7 @@ def _job(part: str, penalty: str, method: Method, seed: int) -> Trial:
     setting: Setting = {"figure": "network", "part": part, "penalty": penalty, "method": method.name}
     setting |= {"step": method.step, "trial": seed}
     config = config_of(penalty, method, seed)
-    configuration = config.model_dump(mode="json", exclude={"checkpoint_every"})
-    return Trial(setting, partial(measure, config), configuration, partial(_digest, config))
-
-
-def _digest(config: Config) -> str:
-    return dataset_of(config).digest
+    return of_config(setting, config, measure)
 
 
 def measured_after(t: int) -> bool:
@@ -168,16 +163,12 @@ def judge(curves: list[Curve]) -> Verdict:
 
 
 def _claim(claim: str, ratios: dict[Method, Ratio], penalty: str) -> Claim:
-    found = list(ratios.values())
     edge = [m for m in ratios if m.step in (STEPS[0], STEPS[-1])]
-    answers = judged(found)
-    holds = None if edge or None in answers else all(answers)
     told = "; ".join(f"{ratio} of {LABELS[m.name]}'s" for m, ratio in ratios.items())
-    reason = f"the best step of {LABELS[edge[0].name]} is at the end of its grid" if edge else unsure(found)
-    effect = told if penalty in ("L1", "MCP") else ""
-    return Claim(
-        claim, "-", told, False if False in answers and not edge else holds, effect, reason=reason, power=power(found)
-    )
+    end: dict[str, Any] = {}
+    if edge:
+        end = {"holds": None, "reason": f"the best step of {LABELS[edge[0].name]} is at the end of its grid"}
+    return Claim.of_ratios(claim, "-", told, list(ratios.values()), told if penalty in ("L1", "MCP") else "", **end)
 
 
 def _against_l1(curves: list[Curve]) -> list[Claim]:
@@ -186,15 +177,12 @@ def _against_l1(curves: list[Curve]) -> list[Claim]:
     for a in ACCURACIES:
         costs = {p: _costs(_of(curves, "claim", p, QUASI_NEWTON), a) for p in PENALTIES}
         found = {p: compare(costs[p], costs["L1"]) for p in ("MCP", "SCAD")}
-        answers = judged(list(found.values()))
         claims.append(
-            Claim(
+            Claim.of_ratios(
                 f"with memory, MCP and SCAD need fewer bytes than L1 to {100 * a:g} % accuracy",
                 "-",
                 "; ".join(f"{p}: {ratio} of L1's" for p, ratio in found.items()),
-                False if False in answers else None if None in answers else True,
-                reason=unsure(found.values()),
-                power=power(found.values()),
+                list(found.values()),
             )
         )
     return claims

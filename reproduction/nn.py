@@ -109,9 +109,7 @@ def _lowest_everywhere(curves: list[Curve], rounds: int) -> list[Claim]:
         told += [f"{m} {number(of[m, panel])} (ratio {found[panel, m]})" for m in METHODS[1:]]
         name = f"FedNMap lowest, n = {panel[0]}, Q = {panel[1]}, {rounds} rounds"
         ratios, holds = [found[panel, m] for m in METHODS[1:]], together(answers[panel, m] for m in METHODS[1:])
-        claims.append(
-            Claim(name, "lowest of the three", "; ".join(told), holds, reason=unsure(ratios), power=power(ratios))
-        )
+        claims.append(Claim.of_ratios(name, "lowest of the three", "; ".join(told), ratios, holds=holds))
     if not claims:
         return []
     counts = [sum(c.holds is h for c in claims) for h in (True, False, None)]
@@ -138,26 +136,19 @@ def _all_fall(curves: list[Curve], pairs: dict[str, tuple[tuple[int, int], tuple
     ratios = [compare(b, a) for a, b in ends]
     answers = judged(ratios)
     each = [
-        Claim(
-            claim,
-            "improves convergence",
-            f"{number(a)} to {number(b)}: ratio {ratio}",
-            answer,
-            reason=unsure([ratio]),
-            power=power([ratio]),
+        Claim.of_ratios(
+            claim, "improves convergence", f"{number(a)} to {number(b)}: ratio {ratio}", [ratio], holds=answer
         )
         for claim, (a, b), ratio, answer in zip(pairs, ends, ratios, answers, strict=True)
     ]
     return [
         *each,
-        Claim(
+        Claim.of_ratios(
             f"more {what} give FedNMap a lower |F_nat|^2 after {ROUNDS} rounds",
             "improve convergence",
             f"in {answers.count(True)} of {len(ends)} pairs",
-            together(answers),
+            ratios,
             f"{span(ratios)} of what fewer reach",
-            reason=unsure(ratios),
-            power=power(ratios),
         ),
     ]
 

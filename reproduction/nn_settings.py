@@ -21,24 +21,26 @@ at width 32.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from fednmap.core import info_of
 from fednmap.measure import hoyer, residual, zeros
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import dataset_of, prepare
+from fednmap.runs.experiment import prepare
 from fednmap.simulation import Record, simulate
 from fednmap.theory.scaling import slope_with_interval
 from reproduction import shallow
 from reproduction.figure import Figure, panels
 from reproduction.nn import METHODS, PANELS
+from reproduction.runs import of_config
 from reproduction.trials import Curve, Setting, Trial, select
 from reproduction.verdict import (
     RULE,
@@ -49,10 +51,7 @@ from reproduction.verdict import (
     compare,
     finals,
     judged,
-    power,
     span,
-    together,
-    unsure,
 )
 
 BATCHES, WIDTHS, SAMPLING = (1, 2, 4, 8, 32), (32, 64, 128), ("replacement", "reshuffle")
@@ -78,9 +77,10 @@ class Choice(NamedTuple):
 
 MAP: tuple[tuple[Choice, int], ...] = (
     *((Choice(batch, 32, "replacement"), 1000) for batch in BATCHES),
-    *((Choice(batch, 64, "replacement"), 1000 if batch in (2, 8, 32) else 300) for batch in BATCHES),
+    *((Choice(batch, 64, "replacement"), 1000 if batch == 2 else 300) for batch in (1, 2, 4)),
     *((Choice(batch, 32, "reshuffle"), 300) for batch in (2, 8, 32)),
     *((Choice(batch, 128, "replacement"), 300) for batch in (2, 8, 32)),
+    *((Choice(batch, 64, "replacement"), 1000) for batch in (8, 32)),
 )
 """The settings of the map that are run, each with its rounds."""
 CHOICES = list(dict.fromkeys(choice for choice, _ in MAP))
@@ -92,7 +92,7 @@ CALIBRATED = (
 )
 """The settings that are calibrated."""
 DECLARED = len(BATCHES) * len(WIDTHS) * len(SAMPLING) * len(LENGTHS)
-JUDGED: tuple[Choice, ...] = ()
+JUDGED: tuple[Choice, ...] = (Choice(2, 32, "replacement"),)
 """The settings that the calibration has chosen, with T = 300."""
 
 
@@ -136,12 +136,7 @@ def _job(part: str, method: str, n: int, Q: int, choice: Choice, rounds: int, se
         rounds=rounds,
         seed=seed,
     )
-    configuration = config.model_dump(mode="json", exclude={"checkpoint_every"}) | {"measures": list(MEASURES)}
-    return Trial({**setting, "trial": seed}, partial(measure, config), configuration, partial(_digest, config))
-
-
-def _digest(config: Config) -> str:
-    return dataset_of(config).digest
+    return of_config({**setting, "trial": seed}, config, measure, measures=list(MEASURES))
 
 
 def measured_after(t: int) -> bool:
@@ -241,13 +236,13 @@ def judge(curves: list[Curve]) -> Verdict:
             far = "-" if keep is None else f"{distance(found):.2f}"
             calibration.append([str(choice), *words, far, {True: "yes", False: "no", None: "not all run"}[keep]])
     kept, settings, run = [row[0] for row in calibration if row[-1] == "yes"], len(calibration) - 1, len(the_map) - 1
-    text = f"{len(kept)} of {settings} settings kept: " + ("; ".join(kept) or "none")
+    text = f"{len(kept)} of {settings} settings kept"
     order = chosen(curves)
     claims = [
         Claim(
             "settings whose slopes in n and Q can reach the paper's",
             "-1.436 and -1.181",
-            f"{text}; to judge in this order: {'; '.join(map(str, order)) or 'none'}",
+            f"{text}; to judge in this order: {'; '.join(map(str, order))}",
             None,
             text,
             reason="this chooses the settings that are judged; it is no claim",
@@ -264,7 +259,30 @@ def judge(curves: list[Curve]) -> Verdict:
     for choice, name in product(JUDGED, MEASURES):
         claims += _claims(curves, name, choice, str(choice) in kept)
     tables = {"The map": the_map, "Calibration": calibration, "The chosen settings": _panel_table(curves)}
-    return Verdict(claims, {k: t for k, t in tables.items() if len(t) > 1}, f"{__doc__.split(chr(10), 2)[2]}\n{RULE}")
+    tables = {k: t for k, t in tables.items() if len(t) > 1}
+    return Verdict(claims, tables, f"{__doc__.split(chr(10), 2)[2]}\n{RULE}", _reading(curves, run, order))
+
+
+def _reading(curves: list[Curve], run: int, order: list[Choice]) -> str:
+    """What the map says along the batches, and what was not run."""
+    rows, rising = [], []
+    for rounds, sampling, width in product(_lengths(curves), SAMPLING, WIDTHS):
+        found = {b: r[0] for b in BATCHES if (r := _on_map(curves, MEASURES[0], Choice(b, width, sampling), rounds))}
+        means = [r.mean for r in found.values()]
+        if len(found) > 2:
+            values = ", ".join(f"{mean:.2f}" for mean in means)
+            rows.append(f"{values} for batch {', '.join(map(str, found))} (T = {rounds}, width {width}, {sampling})")
+            rising.append(means == sorted(means))
+    if not rows:
+        return ""
+    left = [str(choice) for choice in order if choice not in JUDGED]
+    text = (
+        f"In the map FedNMap's |F_nat|^2, measured with gamma = 4, is this part of Zhang's: {'; '.join(rows)}. "
+        f"The larger the batch, the smaller FedNMap's advantage, in {sum(rising)} of {len(rising)} rows. "
+        f"Left: {DECLARED - run} of the {DECLARED} settings of the whole grid were not run, and of the settings that "
+        f"the calibration kept these were not judged: {'; '.join(left) or 'none'}."
+    )
+    return fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
 def _in_panels(curves: list[Curve], name: str, choice: Choice) -> dict[tuple[int, int], list[Ratio]]:
@@ -299,52 +317,70 @@ def _claims(curves: list[Curve], name: str, choice: Choice, kept: bool) -> list[
     ):
         if not ratios:
             continue
-        lower, whole = judged(ratios), len(panels) == len(PANELS["paper"])
+        lower: list[bool | None] = judged(ratios)
+        missing: dict[str, Any] = {}
+        if len(panels) < len(PANELS["paper"]):
+            missing = {"holds": None, "reason": "not all panels were run"}
         claims.append(
-            Claim(
+            Claim.of_ratios(
                 f"{first}, {how}",
                 "lowest",
                 f"lower in {lower.count(True)} of {len(ratios)} comparisons, not lower in {lower.count(False)}",
-                together(lower) if whole else None,
+                ratios,
                 f"{span(ratios)} of the others'",
-                min(r.log.trials for r in ratios),
-                reason=unsure(ratios) if whole else "not all panels were run",
-                power=power(ratios),
+                trials=min(r.log.trials for r in ratios),
                 settings=how,
+                **missing,
             )
         )
     return claims
 
 
 def draw(curves: list[Curve]) -> Picture:
-    """The map: the ratio FedNMap / Zhang with its interval, a panel for each T and way of measuring."""
-    lengths = _lengths(select(curves, part="map"))
-    picture, axes = panels(len(lengths), len(MEASURES), sharey=True, sharex=True)
+    """The ratio FedNMap / Zhang with its interval: the map, a row for each T; below it the chosen settings' panels."""
+    lengths, claim = _lengths(select(curves, part="map")), select(curves, part="claim")
+    rows = len(lengths) + bool(claim)
+    picture, axes = panels(rows, len(MEASURES), sharey=True)
     styles = dict(zip(product(SAMPLING, WIDTHS), [(m, f"C{k}") for m in "os" for k in range(3)], strict=True))
-    for axis, (rounds, name) in zip(axes, product(lengths, MEASURES), strict=True):
+    for axis, (rounds, name) in zip(axes, product(lengths, MEASURES), strict=False):
         for (sampling, width), (marker, colour) in styles.items():
-            shift = 2 ** (0.12 * (list(styles).index((sampling, width)) - 2.5))
-            for batch in BATCHES:
-                if ratios := _on_map(curves, name, Choice(batch, width, sampling), rounds):
-                    r = ratios[0]
-                    axis.plot([batch * shift] * 2, [r.low, r.high], "-", color=colour, linewidth=1)
-                    axis.plot([batch * shift], [r.mean], marker, color=colour, markersize=4)
-        axis.axhline(1, color="0.5", linewidth=1)
+            shift = 2 ** (0.12 * (list(styles).index((sampling, width)) - 1.5))
+            there = [(b, _on_map(curves, name, Choice(b, width, sampling), rounds)) for b in BATCHES]
+            ratios = {b * shift: found[0] for b, found in there if found}
+            _ratios(axis, ratios, marker, colour, f"width {width}, {sampling}")
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         axis.set_xticks(BATCHES, [str(b) for b in BATCHES])
-        axis.set_ylim(0.4, 1.6)
-        axis.set_yticks((0.5, 0.7, 1, 1.4), ("0.5", "0.7", "1", "1.4"))
+        axis.set_xlim(0.7, 45)
+        axis.minorticks_off()
+        axis.set_title(f"T = {rounds}, measured with {name}", fontsize="medium")
+        axis.set_xlabel("samples per local step")
+    for axis, name in zip(axes[len(lengths) * len(MEASURES) :], MEASURES, strict=False):
+        for k, choice in enumerate(JUDGED):
+            found = _in_panels(claim, name, choice)
+            ratios = {i + 0.15 * k: found[p][0] for i, p in enumerate(PANELS["paper"]) if p in found}
+            _ratios(axis, ratios, "D", f"C{4 + k}", f"chosen: {choice}")
+        axis.set_xticks(range(len(PANELS["paper"])), [f"{n}, {Q}" for n, Q in PANELS["paper"]])
+        axis.set_title(f"chosen settings, T = 300, {name}", fontsize="medium")
+        axis.set_xlabel("n, Q")
+    for axis in axes:
+        axis.axhline(1, color="0.5", linewidth=1)
+        axis.set_yscale("log")
+        axis.set_ylim(0.3, 1.7)
+        axis.set_yticks((0.3, 0.5, 0.7, 1, 1.4), ("0.3", "0.5", "0.7", "1", "1.4"))
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-        axis.set_title(f"T = {rounds}, measured with {name}", fontsize="medium")
-    for axis in axes[-len(MEASURES) :]:
-        axis.set_xlabel("samples per local step")
-    axes[0].set_ylabel(r"$\|F_{nat}\|^2$, FedNMap / Zhang")
-    for (sampling, width), (marker, colour) in styles.items():
-        axes[0].plot([], [], marker, color=colour, label=f"width {width}, {sampling}")
-    axes[0].legend(fontsize="x-small")
+    for axis in axes[:: len(MEASURES)]:
+        axis.set_ylabel(r"$\|F_{nat}\|^2$, FedNMap / Zhang")
+    labelled = dict(pair[::-1] for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True))
+    picture.legend(labelled.values(), labelled.keys(), loc="outside upper center", ncols=4, fontsize="small")
     return picture
+
+
+def _ratios(axis: Axes, ratios: Mapping[float, Ratio], marker: str, colour: str, label: str) -> None:
+    """Geometric means with their 95 % intervals."""
+    for k, (x, r) in enumerate(ratios.items()):
+        axis.plot([x] * 2, [r.low, r.high], "-", color=colour, linewidth=1)
+        axis.plot([x], [r.mean], marker, color=colour, markersize=4, label=None if k else label)
 
 
 FIGURE = Figure(

@@ -20,12 +20,11 @@ from fednmap.core import Regularizer
 from fednmap.measure import residual
 from fednmap.simulation import Diverged, Record, simulate
 from fednmap.theory.scaling import slope_with_interval
-from reproduction.figure import Figure, caption, panels
-from reproduction.hyperparameters import hyperparameters
+from reproduction.figure import Figure, panels
 from reproduction.quadratics import Quadratics
-from reproduction.runs import computed
-from reproduction.table1 import SLACK, Exponent
-from reproduction.table1_trials import MEASURE_GAMMA, NOISE, PHI, PROBLEMS, algorithm
+from reproduction.runs import computed, hyperparameters
+from reproduction.table1 import SLACK, Exponent, draw_errors, errors_table
+from reproduction.table1_trials import MEASURE_GAMMA, NOISE, PHI, PROBLEMS, algorithm, optimum
 from reproduction.trials import Array, Curve, Setting, Trial, select
 from reproduction.verdict import Claim, Verdict, slope
 
@@ -162,17 +161,7 @@ def _error(problem: str, f: Quadratics, phi: Regularizer, x: Tensor) -> Array:
         squares = f.copies(residual(x, f.gradient(x), phi, MEASURE_GAMMA)).square().sum(-1)
         return np.asarray(squares, dtype=float)
     penalty = [float(phi.value(copy)) for copy in f.copies(x)]
-    return np.asarray(f.losses(x), dtype=float) + penalty - optimum(problem)
-
-
-@cache
-def optimum(problem: str) -> float:
-    """psi*, by proximal gradient steps from the start until nothing moves."""
-    phi, f = ALL_PHI[problem], ALL[problem](2)
-    x = f.start
-    for _ in range(5000):
-        x = phi.prox(x - f.gradient(x), 1.0)
-    return float(f.loss(x) + phi.value(x))
+    return np.asarray(f.losses(x), dtype=float) + penalty - optimum(ALL_PHI[problem], ALL[problem])
 
 
 def best(curves: list[Curve], row: Row, factor: str) -> tuple[list[float], Array, list[float], list[bool]]:
@@ -255,30 +244,19 @@ def draw(curves: list[Curve]) -> Picture:
     picture, axes = panels(1, len(factors))
     picture.set_size_inches(4.5 * len(factors), 4)
     for k, (axis, factor) in enumerate(zip(axes, factors, strict=True)):
-        ticks: set[float] = set()
-        for row, moved in _there(curves):
-            if moved == factor:
-                x, y, _, _ = best(curves, row, factor)
-                middle = np.exp(np.log(y).mean(1))
-                axis.plot(x, middle, "o-", color=f"C{ROWS.index(row)}", label=row.label, markersize=3)
-                axis.fill_between(x, y.min(1), y.max(1), color=f"C{ROWS.index(row)}", alpha=0.15, linewidth=0)
-                ticks |= set(x)
-        axis.set(xscale="log", yscale="log")
-        axis.set_xticks(sorted(ticks), [f"{v:g}" for v in sorted(ticks)])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        caption(axis, k, f"error against {factor}", x=factor, y="error at the best step")
+        found = {
+            ROWS.index(row): (row.label, *best(curves, row, factor)[:2])
+            for row, moved in _there(curves)
+            if moved == factor
+        }
+        draw_errors(axis, k, factor, found, "")
     axes[0].legend(fontsize="x-small")
     return picture
 
 
 def closing(curves: list[Curve]) -> str:
     """The errors at the best steps."""
-    lines = ["method,problem,factor,value,error,step"]
-    for row, factor in _there(curves):
-        for x, y, s, _ in zip(*best(curves, row, factor), strict=True):
-            lines.append(f"{row.method},{row.problem},{factor},{x:g},{np.exp(np.log(y).mean()):.6g},{s:g}")
-    return "\n".join(lines) + "\n"
+    return errors_table((r.method, r.problem, f, *best(curves, r, f)[:3]) for r, f in _there(curves))
 
 
 def _nothing(_: Curve) -> dict[str, float]:

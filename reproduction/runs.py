@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from fednmap.algorithms import FedCanon
+from fednmap.core import Algorithm
 from fednmap.names import InputError
 from fednmap.report.progress import Warnings
 from fednmap.report.terminal import console
@@ -21,15 +25,20 @@ from reproduction.trials import Setting, Trial
 
 def training(setting: Setting, config: Config, columns: tuple[str, ...]) -> Trial:
     """A trial that is an ordinary run; `columns` of what it measures are kept."""
-    configuration = config.model_dump(mode="json", exclude={"checkpoint_every"}) | {"columns": list(columns)}
-    return Trial(setting, partial(trained, config, columns), configuration, partial(_digest, config))
+    return of_config(setting, config, partial(trained, columns=columns), columns=list(columns))
+
+
+def of_config(setting: Setting, config: Config, measure: Callable[[Config, Path], list[Record]], **more: Any) -> Trial:
+    """A trial that `measure(config, path)` runs; more: what its numbers depend on besides the configuration."""
+    configuration = config.model_dump(mode="json", exclude={"checkpoint_every"}) | more
+    return Trial(setting, partial(measure, config), configuration, partial(_digest, config))
 
 
 def _digest(config: Config) -> str:
     return dataset_of(config).digest
 
 
-def trained(config: Config, columns: tuple[str, ...], path: Path) -> list[Record]:
+def trained(config: Config, path: Path, columns: tuple[str, ...]) -> list[Record]:
     """Train as `fednmap train --config PATH/run.toml` does; return what was measured of these columns.
 
     A trial that was stopped continues from its checkpoint; one of other settings or data begins again. The checkpoints
@@ -66,6 +75,12 @@ def _discard(path: Path) -> None:
     """Delete a run folder, unless another process uses it."""
     with locked(path):
         shutil.rmtree(path)
+
+
+def hyperparameters(algorithm: Algorithm) -> dict[str, str]:
+    """Return each field's name and value in words; FedCanon's default alpha as the number that it stands for."""
+    found = {field.name: str(getattr(algorithm, field.name)) for field in fields(algorithm)}  # type: ignore[arg-type]
+    return found | {"alpha": str(algorithm.server_step)} if isinstance(algorithm, FedCanon) else found
 
 
 def computed(measure: Callable[[], list[Record]], path: Path) -> list[Record]:

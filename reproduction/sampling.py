@@ -12,19 +12,7 @@ from matplotlib.figure import Figure as Picture
 from reproduction.figure import Figure, caption, lines, panels
 from reproduction.sampling_trials import CLIENTS, METHODS, MOMENTUM, PARTS, SETTINGS, jobs
 from reproduction.trials import Curve, select
-from reproduction.verdict import (
-    Claim,
-    Difference,
-    Verdict,
-    compare,
-    holm,
-    judged,
-    number,
-    power,
-    span,
-    together,
-    unsure,
-)
+from reproduction.verdict import Claim, Difference, Verdict, compare, holm, number, span, together
 
 NAMES = {"NIID-2021": "SCAFFOLD, NIID-Bench until 8/2022", "NIID-2023": "SCAFFOLD, NIID-Bench since 8/2022"}
 SETTLED = 1e-8
@@ -180,9 +168,7 @@ def _noise(curves: list[Curve]) -> list[Claim]:
         ),
     ):
         trials = min(r.log.trials for r in found)
-        holds = together(judged(found))
-        effect = f"ratios {span(found)}"
-        claims.append(Claim(claim, "-", "; ".join(named), holds, effect, trials, unsure(found), power(found)))
+        claims.append(Claim.of_ratios(claim, "-", "; ".join(named), found, f"ratios {span(found)}", trials=trials))
     return claims
 
 
@@ -230,11 +216,6 @@ def is_not_worse(found: Difference) -> bool | None:
     return True if found.low > -SMALLEST else False if found.high < -SMALLEST else None
 
 
-def _in_points(found: Difference) -> str:
-    interval = f" [{found.low:+.1f}, {found.high:+.1f}]" if found.trials > 1 else ""
-    return f"{found.mean:+.1f}{interval} points"
-
-
 def _accuracies(curves: list[Curve]) -> list[Claim]:
     claims = []
     for part in ("a9a", "mnist", "cifar10"):
@@ -259,7 +240,7 @@ def _accuracies(curves: list[Curve]) -> list[Claim]:
             apart = {s: points(ours[s], theirs[s]) for s in there}
             better = other.startswith("NIID")
             answers = is_better(apart.values()) if better else [is_not_worse(d) for d in apart.values()]
-            told = [f"{_words(s)}: {_number(ours[s])} and {_number(theirs[s])}, {_in_points(apart[s])}" for s in there]
+            told = [f"{_words(s)}: {_number(ours[s])} and {_number(theirs[s])}, {apart[s].in_points()}" for s in there]
             trials, weakest = min(d.trials for d in apart.values()), max(d.power for d in apart.values())
             claims.append(
                 Claim(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Picture
 from reproduction import shallow
 from reproduction.figure import Figure, panels
 from reproduction.trials import Curve, Trial, select
-from reproduction.verdict import RULE, Claim, Verdict, compare, finals, judged, number, power, span, together, unsure
+from reproduction.verdict import RULE, Claim, Verdict, compare, finals, judged, number, power, span
 
 METHODS = ("FedNMap", "Zhang")
 ROUNDS = 300
@@ -80,14 +80,12 @@ def judge(curves: list[Curve]) -> Verdict:
         answers = judged(ratios)
         told = "; ".join(f"{case}: ratio {ratio}" for case, ratio in zip(cases, ratios, strict=True))
         claims.append(
-            Claim(
+            Claim.of_ratios(
                 f"FedNMap ends lower than Zhang for every {what}",
                 "lowest",
                 f"lower in {answers.count(True)} of {len(cases)}, not in {answers.count(False)}: {told}",
-                together(answers),
+                ratios,
                 f"{span(ratios)} of Zhang's",
-                reason=unsure(ratios),
-                power=power(ratios),
             )
         )
     table = [["width", "batch", "gamma", *METHODS, "FedNMap over Zhang", "smallest effect"]]

@@ -15,10 +15,14 @@ CHOICES = f"""\
 Given by the paper: MNIST, one hidden sigmoid layer, elastic net 0.001 |x|_1 + 0.01 |x|_2^2, training samples sorted by
 label and divided among the clients without overlap, gamma = {GAMMA:g}, eta_s = 1, all clients in every round.
 
+Not given by the paper: the width, the samples per local step and how they are drawn, the rounds, the initialisation,
+the scaling of the pixels, whether biases are penalised, and the gamma of the measure |F_nat|^2.
+
 Chosen here: all 60,000 training pictures, cut into n equal parts; {HIDDEN} hidden units; {BATCH} samples per local
-step, drawn with replacement, where nothing else is said; pixels in [0, 1]; cross-entropy; PyTorch's default
-initialisation. A trial has its own initialisation and its own minibatches, the same for all methods; the partition is
-the same in all trials. All methods start at the model x_0 = prox(z_0, gamma), where z_0 is the initialisation.
+step, drawn with replacement, where nothing else is said; pixels in [0, 1]; cross-entropy; all parameters penalised,
+biases too; PyTorch's default initialisation. A trial has its own initialisation and its own minibatches, the same for
+all methods; the partition is the same in all trials. All methods start at the model x_0 = prox(z_0, gamma), where z_0
+is the initialisation.
 |F_nat(x_t)|^2 uses the exact gradient on all 60,000 pictures and gamma = {GAMMA:g} for all methods, every {EVERY}
 rounds."""
 

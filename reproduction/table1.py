@@ -5,11 +5,13 @@ Limits: exact gradients, constant steps; rates: noisy gradients, for each (n, Q,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from math import log
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from fednmap.simulation import Record
@@ -252,21 +254,30 @@ def draw(curves: list[Curve]) -> Picture:
             lines(axis, groups, "value", order=METHODS)
         caption(axis, k, f"{problem}, exact gradients")
     for k, (axis, factor) in enumerate(zip(axes[5:], FACTORS, strict=False), start=5):
-        ticks: set[float] = set()
-        for row, moved in _fits(curves):
-            if moved == factor:
-                x, y, _ = best(curves, row, factor)
-                name = f"{row.method}, {row.problem}"
-                axis.plot(x, np.exp(np.log(y).mean(1)), "o-", color=f"C{ROWS.index(row)}", label=name)
-                ticks |= set(x)
-        axis.set(xscale="log", yscale="log")
-        axis.set_xticks(sorted(ticks), [f"{v:g}" for v in sorted(ticks)])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        caption(axis, k, f"noisy gradients, error against {factor}", x=factor, y="error at the best step")
+        found = {
+            ROWS.index(row): (f"{row.method}, {row.problem}", *best(curves, row, factor)[:2])
+            for row, moved in _fits(curves)
+            if moved == factor
+        }
+        draw_errors(axis, k, factor, found, "noisy gradients, ")
     axes[8].set_axis_off()
     axes[8].legend(*axes[5].get_legend_handles_labels(), loc="center", fontsize="small", title="panels (f) to (h)")
     return picture
+
+
+def draw_errors(
+    axis: Axes, k: int, factor: str, found: Mapping[int, tuple[str, list[float], Array]], what: str
+) -> None:
+    """The error against a factor, with a band over the trials. found: number of the row -> label, values, errors."""
+    for row, (label, x, y) in found.items():
+        axis.plot(x, np.exp(np.log(y).mean(1)), "o-", color=f"C{row}", label=label, markersize=3)
+        axis.fill_between(x, y.min(1), y.max(1), color=f"C{row}", alpha=0.15, linewidth=0)
+    ticks = sorted({v for _, x, _ in found.values() for v in x})
+    axis.set(xscale="log", yscale="log")
+    axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    caption(axis, k, f"{what}error against {factor}", x=factor, y="error at the best step")
 
 
 def final(curve: Curve) -> dict[str, float]:
@@ -275,11 +286,16 @@ def final(curve: Curve) -> dict[str, float]:
 
 
 def closing(curves: list[Curve]) -> str:
-    """The measured exponents, one line per row of Table 1 and factor."""
+    """The errors at the best steps, one line per row of Table 1, factor and value."""
+    return errors_table((row.method, row.problem, factor, *best(curves, row, factor)) for row, factor in _fits(curves))
+
+
+def errors_table(found: Iterable[tuple[str, str, str, list[float], Array, list[float]]]) -> str:
+    """In CSV. found: method, problem, factor, its values, errors of all trials, best steps."""
     lines_ = ["method,problem,factor,value,error,step"]
-    for row, factor in _fits(curves):
-        for x, y, s in zip(*best(curves, row, factor), strict=True):
-            lines_.append(f"{row.method},{row.problem},{factor},{x:g},{np.exp(np.log(y).mean()):.6g},{s:g}")
+    for method, problem, factor, *columns in found:
+        for x, y, s in zip(*columns, strict=True):
+            lines_.append(f"{method},{problem},{factor},{x:g},{np.exp(np.log(y).mean()):.6g},{s:g}")
     return "\n".join(lines_) + "\n"
 
 

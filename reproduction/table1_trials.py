@@ -12,8 +12,8 @@ from fednmap.core import Algorithm, Regularizer
 from fednmap.measure import objective, stationarity
 from fednmap.regularizers import L1, MCP, L1Ball
 from fednmap.simulation import Diverged, Record, simulate
-from reproduction.hyperparameters import hyperparameters
 from reproduction.quadratics import DIM, Quadratics
+from reproduction.runs import hyperparameters
 
 MU = 0.2
 NOISE = 4.0
@@ -117,16 +117,16 @@ def error(method: str, problem: str, n: int, Q: int, T: int, step: float, trial:
             if problem == "nonconvex":
                 found.append(float(stationarity(f, phi, kind.model(r.server), MEASURE_GAMMA)))
             elif r.t >= 0.9 * T:
-                found.append(float(objective(f, phi, kind.model(r.server))) - optimum(problem))
+                found.append(float(objective(f, phi, kind.model(r.server))) - optimum(phi, PROBLEMS[problem]))
     except Diverged:
         return float("inf")
     return float(np.mean(found))
 
 
 @cache
-def optimum(problem: str) -> float:
+def optimum(phi: Regularizer, problem: partial[Quadratics]) -> float:
     """psi*, by proximal gradient steps from the start until nothing moves."""
-    phi, f = PHI[problem], PROBLEMS[problem](2)
+    f = problem(2)
     x = f.start
     for _ in range(5000):
         x = phi.prox(x - f.gradient(x), 1.0)

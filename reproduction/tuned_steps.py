@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from math import exp, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +21,16 @@ from matplotlib.figure import Figure as Picture
 
 from fednmap.measure import zeros
 from fednmap.runs.configuration import Config
-from fednmap.runs.experiment import dataset_of, prepare
+from fednmap.runs.experiment import prepare
 from fednmap.simulation import Diverged, Record, simulate
 from reproduction import shallow
 from reproduction.figure import Figure, panels
+from reproduction.runs import of_config
 from reproduction.sampling import points
 from reproduction.trials import Curve, Setting, Trial, select
 from reproduction.verdict import (
     RULE,
     Claim,
-    Difference,
     Verdict,
     compare,
     finals,
@@ -39,7 +38,6 @@ from reproduction.verdict import (
     judged,
     number,
     power,
-    together,
     unsure,
 )
 
@@ -142,12 +140,7 @@ def _job(part: str, name: str, choice: Choice, seed: int) -> Trial:
     own = {"set": {"fednmap.gamma": choice.gamma}} if choice.gamma else {}
     settings = {"eta_a": choice.step / Q, "local_steps": Q, "gamma": task.gamma, "seed": seed, **task.config, **own}
     config = Config.make(algorithms=(choice.method.lower(),), measure_gamma=task.gamma, **settings)
-    configuration = config.model_dump(mode="json", exclude={"checkpoint_every"})
-    return Trial({**setting, "trial": seed}, partial(measure, config), configuration, partial(_digest, config))
-
-
-def _digest(config: Config) -> str:
-    return dataset_of(config).digest
+    return of_config({**setting, "trial": seed}, config, measure)
 
 
 def measured_after(t: int, rounds: int) -> bool:
@@ -238,15 +231,13 @@ def _claims(curves: list[Curve], name: str, chosen: Sequence[Choice]) -> list[Cl
     ]
     fixed = compare(of[default], of[others[0]])
     found.append(
-        Claim(
+        Claim.of_ratios(
             f"{name}: FedNMap with gamma = 4 eta_hat ends with a lower psi than Zhang, each at its best step",
             "-",
             f"{number(of[default])} ({default}): ratio {fixed}",
-            together(judged([fixed])),
+            [fixed],
             f"{fixed} of Zhang's",
-            fixed.log.trials,
-            unsure([fixed]),
-            power([fixed]),
+            trials=fixed.log.trials,
         )
     )
     return [*found, _zeros_claim(curves, name, free, others[0])]
@@ -259,9 +250,9 @@ def _zeros_claim(curves: list[Curve], name: str, free: Choice, zhang: Choice) ->
     return Claim(
         f"{name}: these FedNMap runs have more exact zeros than Zhang's",
         "-",
-        f"{np.mean(list(ours.values())):.1f} % and {np.mean(list(theirs.values())):.1f} %: {_in_points(apart)}",
+        f"{np.mean(list(ours.values())):.1f} % and {np.mean(list(theirs.values())):.1f} %: {apart.in_points()}",
         answer if not answer or holm([apart.p])[0] else None,
-        _in_points(apart),
+        apart.in_points(),
         apart.trials,
         "an interval includes both answers",
         f"{apart.power:.2g} points" if isfinite(apart.power) else "none",
@@ -270,10 +261,6 @@ def _zeros_claim(curves: list[Curve], name: str, free: Choice, zhang: Choice) ->
 
 def _zeros(curves: Sequence[Curve]) -> dict[int, float]:
     return {k: 100 * share for k, share in finals(curves, "zeros").items()}
-
-
-def _in_points(found: Difference) -> str:
-    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}] points"
 
 
 def _ends_table(curves: list[Curve], name: str, chosen: Sequence[Choice]) -> list[list[str]]:

@@ -55,6 +55,22 @@ class Claim:
     tried: int = 1
     """In how many settings."""
 
+    @classmethod
+    def of_ratios(
+        cls,
+        claim: str,
+        paper: str,
+        measured: str,
+        ratios: Sequence[Ratio],
+        effect: str = "",
+        *,
+        wanted: str = "lower",
+        **more: Any,
+    ) -> Claim:
+        """Judge a claim about all of these comparisons, with Holm's correction; `more` replaces what follows."""
+        follows = {"holds": together(judged(ratios, wanted)), "reason": unsure(ratios), "power": power(ratios)}
+        return cls(claim, paper, measured, **{"effect": effect, **follows, **more})
+
     @property
     def verdict(self) -> str:
         """In words."""
@@ -114,6 +130,11 @@ class Difference(NamedTuple):
         if abs(self.mean) >= smallest and (self.high < 0 or self.low > 0):
             return "lower" if self.mean < 0 else "higher"
         return "level" if -smallest < self.low and self.high < smallest else "undecided"
+
+    def in_points(self) -> str:
+        """A difference of percentages with its interval."""
+        interval = f" [{self.low:+.1f}, {self.high:+.1f}]" if self.trials > 1 else ""
+        return f"{self.mean:+.1f}{interval} points"
 
     def judged(self, wanted: str, smallest: float) -> bool | None:
         """Whether it is `lower` or `higher`, as wanted; None if the interval allows both answers."""
@@ -260,12 +281,13 @@ def command(name: str, scale: str, trials: int) -> str:
 
 
 def by_code(codes: Mapping[str, int]) -> str:
-    """Say which code the trials were run with, and whether it is today's. codes: digest -> number of trials."""
+    """Say which code the trials were run with, and whether the page was written with it. codes: digest -> trials."""
     counts = sorted(codes.items(), key=lambda pair: (-pair[1], pair[0]))
     words = "; ".join(f"{count} by {code}" for code, count in counts)
     older, every = sum(count for code, count in counts if code != CODE), sum(codes.values())
     mark = f"{'all' if older == every else f'{older} of the {every}'} trials are of older code"
-    return f"Trials by code: {words}. Today's code is {CODE}: {mark if older else 'all trials are of this code'}."
+    mark = mark if older else "all trials are of this code"
+    return f"Trials by code: {words}. This page was written with code {CODE}: {mark}."
 
 
 def provenance(codes: Mapping[str, int], histories: bool) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 
+MACROS = {"prox": r"\operatorname{prox}", "mean": r"\operatorname{mean}", "sign": r"\operatorname{sign}"}
+"""What formulas may use beyond LaTeX; and phi is written as on our pages."""
 ARGUMENT = re.compile(r"^(\w+):\s+(\S.*)$")
 CODE = r"``[^`]+``|`[^`]+`"
 FORMULA = r"(?<![\w\\$])\$[^\s$`](?:[^$`]*[^\s$`\\])?\$(?![\w$])"  # not $5 and $6, nor $HOME/$USER
@@ -110,6 +112,8 @@ def skip(app: object, what: str, name: str, thing: object, skipped: bool, option
 
 
 def setup(app: object) -> dict[str, bool]:
+    macros = {"tex": {"macros": {**MACROS, "phi": r"\varphi"}}}
+    app.connect("config-inited", lambda _, config: setattr(config, "mathjax3_config", macros))  # type: ignore[attr-defined]
     app.connect("autodoc-process-docstring", process)  # type: ignore[attr-defined]
     app.connect("autodoc-skip-member", skip)  # type: ignore[attr-defined]
     return {"parallel_read_safe": True}

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from fednmap.data.hospital_files import LEFT_OUT, hospital_files
+from fednmap.data.heart_disease import LEFT_OUT, hospital_files
 
 
 def write(folder: Path) -> list[Path]:

@@ -2,26 +2,20 @@
 
 from dataclasses import is_dataclass
 
+from fednmap.algorithms.central import NormalMapSGD, ProxSGD
 from fednmap.algorithms.compressed_fednmap import CompressedFedNMap
 from fednmap.algorithms.econtrolda import EControlDA
 from fednmap.algorithms.fast_fedda import FastFedDA
-from fednmap.algorithms.fedadmm import FedADMM
-from fednmap.algorithms.fedavg import FedAvg
+from fednmap.algorithms.fedavg import FedAvg, FedProx, PrunedFedAvg
 from fednmap.algorithms.fedcanon import FedCanon
-from fednmap.algorithms.fedda import FedDA
-from fednmap.algorithms.feddr import FedDR
-from fednmap.algorithms.fedmid import FedMiD
+from fednmap.algorithms.fedda import FedDA, FedMiD
 from fednmap.algorithms.fednewton import FedNewton
 from fednmap.algorithms.fednmap import FedNMap
 from fednmap.algorithms.fednmap_memory import FedNMapMemory
-from fednmap.algorithms.fedpd import FedPD
-from fednmap.algorithms.fedprox import FedProx
-from fednmap.algorithms.normal_map_sgd import NormalMapSGD
-from fednmap.algorithms.prox_sgd import ProxSGD
-from fednmap.algorithms.pruned_fedavg import PrunedFedAvg
 from fednmap.algorithms.scaffnew import Scaffnew
 from fednmap.algorithms.scaffold import SCAFFOLD
 from fednmap.algorithms.server_optimiser import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimiser
+from fednmap.algorithms.splitting import FedADMM, FedDR, FedPD
 from fednmap.algorithms.zhang import Zhang
 from fednmap.core import Algorithm
 from fednmap.names import InputError, look_up
@@ -52,7 +46,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "prox-sgd": ProxSGD,
     "normal-map-sgd": NormalMapSGD,
 }
-
 
 WITH_MEMORY: dict[type[Algorithm], type[Algorithm]] = {FedNMap: FedNMapMemory}
 """What the setting `memory` makes of a method."""

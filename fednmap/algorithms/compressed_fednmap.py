@@ -24,33 +24,33 @@ from fednmap.regularizers.parameters import fraction, integer, nonnegative, posi
 
 @dataclass(frozen=True)
 class CompressedFedNMap(Algorithm):
-    """CompressedFedNMap is FedNMap with compressed uplinks: the same fixed points, a share of the bytes up.
+    r"""CompressedFedNMap is FedNMap with compressed uplinks: the same fixed points, a share of the bytes up.
 
-    With x = prox(z) = prox_{gamma phi}(z), c_i = h - h_i, and C one of top, random, quantised::
+    With $x = \prox(z) = \prox_{\gamma \phi}(z)$, $c_i = h - h_i$, and C one of top, random, quantised:
 
-        client i:  z_i = z
-                   Q times:  z_i = z_i - eta_a (g_i(prox(z_i)) + (z - x)/gamma + c_i)
-                   G_i = (z - z_i)/(eta_a Q) - (z - x)/gamma - c_i, its mean local gradient
-                   D_i = C(G_i - h_i - eta e_i), sent to the server
-                   h_i = h_i + D_i;   e_i = e_i + h_i - G_i
-        server:    z = z - pace Q eta_s eta_a ((z - x)/gamma + h + mean D_i)
-                   h = h + share * mean D_i
+    $$
+    \text{client } i:\quad & z_i = z, \text{ then } Q \text{ times }
+        z_i = z_i - \eta_a (g_i(\prox(z_i)) + (z - x)/\gamma + c_i) \\
+    & G_i = (z - z_i)/(\eta_a Q) - (z - x)/\gamma - c_i, \text{ its mean local gradient} \\
+    & D_i = C(G_i - h_i - \eta e_i) \text{ is sent}; \quad h_i = h_i + D_i, \quad e_i = e_i + h_i - G_i \\
+    \text{server}:\quad & z = z - \text{pace } Q \eta_s \eta_a ((z - x)/\gamma + h + \mean D_i), \qquad h = \mean h_i
+    $$
 
-    FedNMap's own uplink is y_i = (z - x)/gamma + h + (G_i - h_i), of which only the last part is news to the server:
+    FedNMap's own uplink is $y_i = (z - x)/\gamma + h + (G_i - h_i)$, of which only the last part is news to the server:
     that is compressed. h_i is what the server knows of G_i, so that h stays the mean of all h_i whatever C does, and
-    e_i sums up what the server was not told; eta e_i of it is sent on. Where C is the identity this is FedNMap.
+    e_i sums up what the server was not told; $\eta e_i$ of it is sent on. Where C is the identity this is FedNMap.
 
     K:          entries that top and random keep: an integer, or a fraction of p below 1.
     compressor: "top" keeps the K largest; "random" K entries drawn again in each round from `seed`, the same for all
                 clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
     control:    eta, the share of e_i that is sent on. Default, with delta = K/p: EControl's
-                delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1. With exact gradients 0
+                $\delta / (3 \sqrt{1 - \delta} (1 + \sqrt{1 - \delta}))$, at most 1. With exact gradients 0
                 needs fewer rounds and is exact too: e_i then plays no part, as in EF21. Noise is averaged out only
                 where eta > 0.
     pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what suits C, so that steps that
                 suit FedNMap do here: 1 - sqrt(1 - delta), about delta/2, for random; 20 times that, at most 1, for
                 top; 1 for quantised. With few clients per round random may need less.
-    gamma:      prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
+    gamma:      prox parameter, $\gamma \rho < 1$. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
 
     >>> from fednmap.regularizers import L1
     >>> algorithm = CompressedFedNMap(L1(0.1), eta_a=0.05, Q=10, K=0.01)
@@ -118,9 +118,6 @@ class CompressedFedNMap(Algorithm):
         pull = (z - self.phi.prox(z, self.gamma)) / self.gamma
         z = z - pace * self.Q * self.eta_s * self.eta_a * (pull + h + up.D)
         return self.Server(z, h + share * up.D, t + 1)
-
-    def model(self, server: Server) -> Tensor:
-        return self.phi.prox(server.z, self.gamma)
 
     def compression(self) -> ContractiveCompressor:
         return compressor(self.compressor, self.K, self.bits, self.seed)

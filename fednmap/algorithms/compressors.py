@@ -91,7 +91,11 @@ class _Sparsifier(ContractiveCompressor):
 
 @dataclass(frozen=True)
 class TopKCompressor(_Sparsifier):
-    """The K entries that are largest in magnitude; K below 1 is a fraction of all."""
+    """Keep the K entries that are largest in magnitude; K below 1 is a fraction of all.
+
+    >>> TopKCompressor(1)(torch.tensor([1.0, -3.0]), torch.tensor(0))
+    tensor([ 0., -3.])
+    """
 
     def pace(self, p: int) -> float:
         """Twenty times what is proved, at most 1: what matters most comes first. Measured, see `docs/family.md`."""
@@ -104,7 +108,11 @@ class TopKCompressor(_Sparsifier):
 
 @dataclass(frozen=True)
 class RandomK(_Sparsifier):
-    """K entries drawn again in each round from the seed, the same for all clients; K below 1 is a fraction of all."""
+    """Keep K entries, drawn again in each round from the seed, the same for all clients; K below 1 is a fraction.
+
+    >>> RandomK(2, seed=0)(torch.ones(5), torch.tensor(0)).sum()
+    tensor(2.)
+    """
 
     seed: int
 
@@ -122,6 +130,9 @@ class QuantisedCompressor(ContractiveCompressor):
     The unit is the smallest power of two with which the largest entry fits, one for each client: products with it are
     exact, so that packing loses nothing. No entry's error is above its magnitude, and that of the largest one is a
     seventh of it at most: a contraction for every p.
+
+    >>> QuantisedCompressor(4)(torch.tensor([1.0, 0.3, -0.01]), torch.tensor(0))
+    tensor([1.0000, 0.2500, -0.0000])
     """
 
     bits: int

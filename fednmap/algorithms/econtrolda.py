@@ -20,14 +20,19 @@ from fednmap.regularizers.parameters import integer
 
 @dataclass(frozen=True)
 class EControlDA(Algorithm):
-    """EControlDA solves min f(x) + phi(x) for convex f and phi with compressed uplinks, one gradient per round.
+    r"""EControlDA solves $\min f(x) + \phi(x)$ for convex f and $\phi$, one gradient per round.
 
-    C keeps K coordinates, delta = K/p, eta = delta / (3 sqrt(1 - delta) (1 + sqrt(1 - delta))), at most 1; 0 if K = p::
+    Uplinks are compressed: C keeps K of p coordinates. With $\delta = K/p$ and
+    $\eta = \delta / (3 \sqrt{1 - \delta} (1 + \sqrt{1 - \delta}))$, at most 1; 0 if K = p:
 
-        client i:  D_i = C(g_i(x) - ghat_i - eta e_i);  ghat_i = ghat_i + D_i;  e_i = e_i + ghat_i - g_i(x);  send D_i
-        server:    ghat = ghat + mean D_i;  S = S + ghat;  A = A + 1;  x = prox_{(A/gamma) phi}(x_0 - S/gamma)
+    $$
+    \text{client } i:\quad & D_i = C(g_i(x) - \hat g_i - \eta e_i) \text{ is sent};
+        \quad \hat g_i = \hat g_i + D_i, \quad e_i = e_i + \hat g_i - g_i(x) \\
+    \text{server}:\quad & \hat g = \hat g + \mean D_i, \quad S = S + \hat g, \quad A = A + 1,
+        \quad x = \prox_{(A/\gamma) \phi}(x_0 - S/\gamma)
+    $$
 
-    The server keeps z = x_0 - S/gamma.
+    The server keeps $z = x_0 - S/\gamma$.
 
     K:          coordinates kept: an integer, or a fraction of p below 1.
     compressor: "top" keeps the K largest in magnitude; "random" K coordinates drawn again each round from `seed`,

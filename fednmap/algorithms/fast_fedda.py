@@ -17,17 +17,19 @@ from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Tr
 
 @dataclass(frozen=True)
 class FastFedDA(Algorithm):
-    """Fast-FedDA solves min f(x) + phi(x) for mu-strongly convex f and convex phi, exactly as t grows.
+    r"""Fast-FedDA solves $\min f(x) + \phi(x)$ for $\mu$-strongly convex $f$ and convex $\phi$, exactly as t grows.
 
-    All gradients and all iterates so far are summed, with equal weights, A of them::
+    All gradients and all iterates so far are summed, with equal weights, $A$ of them. A step is
 
-        step(G, W, A) = argmin_w <G, w> + A phi(w) + (mu/4) sum_j |w - w_j|^2 + (gamma/2) |w - w_0|^2
-                      = prox_{(A/b) phi}((gamma w_0 + (mu/2) W - G) / b),   b = gamma + A mu/2,   W = sum_j w_j
+    $$
+    w(G, W, A) &= \arg\min_w \langle G, w \rangle + A \phi(w) + \tfrac{\mu}{4} \textstyle\sum_j |w - w_j|^2
+        + \tfrac{\gamma}{2} |w - w_0|^2 \\
+    &= \prox_{(A/b) \phi}((\gamma w_0 + \tfrac{\mu}{2} W - G) / b),
+        \qquad b = \gamma + A \mu/2, \quad W = \textstyle\sum_j w_j
+    $$
 
-        client i:  Q times:  G = G + g_i(w);  W = W + w;  A = A + 1;  w = step(G, W, A);   send (G, W)
-        server:    G, W = mean (G_i, W_i)
-
-    Each iterate enters W once. The messages hold G - gamma w_0 in place of G, so that w_0 need not be sent.
+    A client takes Q times $G = G + g_i(w)$, $W = W + w$, $A = A + 1$, $w = w(G, W, A)$; the server averages G and W.
+    Each iterate enters W once. The messages hold $G - \gamma w_0$ in place of G, so that $w_0$ need not be sent.
 
     mu:    strong convexity of f.
     gamma: weight of the start; 1 / gamma is the first step. Default: 1 / eta_a.

@@ -1,11 +1,11 @@
-"""FedDA: federated dual averaging.
+"""FedDA and FedMiD: federated dual averaging and federated mirror descent.
 
-Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021, Algorithm 3 (FedDualAvg).
+Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021, Algorithms 3 (FedDualAvg) and 2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,16 +18,18 @@ from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, Tr
 
 @dataclass(frozen=True)
 class FedDA(Algorithm):
-    """FedDA solves min f(x) + phi(x) for convex phi, up to a bias of order eta_a on heterogeneous clients.
+    r"""FedDA solves $\min f(x) + \phi(x)$ for convex $\phi$, up to a bias of order $\eta_a$ on heterogeneous clients.
 
-    The clients' dual states are averaged; the prox weight s is the sum of all steps so far, 0 at first::
+    The clients' dual states are averaged; the prox weight $s$ is the sum of all steps so far, 0 at first.
 
-        client i:  z_i = z
-                   for q = 0 .. Q-1:  z_i = z_i - eta_a g_i(prox_{(s + eta_a q) phi}(z_i))
-                   send z_i - z
-        server:    z = z + eta_s mean (z_i - z);   s = s + eta_s eta_a Q;   model w = prox_{s phi}(z)
+    $$
+    \text{client } i:\quad & z_i = z, \text{ then for } q = 0, \dots, Q-1: \\
+    & z_i = z_i - \eta_a g_i(\prox_{(s + \eta_a q) \phi}(z_i)) \\
+    \text{server}:\quad & z = z + \eta_s \mean (z_i - z), \quad s = s + \eta_s \eta_a Q \\
+    \text{model}:\quad & x = \prox_{s \phi}(z)
+    $$
 
-    The published s is eta_s eta_a Q r in round r: the same, where eta_a does not change from round to round.
+    The published s is $\eta_s \eta_a Q r$ in round r: the same, where eta_a does not change from round to round.
 
     >>> from fednmap.regularizers import L1
     >>> FedDA(L1(0.1), eta_a=0.05, Q=10).traits.up
@@ -73,3 +75,56 @@ class FedDA(Algorithm):
 
     def model(self, server: Server) -> Tensor:
         return self.phi.prox(server.z, server.s)
+
+
+@dataclass(frozen=True)
+class FedMiD(Algorithm):
+    r"""FedMiD takes local proximal gradient steps, averages, and applies a prox on the server; for convex $\phi$.
+
+    $$
+    \text{client } i:\quad & w_i = w, \text{ then } Q \text{ times } w_i = \prox_{\eta_a \phi}(w_i - \eta_a g_i(w_i)) \\
+    \text{server}:\quad & w = \prox_{\eta_s \eta_a Q \phi}(w + \eta_s \mean (w_i - w))
+    $$
+
+    As published, with the prox on both sides, $\phi$ is counted twice: as eta_a falls the method tends to the optimum
+    of $f + 2 \phi$. `server_only=True` leaves the prox to the server; what remains is a bias of order $\eta_a$.
+
+    >>> from fednmap.regularizers import L1
+    >>> FedMiD(L1(0.1), server_only=True).server_only
+    True
+    """
+
+    phi: Regularizer
+    eta_a: float = 0.1
+    eta_s: float = 1.0
+    Q: int = 10
+    server_only: bool = False
+
+    traits = Traits(composite=True, up=1, down=1, prox="Q + 1", fixed_point=FixedPoint.OF_F_PLUS_2_PHI, rate="-")
+
+    class Server(NamedTuple):
+        w: Tensor
+
+    class Up(NamedTuple):
+        change: Tensor
+
+    def __post_init__(self) -> None:
+        check(self, "eta_a", "eta_s", "Q")
+        convex(self)
+        if self.server_only:
+            object.__setattr__(self, "traits", replace(self.traits, prox="0 + 1", fixed_point=FixedPoint.BIASED))
+
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
+        return self.Server(start), NoState()
+
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
+        w, step = down.w, LocalSteps(self.eta_a, g)
+        for q in range(self.Q):
+            w = step.down(w, w, q)
+            if not self.server_only:
+                w = self.phi.prox(w, self.eta_a)
+        return self.Up(w - down.w), client
+
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+        w = server.w + self.eta_s * up.change
+        return self.Server(self.phi.prox(w, self.eta_s * self.eta_a * self.Q))

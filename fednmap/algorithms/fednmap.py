@@ -5,44 +5,46 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fednmap.algorithms.control_variates import ControlVariate
 from fednmap.algorithms.hyperparameters import check, prox_step
 from fednmap.algorithms.kernels import LocalSteps
-from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
+from fednmap.core import Oracle, Regularizer
 from fednmap.regularizers.parameters import fraction
 
 
 @dataclass(frozen=True)
-class FedNMap(Algorithm):
-    """FedNMap solves min f(x) + phi(x) for smooth f_i and weakly convex phi, whatever the heterogeneity.
+class FedNMap(ControlVariate):
+    r"""FedNMap solves $\min f(x) + \phi(x)$ for smooth $f_i$ and weakly convex $\phi$, whatever the heterogeneity.
 
-    Algorithm 1, with x = prox(z) = prox_{gamma phi}(z) and c_i = h - h_i::
+    Algorithm 1, with $x = \prox(z) = \prox_{\gamma \phi}(z)$ and $c_i = h - h_i$:
 
-        client i:  z_i = z
-                   Q times:  z_i = z_i - eta_a (g_i(prox(z_i)) + (z - x)/gamma + c_i)     line 14
-                   y_i = (z - z_i) / (eta_a Q), sent to the server                        lines 16, 17
-                   h_i = y_i - (z - x)/gamma - c_i, its mean local gradient
-        server:    z = z - Q eta_s eta_a mean y_i                                         line 19
-                   h = mean of all h_i
+    $$
+    \text{client } i:\quad & z_i = z, \text{ then } Q \text{ times (line 14)} \\
+    & z_i = z_i - \eta_a (g_i(\prox(z_i)) + (z - x)/\gamma + c_i) \\
+    & y_i = (z - z_i) / (\eta_a Q), \text{ sent to the server (lines 16, 17)} \\
+    & h_i = y_i - (z - x)/\gamma - c_i, \text{ its mean local gradient} \\
+    \text{server}:\quad & z = z - Q \eta_s \eta_a \mean y_i \quad \text{(line 19)}, \qquad h = \mean h_i
+    $$
 
-    The paper updates c_i by c_i - y_i + mean y_j (line 8). With every client present that is h - h_i, because
-    (z - x)/gamma is common to all; written with h the method stays exact when only some clients take part,
-    and the one uplink y_i still suffices, because it already holds the change of h_i.
+    The paper updates c_i by $c_i - y_i + \mean y_j$ (line 8). With every client present that is $h - h_i$, because
+    $(z - x)/\gamma$ is common to all; written with h the method stays exact when only some clients take part, and the
+    one uplink $y_i$ still suffices, because it already holds the change of $h_i$.
 
-    gamma:  prox parameter, gamma * rho < 1. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
-    forget: c_i = (1 - forget)(h - h_i); 0 is the paper's method, 1 has no correction. Noise that the server adds to
-            mean y_i, for privacy, adds up in h - mean h_i unless that is forgotten: see `docs/privacy.md`.
+    gamma:  prox parameter, $\gamma \rho < 1$. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
+    forget: $c_i = (1 - \text{forget})(h - h_i)$; 0 is the paper's method, 1 has no correction. Noise that the server
+            adds to mean y_i, for privacy, adds up in h - mean h_i unless that is forgotten: see `docs/privacy.md`.
 
     With one client, reshuffled minibatches and Q = the batches of an epoch this is norm-PRR (Qiu, Li and Milzarek, A
     New Random Reshuffling Method for Nonsmooth Nonconvex Finite-sum Optimization, JMLR 2025); see `docs/family.md`.
 
-    Converges at rate O(sqrt(sigma^2 / (n Q T)) + 1/T) for nonconvex f (Theorem 1), and linearly to a
-    neighbourhood under the Polyak-Lojasiewicz condition (Theorem 2).
+    Converges at rate $O(\sqrt{\sigma^2 / (n Q T)} + 1/T)$ for nonconvex f (Theorem 1), and linearly to a neighbourhood
+    under the Polyak-Lojasiewicz condition (Theorem 2).
 
     >>> from fednmap.regularizers import L1
     >>> FedNMap(L1(0.1), eta_a=0.05, Q=10).gamma
@@ -56,16 +58,10 @@ class FedNMap(Algorithm):
     gamma: float = None  # type: ignore[assignment]  # given, or set below
     forget: float = 0.0
 
-    traits = Traits(
-        composite=True,
-        up=1,
-        down=2,
-        broadcast_follows=True,
-        control_variate="h",
+    traits = replace(
+        ControlVariate.traits,
         normal_map=True,
         server_variable="z",
-        prox="Q + 1",
-        fixed_point=FixedPoint.EXACT,
         rate="f nonconvex: O(sqrt(s2/(nQT)) + 1/T); psi PL: O~(s2/(nQT) + s2/T^2)",
     )
 
@@ -73,50 +69,30 @@ class FedNMap(Algorithm):
         z: Tensor
         h: Tensor
 
-    class Client(NamedTuple):
-        h: Tensor
-
-    class Up(NamedTuple):
-        y: Tensor
-
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q")
         fraction(self, "forget")
         prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
 
-    def init(self, start: Tensor) -> tuple[Server, Client]:
-        zero = torch.zeros_like(start)
-        return self.Server(start, zero), self.Client(zero)
-
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        z, d, step = down.z, self._direction(down, client), LocalSteps(self.eta_a, g)
+    def local(self, down: Server, client: ControlVariate.Client, g: Oracle) -> tuple[Any, ControlVariate.Client]:
+        z, d, step = down.z, self.direction(down, client), LocalSteps(self.eta_a, g)
         z_i = z
         for q in range(self.Q):
             z_i = step.down(z_i, self._prox(z_i), q, d)
         y = step.mean(z, z_i, self.Q)
         return self.Up(y), self.Client(y - d)
 
-    def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:
-        return self.Client(sent.y - self._direction(down, client))
-
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+    def aggregate(self, server: Server, up: ControlVariate.Up, share: float) -> Server:
         z, h = server
         return self.Server(z - self.Q * self.eta_s * self.eta_a * up.y, h + share * (up.y - self._pull(z) - h))
 
-    def model(self, server: Server) -> Tensor:
-        return self._prox(server.z)
-
-    def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
-        """Return x and h if Q = 1: the mean uplink is then grad f(x) + (z - x)/gamma, and h is grad f(x)."""
-        return (self.model(before), after.h) if self.Q == 1 and not self.forget else None
+    def direction(self, down: Server, client: ControlVariate.Client) -> Tensor:
+        """Return (z - x)/gamma + c_i."""
+        keep = 1 - self.forget
+        return torch.sub(self._pull(down.z) + keep * down.h, client.h, alpha=keep)  # one pass over all clients
 
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)
-
-    def _direction(self, down: Server, client: Client) -> Tensor:
-        """(z - x)/gamma + c_i: fixed during the round."""
-        keep = 1 - self.forget
-        return torch.sub(self._pull(down.z) + keep * down.h, client.h, alpha=keep)  # one pass over all clients
 
     def _pull(self, z: Tensor) -> Tensor:
         return (z - self._prox(z)) / self.gamma

@@ -74,7 +74,7 @@ class FedNMapMemory(Algorithm):
 
     def init(self, start: Tensor) -> tuple[Server, FedNMap.Client]:
         server, client = self._fednmap.init(start)
-        return self.Server(*server, *quasi_newton.empty(start, self.memory)), client
+        return self.Server(server.z, server.h, *quasi_newton.empty(start, self.memory)), client
 
     def broadcast(self, server: Server) -> FedNMap.Server:
         return FedNMap.Server(server.z, server.h)

@@ -22,13 +22,16 @@ from fednmap.regularizers.parameters import integer
 
 @dataclass(frozen=True)
 class Scaffnew(Algorithm):
-    """Scaffnew solves min f(x), exactly on heterogeneous clients::
+    r"""Scaffnew solves $\min f(x)$, exactly on heterogeneous clients.
 
-        every step:            xhat_i = x_i - eta_a (g_i(x_i) - h_i)
-        with probability p:    xbar = mean xhat_i;   h_i = h_i + (p/eta_a) (xbar - xhat_i);   x_i = xbar
-        otherwise:             x_i = xhat_i
+    $$
+    \text{every step}:\quad & \hat x_i = x_i - \eta_a (g_i(x_i) - h_i) \\
+    \text{with probability } p:\quad & \bar x = \mean \hat x_i, \quad h_i = h_i + (p/\eta_a) (\bar x - \hat x_i),
+        \quad x_i = \bar x \\
+    \text{otherwise}:\quad & x_i = \hat x_i
+    $$
 
-    All clients share the coin, p = 1/Q. One round is the steps up to a communication: their number is geometric with
+    All clients share the coin, $p = 1/Q$. One round is the steps up to a communication: their number is geometric with
     mean Q, drawn from (seed, t) and sent by the server. A client moves its h_i with the next broadcast, by
     the eta_a with which its xhat_i was made: that of the round before, where steps follow a schedule.
 
@@ -83,9 +86,6 @@ class Scaffnew(Algorithm):
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         return self.Server(up.xhat, server.t + 1, self._step(up.xhat))
-
-    def model(self, server: Server) -> Tensor:
-        return server.x
 
     def _step(self, like: Tensor) -> Tensor:
         return like.new_full((), self.eta_a, dtype=torch.float64)

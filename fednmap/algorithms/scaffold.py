@@ -21,17 +21,19 @@ from fednmap.regularizers.parameters import fraction
 
 @dataclass(frozen=True)
 class SCAFFOLD(Algorithm):
-    """SCAFFOLD solves min f(x), exactly on heterogeneous clients::
+    r"""SCAFFOLD solves $\min f(x)$, exactly on heterogeneous clients.
 
-        client i:  y = x;  Q times:  y = y - eta_a (g_i(y) - c_i + c)
-                   c_i' = c_i - c + (x - y) / (eta_a Q);  send y - x and c_i' - c_i
-        server:    x = x + eta_s mean (y_i - x);   c = c + (share of clients counted) mean (c_i' - c_i)
+    $$
+    \text{client } i:\quad & y_i = x, \text{ then } Q \text{ times } y_i = y_i - \eta_a (g_i(y_i) - c_i + c) \\
+    & c_i' = c_i - c + (x - y_i) / (\eta_a Q); \quad y_i - x \text{ and } c_i' - c_i \text{ are sent} \\
+    \text{server}:\quad & x = x + \eta_s \mean (y_i - x), \qquad c = \mean c_i
+    $$
 
-    The iterates are those of FedNMap with phi = 0, which sends one vector up instead of the two published.
+    The iterates are those of FedNMap with $\phi = 0$, which sends one vector up instead of the two published.
 
-    forget: 0 is the published method. Noise that the server adds to mean (c_i' - c_i), for privacy, adds up in
-            c - mean c_i; with forget the clients send c_i' - (1 - forget) c_i, the server forgets as much of c, and the
-            noise does not stay. The local steps are as published.
+    forget: 0 is the published method. Noise that the server adds to $\mean (c_i' - c_i)$, for privacy, adds up in
+            c - mean c_i; with forget the clients send $c_i' - (1 - \text{forget}) c_i$, the server forgets as much of
+            c, and the noise does not stay. The local steps are as published.
 
     >>> SCAFFOLD(eta_a=0.1, Q=5).traits.up
     2
@@ -87,9 +89,6 @@ class SCAFFOLD(Algorithm):
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
         return self.Server(server.x + self.eta_s * up.change, (1 - share * self.forget) * server.c + share * up.control)
-
-    def model(self, server: Server) -> Tensor:
-        return server.x
 
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return (before.x, after.c) if self.Q == 1 and not self.forget else None

@@ -116,17 +116,18 @@ class ServerOptimiser(Algorithm):
 
 @dataclass(frozen=True)
 class FedAvgM(ServerOptimiser):
-    """FedAvgM is a method with momentum on the server; as published, FedAvg::
+    r"""FedAvgM is a method with momentum on the server; as published, FedAvg.
 
-        clients:  as in the method `of`
-        server:   y = where the method would go from x;   m' = beta m + (y - x);   x = x + m' = y + beta m
+    Where the method would go from $x$ to $y$, the server takes
+
+    $$m = \beta m + (y - x), \qquad x = x + m.$$
 
     of:   the method, FedAvg if none is given: also FedProx, SCAFFOLD, FedNMap (whose z is moved), CompressedFedNMap.
     beta: momentum, in [0, 1); 0 is the method itself.
     phi, eta_a, eta_s, Q: those of the method, unless they are given here.
 
-    For FedAvg, y - x is eta_s times the mean change of the clients' models. Momentum makes steps of eta_s / (1 - beta)
-    in the long run. A method that ends exactly does so with momentum too.
+    For FedAvg, $y - x$ is eta_s times the mean change of the clients' models. Momentum makes steps of
+    $\eta_s / (1 - \beta)$ in the long run. A method that ends exactly does so with momentum too.
 
     >>> from fednmap.algorithms import SCAFFOLD
     >>> FedAvgM(of=SCAFFOLD(eta_a=0.1, Q=5)).traits.fixed_point.value
@@ -181,15 +182,15 @@ class _Adaptive(ServerOptimiser):
 
 @dataclass(frozen=True)
 class FedAdagrad(_Adaptive):
-    """FedAdagrad is a method with Adagrad on the server; as published, FedAvg::
+    r"""FedAdagrad is a method with Adagrad on the server; as published, FedAvg.
 
-        clients:  as in the method `of`
-        server:   d = y - x, where the method would go from x to y
-                  m = beta1 m + (1 - beta1) d;   v = v + d^2;   x = x + eta m / (sqrt(v) + tau)
+    With $d = y - x$, where the method would go from $x$ to $y$, the server takes
+
+    $$m = \beta_1 m + (1 - \beta_1) d, \qquad v = v + d^2, \qquad x = x + \eta m / (\sqrt{v} + \tau).$$
 
     of:  the method, FedAvg if none is given: also FedProx, SCAFFOLD, FedNMap (whose z is moved), CompressedFedNMap.
     eta: server step, about how far a coordinate moves in a round at most.
-    tau: degree of adaptivity: the smaller the more; v begins at tau^2.
+    tau: degree of adaptivity: the smaller the more; v begins at $\tau^2$.
     phi, eta_a, eta_s, Q: those of the method, unless they are given here.
 
     For FedAvg with eta_s = 1, d is the mean change of the clients' models, as published.
@@ -204,11 +205,7 @@ class FedAdagrad(_Adaptive):
 
 @dataclass(frozen=True)
 class FedAdam(_Adaptive):
-    """FedAdam is a method with Adam on the server; as published, FedAvg::
-
-        clients:  as in the method `of`
-        server:   d = y - x, where the method would go from x to y
-                  m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2;   x = x + eta m / (sqrt(v) + tau)
+    r"""FedAdam is a method with Adam on the server: FedAdagrad with $v = \beta_2 v + (1 - \beta_2) d^2$.
 
     As published without Adam's correction of the first rounds. Parameters as in `FedAdagrad`.
 
@@ -224,12 +221,7 @@ class FedAdam(_Adaptive):
 
 @dataclass(frozen=True)
 class FedYogi(_Adaptive):
-    """FedYogi is a method with Yogi on the server; as published, FedAvg::
-
-        clients:  as in the method `of`
-        server:   d = y - x, where the method would go from x to y
-                  m = beta1 m + (1 - beta1) d;   v = v - (1 - beta2) d^2 sign(v - d^2)
-                  x = x + eta m / (sqrt(v) + tau)
+    r"""FedYogi is a method with Yogi on the server: FedAdagrad with $v = v - (1 - \beta_2) d^2 \sign(v - d^2)$.
 
     Parameters as in `FedAdagrad`.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fednmap.data.hospital_files import hospital_files
+from fednmap.data.heart_disease import hospital_files
 from fednmap.names import InputError, choose
 
 EXAMPLES = {"hospitals": hospital_files}

@@ -18,7 +18,7 @@ from fednmap.decentralized import DECENTRALIZED
 from fednmap.decentralized.topologies import TOPOLOGIES
 from fednmap.models.build import MODELS
 from fednmap.names import choose
-from fednmap.regularizers.parse import REGULARIZERS, signature
+from fednmap.regularizers import REGULARIZERS, signature
 from fednmap.report.data_table import DataTable
 from fednmap.report.terminal import console
 from fednmap.runs.presets import presets

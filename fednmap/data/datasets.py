@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednmap.data.csv_files import csv
 from fednmap.data.dataset import Dataset, hold_out
 from fednmap.data.heart_disease import heart_disease
 from fednmap.data.pictures import cifar10, fashion_mnist, mnist
-from fednmap.data.svm_files import svm
 from fednmap.data.synthetic import sparse_regression, synthetic
+from fednmap.data.table_files import csv, svm
 from fednmap.data.tcga_brca import tcga_brca
 from fednmap.names import InputError, called, choose, current, imported, is_code, parted
 

@@ -1,4 +1,5 @@
-"""UCI heart disease: patients of four hospitals, a natural split; also divided and normalised as FLamby does it.
+"""UCI heart disease: patients of four hospitals, a natural split; also divided and normalised as FLamby does it, and as
+four CSV files with words, codes and gaps.
 
 FLamby: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
 Settings, NeurIPS 2022; the rules are those of its code (owkin/FLamby) and of owkin/benchmark_flamby.
@@ -6,7 +7,9 @@ Settings, NeurIPS 2022; the rules are those of its code (owkin/FLamby) and of ow
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -50,6 +53,21 @@ EPSILON = 1e-9
 NORMALISED = {"flamby": False, "flamby-pooled": True}
 """Variant -> whether all hospitals share mean and deviation."""
 
+COLUMNS = (
+    *("age", "sex", "chest_pain", "pressure", "cholesterol", "sugar", "ecg"),
+    *("heart_rate", "angina", "st_depression", "slope", "vessels", "thal", "outcome"),
+)
+LEFT_OUT = ("slope", "vessels", "thal", "cholesterol")
+"""Mostly missing; and cholesterol, which Switzerland did not measure and wrote as 0."""
+WORDS = {
+    "sex": {"0": "female", "1": "male"},
+    "chest_pain": {"1": "typical", "2": "atypical", "3": "not anginal", "4": "none"},
+    "sugar": {"0": "low", "1": "above 120"},
+    "ecg": {"0": "normal", "1": "ST-T abnormal", "2": "thick left ventricle"},
+    "angina": {"0": "no", "1": "under exercise"},
+    "outcome": {"0": "healthy", "1": "sick", "2": "sick", "3": "sick", "4": "sick"},
+}
+
 
 def heart_disease(variant: str | None = None, /) -> Dataset:
     """Heart disease or none: 740 patients of four hospitals (the clients), 13 features, 2 labels.
@@ -67,7 +85,7 @@ def heart_disease(variant: str | None = None, /) -> Dataset:
     if variant is not None:
         pooled = choose("variant of heart-disease", variant, NORMALISED)  # before files are looked for
         x, y, clients = patients()
-        test = _held_out(y, clients, 1 - TRAIN, TRAIN, SPLIT_SEED)
+        test = held_out(y, clients, 1 - TRAIN, SPLIT_SEED, TRAIN)
         x = _normalised(x, ~test, torch.zeros_like(clients) if pooled else clients)
         return _described(Dataset(x[~test], y[~test], x[test], y[test], clients[~test], clients[test]))
     data = hold_out(*patients())
@@ -101,13 +119,8 @@ def _described(data: Dataset) -> Dataset:
     return replace(data, features=FACTORS, labels=("healthy", "sick"), sites=tuple(HOSPITALS))
 
 
-def validation(labels: Tensor, clients: Tensor, share: float, seed: int) -> Tensor:
-    """Which of these rows are kept back to validate: `share` of each client's, by label where there are enough."""
-    return _held_out(labels, clients, share, None, seed)
-
-
-def _held_out(labels: Tensor, clients: Tensor, test: float, train: float | None, seed: int) -> Tensor:
-    """Which rows are for the test: drawn client by client, by label if each has more than two of the client's rows."""
+def held_out(labels: Tensor, clients: Tensor, test: float, seed: int, train: float | None = None) -> Tensor:
+    """Return which rows are for the test, a mask: drawn by client, by label if each has more than two of its rows."""
     from sklearn.model_selection import train_test_split  # takes a second to import
 
     kept = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
@@ -128,3 +141,30 @@ def _normalised(x: Tensor, train: Tensor, groups: Tensor) -> Tensor:
         known = x[mine & train]
         found[mine] = (x[mine] - known.mean(0)) / (known.std(0) + EPSILON)
     return found
+
+
+def hospital_files(folder: Path, left_out: Sequence[str] = LEFT_OUT) -> list[Path]:
+    """Write HOSPITAL.csv for each of the four into `folder`; what is missing is an empty cell."""
+    tables = {hospital: _table(hospital, left_out) for hospital in HOSPITALS}
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for hospital, lines in tables.items():
+        made.append(folder / f"{hospital}.csv")
+        made[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return made
+
+
+def _table(hospital: str, left_out: Sequence[str]) -> list[str]:
+    lines = [",".join(name for name in COLUMNS if name not in left_out)]
+    for found in cells(hospital):
+        row = dict(zip(COLUMNS, found, strict=True))
+        if hospital == "switzerland" and row["cholesterol"] == "0":
+            row["cholesterol"] = "?"
+        lines.append(",".join(_word(name, cell) for name, cell in row.items() if name not in left_out))
+    return lines
+
+
+def _word(column: str, cell: str) -> str:
+    """A code as what it stands for."""
+    plain = "" if cell == "?" else cell.removesuffix(".0")
+    return WORDS.get(column, {}).get(plain, plain)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from fednmap.data.clients import ONE_PER_CLIENT, ClientRows, tensor
 from fednmap.data.sparse import digest
@@ -42,56 +42,23 @@ def leaves(tree: Tree) -> list[Tensor]:
     return found
 
 
-class _Source(Protocol):
-    """The samples of one client."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: list[int]) -> tuple[Tree, Tensor]:
-        """Samples and targets of these numbers, as one batch."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Tensors:
+    """Samples as rows of tensors, in the shape of a torch data set that gives several at a time."""
+
     inputs: Tree
     targets: Tensor
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def read(self, rows: list[int]) -> tuple[Tree, Tensor]:
+    def __getitems__(self, rows: list[int]) -> tuple[Tree, Tensor]:
         index = torch.tensor(rows, device=self.targets.device)
         return mapped(lambda v: v.index_select(0, index), self.inputs), self.targets.index_select(0, index)
 
 
-@dataclass(frozen=True)
-class _Items:
-    """A map-style data set, and what makes a batch of its items."""
-
-    items: Any
-    collate: Callable[[list[Any]], Any]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def read(self, rows: list[int]) -> tuple[Tree, Tensor]:
-        several = getattr(self.items, "__getitems__", None)  # torch's own name for reading many at a time
-        return split(self.collate([self.items[i] for i in rows] if several is None else several(rows)))
-
-
-@dataclass(frozen=True)
-class _Some:
-    """Some of the samples of a source."""
-
-    source: _Source
-    rows: list[int]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, rows: list[int]) -> tuple[Tree, Tensor]:
-        return self.source.read([self.rows[i] for i in rows])
+_Source = tuple[Any, Callable[[Any], Any]]
+"""A client's map-style data set, and what makes a batch of its items."""
 
 
 class Records(ClientRows):
@@ -114,7 +81,7 @@ class Records(ClientRows):
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         self._sources = list(sources)
-        self.sizes = torch.tensor([len(source) for source in self._sources], device="cpu")
+        self.sizes = torch.tensor([len(items) for items, _ in self._sources], device="cpu")
         empty = (self.sizes < 1).nonzero()
         if len(empty):
             raise InputError(f"client {int(empty[0])} holds no sample; every client needs at least one")
@@ -148,7 +115,9 @@ class Records(ClientRows):
                 torch.set_rng_state(state)
         offsets = self.offsets
         client = int(torch.searchsorted(offsets, rows[0], right=True)) - 1
-        inputs, targets = self._sources[client].read((rows - offsets[client]).tolist())
+        (items, collate), numbers = self._sources[client], (rows - offsets[client]).tolist()
+        several = getattr(items, "__getitems__", None)  # torch's own name for reading many at a time
+        inputs, targets = split(collate([items[i] for i in numbers] if several is None else several(numbers)))
         if self.refused is not None and bool((targets == self.refused).any()):  # where the data set has its labels
             raise InputError(
                 f"label {self.refused} in a data set, whose labels were taken to count the same; give the loss class "
@@ -168,7 +137,7 @@ class Records(ClientRows):
     def thinned(self, count: int) -> Records:
         """About `count` of the samples, evenly spaced: of every client its share, and at least one."""
         pairs = zip(self._sources, self.thin_sizes(count), strict=True)
-        return self._with([_Some(s, [k * len(s) // few for k in range(few)]) for s, few in pairs])
+        return self._with([(Subset(s, [k * len(s) // few for k in range(few)]), make) for (s, make), few in pairs])
 
     def _with(self, sources: Sequence[_Source]) -> Records:
         changed = Records(sources).in_batches(self.batch_rows)
@@ -190,6 +159,10 @@ class Records(ClientRows):
     def digest(self) -> str:
         """SHA-256 of all samples, which are read for it, and of whose they are."""
         return digest([("sizes", self.sizes), *(("", v) for part in self.parts() for v in leaves(part))])
+
+
+def _as_read(batch: Any) -> Any:
+    return batch
 
 
 def split(batch: Any) -> tuple[Tree, Tensor]:
@@ -233,11 +206,11 @@ def _source(i: int, client: Any, batch_size: int | None) -> _Source:
     if isinstance(client, IterableDataset):
         raise InputError(f"client {i} is an IterableDataset, whose samples have no numbers; give a map-style one")
     if not isinstance(client, tuple | list):
-        return _Items(client, collate)
+        return client, collate
     if len(client) != 2 or not isinstance(client[0], Mapping | tuple | list | Tensor):
         raise InputError(f"client {i} is a {type(client).__name__} of {len(client)}; {ONE_PER_CLIENT}, or one data set")
     inputs, targets = mapped(Tensor.detach, client[0]), labelled(tensor(f"targets of client {i}", client[1]))
     lengths = {len(v) for v in (*leaves(inputs), targets)}
     if len(lengths) > 1:
         raise InputError(f"client {i} has inputs and targets of lengths {sorted(lengths)}; they must agree")
-    return _Tensors(inputs, targets)
+    return _Tensors(inputs, targets), _as_read

@@ -5,12 +5,15 @@ from dataclasses import is_dataclass
 from fednmap.algorithms import ALGORITHMS
 from fednmap.algorithms import method as server_method
 from fednmap.core import Algorithm
-from fednmap.decentralized.contract import DecentralizedAlgorithm, DecentralizedTraits
-from fednmap.decentralized.norm_dsgt import NormDSGT
-from fednmap.decentralized.norm_ed import NormED
+from fednmap.decentralized.methods import (
+    DecentralizedAlgorithm,
+    DecentralizedTraits,
+    NormDSGT,
+    NormED,
+    PGExtra,
+    ProxDSGD,
+)
 from fednmap.decentralized.on_graph import Decentralized
-from fednmap.decentralized.pg_extra import PGExtra
-from fednmap.decentralized.prox_dsgd import ProxDSGD
 from fednmap.decentralized.topologies import (
     TOPOLOGIES,
     Complete,
@@ -28,9 +31,10 @@ from fednmap.decentralized.topologies import (
     UndirectedExponential,
     Weights,
     from_file,
+    metropolis,
+    spectral_gap,
     topology_of,
 )
-from fednmap.decentralized.weights import metropolis, spectral_gap
 from fednmap.names import InputError, choose, imported, is_code
 
 DECENTRALIZED: dict[str, type[DecentralizedAlgorithm]] = {

@@ -1,4 +1,4 @@
-"""Communication graphs of n nodes and their mixing matrices."""
+"""Communication graphs of n nodes and their mixing matrices: doubly stochastic, so that the mean stays."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import hashlib
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fednmap.decentralized.weights import Edge, connected, doubly_stochastic, metropolis
 from fednmap.names import InputError, called, look_up, parted
 from fednmap.regularizers.parameters import integer
 
+Edge = tuple[int, int]
+Nodes = NDArray[np.int64]
+
 DRAWS = 1000  # of a random graph, until one is connected
+CLOSE = 1e-6  # how far from 1 a row or column of a matrix that is given may sum
+MIXES = 1e-9  # a smaller spectral gap is none
 
 
 class Topology(ABC):
@@ -52,8 +58,14 @@ class Graph(_Numbered):
     """Links in both directions, always the same, with Metropolis weights."""
 
     @abstractmethod
+    def linked(self, i: Nodes, j: Nodes) -> Any:
+        """Return which nodes i and j, i < j, are neighbours."""
+
     def edges(self) -> list[Edge]:
         """Return each link once."""
+        i, j = np.triu_indices(self.n, 1)
+        there = self.linked(i, j)
+        return list(zip(i[there].tolist(), j[there].tolist(), strict=True))
 
     def weights(self, t: int) -> Tensor:
         return metropolis(self.n, self.edges())
@@ -61,14 +73,26 @@ class Graph(_Numbered):
 
 @dataclass(frozen=True)
 class Ring(Graph):
-    """Each node and the next, the last and the first. Gap O(1/n^2)."""
+    """Each node and the next, the last and the first. Gap O(1/n^2).
 
-    def edges(self) -> list[Edge]:
-        return _simple((i, (i + 1) % self.n) for i in range(self.n))
+    >>> Ring(4).edges()
+    [(0, 1), (0, 3), (1, 2), (2, 3)]
+    """
+
+    def linked(self, i: Nodes, j: Nodes) -> Any:
+        return np.isin(j - i, (1, self.n - 1))
 
 
 @dataclass(frozen=True)
-class _Lattice(Graph):
+class Grid(Graph):
+    """Rows and columns, neighbours left, right, above and below; as square as n allows unless rows are given.
+
+    Gap O(1/n).
+
+    >>> Grid(4).edges()
+    [(0, 1), (0, 2), (1, 3), (2, 3)]
+    """
+
     rows: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,53 +103,59 @@ class _Lattice(Graph):
                 f"{type(self).__name__}: rows is {rows!r}, which does not divide n = {self.n}; leave it out"
             )
 
-    def _links(self, wrapped: bool) -> list[Edge]:
+    def linked(self, i: Nodes, j: Nodes) -> Any:
         rows = self.rows or next(k for k in range(math.isqrt(self.n), 0, -1) if self.n % k == 0)
         columns = self.n // rows
-        place = [(i, j) for i in range(rows) for j in range(columns)]
-        right = [((i, j), (i, j + 1)) for i, j in place if wrapped or j + 1 < columns]
-        below = [((i, j), (i + 1, j)) for i, j in place if wrapped or i + 1 < rows]
-        return _simple((a * columns + b, (c % rows) * columns + d % columns) for (a, b), (c, d) in right + below)
+        down, across = j // columns - i // columns, abs(j % columns - i % columns)
+        return self._next(down, rows) & (across == 0) | (down == 0) & self._next(across, columns)
+
+    def _next(self, apart: Nodes, length: int) -> Any:
+        """Whether places so far apart, of a row or column of this length, are neighbours."""
+        return apart == 1
 
 
-@dataclass(frozen=True)
-class Grid(_Lattice):
-    """Rows and columns, neighbours left, right, above and below; as square as n allows unless rows are given.
+class Torus(Grid):
+    """A grid whose opposite borders are neighbours. Gap O(1/n).
 
-    Gap O(1/n).
+    >>> len(Torus(9).edges())
+    18
     """
 
-    def edges(self) -> list[Edge]:
-        return self._links(wrapped=False)
-
-
-@dataclass(frozen=True)
-class Torus(_Lattice):
-    """A grid whose opposite borders are neighbours. Gap O(1/n)."""
-
-    def edges(self) -> list[Edge]:
-        return self._links(wrapped=True)
+    def _next(self, apart: Nodes, length: int) -> Any:
+        return (apart == 1) | (apart == length - 1) & (apart > 0)
 
 
 @dataclass(frozen=True)
 class Star(Graph):
-    """Node 0 and each of the others: a server's graph. Gap O(1/n)."""
+    """Node 0 and each of the others: a server's graph. Gap O(1/n).
 
-    def edges(self) -> list[Edge]:
-        return [(0, i) for i in range(1, self.n)]
+    >>> Star(4).edges()
+    [(0, 1), (0, 2), (0, 3)]
+    """
+
+    def linked(self, i: Nodes, j: Nodes) -> Any:
+        return i == 0
 
 
 @dataclass(frozen=True)
 class Complete(Graph):
-    """Everybody and everybody else: W = 1/n, one round makes all agree. Gap 1."""
+    """Everybody and everybody else: W = 1/n, one round makes all agree. Gap 1.
 
-    def edges(self) -> list[Edge]:
-        return [(i, j) for i in range(self.n) for j in range(i)]
+    >>> Complete(3).edges()
+    [(0, 1), (0, 2), (1, 2)]
+    """
+
+    def linked(self, i: Nodes, j: Nodes) -> Any:
+        return i < j
 
 
 @dataclass(frozen=True)
 class ErdosRenyi(Graph):
-    """Each pair with probability p, by default 2 log(n) / n, drawn from `seed` until connected."""
+    """Each pair with probability p, by default 2 log(n) / n, drawn from `seed` until connected.
+
+    >>> ErdosRenyi(4, 0.5, seed=7).edges() == ErdosRenyi(4, 0.5, seed=7).edges()
+    True
+    """
 
     p: float | None = None
     seed: int = 0
@@ -137,26 +167,26 @@ class ErdosRenyi(Graph):
             raise InputError(f"ErdosRenyi: p is {self.p!r}; the probability of a link must be in (0, 1]")
         self.edges()
 
-    def edges(self) -> list[Edge]:
+    def linked(self, i: Nodes, j: Nodes) -> Any:
         p = min(1.0, 2 * math.log(max(2, self.n)) / self.n) if self.p is None else self.p
-        pairs = [(i, j) for i in range(self.n) for j in range(i)]
+        there, pairs = np.zeros((self.n, self.n), dtype=bool), np.tril_indices(self.n, -1)
         for k in range(DRAWS):
-            drawn = np.random.default_rng((self.seed, k)).random(len(pairs)) < p
-            edges = [pair for pair, there in zip(pairs, drawn, strict=True) if there]
-            try:
-                connected(metropolis(self.n, edges), "it")
-            except InputError:
-                continue
-            return edges
+            there[pairs] = np.random.default_rng((self.seed, k)).random(len(i)) < p
+            if not _unreached(there).any():
+                return there[j, i]
         raise InputError(f"ErdosRenyi: none of {DRAWS} graphs of {self.n} nodes with p = {p:g} is connected; use more")
 
 
 @dataclass(frozen=True)
 class UndirectedExponential(Graph):
-    """Each node and those 1, 2, 4, ... places on, in both directions. Gap O(1/log n)."""
+    """Each node and those 1, 2, 4, ... places on, in both directions. Gap O(1/log n).
 
-    def edges(self) -> list[Edge]:
-        return _simple((i, (i + hop) % self.n) for i in range(self.n) for hop in _hops(self.n))
+    >>> len(UndirectedExponential(8).edges())
+    20
+    """
+
+    def linked(self, i: Nodes, j: Nodes) -> Any:
+        return np.isin(j - i, _hops(self.n)) | np.isin(self.n - j + i, _hops(self.n))
 
 
 @dataclass(frozen=True)
@@ -166,6 +196,9 @@ class Exponential(_Numbered):
     W_ij = 1 / (1 + number of hops) for j = i, i + 1, i + 2, i + 4, ... mod n: doubly stochastic, as each node sends
     to as many as it receives from, but not symmetric. Reference: Ying, Yuan, Chen, Hu, Pan and Yin, Exponential Graph
     is Provably Efficient for Decentralized Deep Training, 2021.
+
+    >>> Exponential(4).weights(0)[0].tolist() == [1 / 3, 1 / 3, 1 / 3, 0]
+    True
     """
 
     symmetric = False
@@ -181,6 +214,9 @@ class OnePeer(_Numbered):
 
     After log2(n) rounds, n a power of two, everybody holds the exact mean: one message per node and round. Not
     symmetric, and another W in every round. Reference: as for Exponential.
+
+    >>> OnePeer(4).weights(1)[0].tolist()
+    [0.5, 0.0, 0.5, 0.0]
     """
 
     symmetric = False
@@ -196,6 +232,9 @@ class Matchings(_Numbered):
     """In round t the nodes meet in random pairs, drawn from (seed, t), and take half of each other's.
 
     Reference: Boyd, Ghosh, Prabhakar and Shah, Randomized Gossip Algorithms, 2006.
+
+    >>> Matchings(4).weights(0).diagonal().tolist()
+    [0.5, 0.5, 0.5, 0.5]
     """
 
     seed: int = 0
@@ -267,6 +306,9 @@ class Lossy(Topology):
 
     Both ends see that nothing came and keep the weight for what is their own, so that W stays doubly stochastic. That
     needs links that carry as much in both directions.
+
+    >>> bool((Lossy(Ring(8), 0.5).weights(0).sum(0) == 1).all())
+    True
     """
 
     sound: Topology
@@ -313,7 +355,7 @@ def from_file(n: int, path: str) -> Topology:
     if lengths == [2] and all(v == int(v) for row in rows for v in row if math.isfinite(v)):
         for v in (v for row in rows for v in row if not 0 <= v < n):
             raise InputError(f"{what}: names node {v:g}, and there are {n} nodes, 0 to {n - 1}")
-        W = metropolis(n, _simple((int(i), int(j)) for i, j in rows))
+        W = metropolis(n, [(int(i), int(j)) for i, j in rows if i != j])
         connected(W, what)
         return Weights(W)
     if (len(rows), lengths[0]) != (n, n):
@@ -343,18 +385,23 @@ def topology_of(spec: str, n: int) -> Topology:
     >>> topology_of("torus:3", 12), topology_of("erdos-renyi:0.5,7", 4)
     (Torus(n=12, rows=3), ErdosRenyi(n=4, p=0.5, seed=7))
     """
-    check_name(spec)
+    make, argument = check_name(spec)
+    return from_file(n, argument) if make is from_file else called(spec, make, (n,), argument)
+
+
+def check_name(spec: str) -> tuple[Callable[..., Topology], str]:
+    """Return what makes the topology of that name, and its arguments; raise InputError if there is none."""
     name, argument = parted(spec.strip(), TOPOLOGIES)
     make = look_up("topology", name, TOPOLOGIES, Topology)
-    if name == "file":
-        return from_file(n, argument)
-    return called(spec, make, (n,), argument)
+    if make is from_file and not argument:
+        raise InputError("topology 'file' needs a path; use file:PATH, of links or of weights")
+    return make, argument
 
 
 def fingerprint(spec: str) -> str:
     """Return a digest of the topology's file; empty for those that are not read from one."""
-    name, argument = parted(spec.strip(), TOPOLOGIES)
-    if name != "file":
+    make, argument = check_name(spec)
+    if make is not from_file:
         return ""
     try:
         return hashlib.sha256(Path(argument).read_bytes()).hexdigest()
@@ -362,17 +409,81 @@ def fingerprint(spec: str) -> str:
         raise InputError(f"topology {spec}: cannot be read, {error.strerror}") from None
 
 
-def check_name(spec: str) -> None:
-    """There is a topology of that name."""
-    name, argument = parted(spec.strip(), TOPOLOGIES)
-    look_up("topology", name, TOPOLOGIES, Topology)
-    if name == "file" and not argument:
-        raise InputError("topology 'file' needs a path; use file:PATH, of links or of weights")
+def metropolis(n: int, edges: Iterable[Edge]) -> Tensor:
+    """W_ij = 1 / (1 + max(degree i, degree j)) for neighbours, the rest of each row on its diagonal.
+
+    Symmetric and doubly stochastic, with a positive diagonal: all eigenvalues but one lie within (-1, 1) if the graph
+    is connected. Reference: Xiao, Boyd and Kim, Distributed average consensus with least-mean-square deviation, 2007.
+
+    >>> metropolis(3, [(0, 1), (1, 2)])[1].tolist() == [1 / 3, 1 - 2 / 3, 1 / 3]
+    True
+    """
+    W = torch.zeros(n, n, dtype=torch.float64, device="cpu")
+    i, j = torch.tensor(list(edges), dtype=torch.int64, device="cpu").reshape(-1, 2).T
+    W[i, j] = W[j, i] = 1.0
+    degree = W.sum(1)
+    W = W / (1 + torch.maximum(degree[:, None], degree[None, :]))
+    return W + torch.diag(1 - W.sum(1))
 
 
-def _simple(edges: object) -> list[Edge]:
-    """Each link once, none from a node to itself."""
-    return sorted({(min(i, j), max(i, j)) for i, j in edges if i != j})  # type: ignore[attr-defined]
+def connected(W: Tensor, what: str) -> None:
+    """Raise InputError unless the graph is connected."""
+    if (apart := _unreached(W.numpy() != 0)).any():
+        raise InputError(
+            f"expected a connected graph, got {what} without a path from node 0 to node {apart.argmax()}, only to "
+            f"{(~apart).sum()} of {len(W)} nodes; add links"
+        )
+
+
+def _unreached(links: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which nodes no path leads to from node 0, whatever the direction of the links."""
+    from scipy.sparse.csgraph import connected_components  # `fednmap --help` loads nothing heavy
+
+    apart: NDArray[np.bool_] = connected_components(links, directed=False)[1] > 0
+    return apart
+
+
+def doubly_stochastic(W: Tensor, what: str) -> Tensor:
+    """W with its rounding mended, if it is square, at least 0, sums to 1 along rows and columns, and mixes."""
+    check_sums(W, what)
+    symmetric = bool((W - W.T).abs().max() <= CLOSE)
+    for _ in range(50):
+        W = W / W.sum(1, keepdim=True)
+        W = W / W.sum(0)
+    W = (W + W.T) / 2 if symmetric else W
+    connected(W, what)
+    if spectral_gap(W) < MIXES:
+        raise InputError(
+            f"{what} has another eigenvalue of modulus 1 and never mixes; give nodes a weight on the diagonal"
+        )
+    return W
+
+
+def check_sums(W: Tensor, what: str) -> None:
+    """Square, at least 0, and every row and column sums to 1."""
+    if W.ndim != 2 or W.shape[0] != W.shape[1] or not len(W):
+        raise InputError(f"{what} has shape {tuple(W.shape)}; a mixing matrix is square, a row for each node")
+    if not bool((W.isfinite() & (W >= 0)).all()):
+        raise InputError(f"{what} holds a weight below 0 or none at all; all must be finite and at least 0")
+    for name, sums in (("row", W.sum(1)), ("column", W.sum(0))):
+        worst = int((sums - 1).abs().argmax())
+        if abs(float(sums[worst]) - 1) > CLOSE:
+            raise InputError(
+                f"{what}: {name} {worst} sums to {float(sums[worst]):.6g}; W must be doubly stochastic, every row and "
+                "column summing to 1; give an edge list for Metropolis weights"
+            )
+
+
+def spectral_gap(W: Tensor) -> float:
+    """Return 1 - lambda, lambda the second largest modulus among the eigenvalues of W: 1 if one round makes all agree.
+
+    >>> round(spectral_gap(metropolis(4, [(0, 1), (1, 2), (2, 3), (3, 0)])), 6)
+    0.666667
+    """
+    if len(W) == 1:
+        return 1.0
+    sizes = torch.linalg.eigvals(W).abs().sort(descending=True).values
+    return 1.0 - float(sizes[1])
 
 
 def _hops(n: int) -> list[int]:

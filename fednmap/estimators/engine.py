@@ -69,8 +69,9 @@ def solve(
 ) -> tuple[list[Fit], int]:
     """The minimisers of f + phi for several phi on the coefficients, and the rounds of all of them.
 
-    All in the same rounds, by `path_solver`, if that takes them (l1, ridge, elastic-net: convex, so that the minimum
-    does not depend on where one begins); else one after another, each begun where the one before ended.
+    All in the same rounds, by `path_solver`, if that takes them (l1, ridge, elastic-net, and MCP and SCAD, whose
+    stationary points may depend on where one begins: at the model without columns); else one after another, each begun
+    where the one before ended.
 
     after:  a fit with another phi where the first begins, if they are found one after another.
     first:  the gradient at the start, where it is known.
@@ -78,14 +79,15 @@ def solve(
     """
     kinds = [kind for phi in phis if (kind := shrinkage(phi, f.end)) is not None]
     wide = len(f.start) > path_solver.SIZE
-    if f.constants or len(kinds) < len(phis) or (wide and not (f.can_restrict and all(np.any(l1) for l1, _ in kinds))):
+    if f.constants or len(kinds) < len(phis) or (wide and not (f.can_restrict and all(np.any(l1) for l1, *_ in kinds))):
         fits: list[Fit] = []
         for phi in phis:
             after = minimise(f, f.with_penalty(phi), f.start, tol=tol, max_rounds=max_rounds, after=after)
             fits.append(after)
         return fits, sum(fit.rounds for fit in fits)
-    l1, l2 = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, part))) for part in zip(*kinds, strict=True))
-    shrink = path_solver.Penalties(l1, l2, f.end)
+    l1, l2, *bent = (np.stack(np.broadcast_arrays(*map(np.atleast_1d, part))) for part in zip(*kinds, strict=True))
+    rho, knee = (np.maximum(bent[0], path_solver.TINY), bent[1]) if bent[0].any() else (None, None)
+    shrink = path_solver.Penalties(l1, l2, f.end, rho, knee)
     common: Any = {"max_rounds": max_rounds, "first": None if first is None else first.numpy()}
     if wide:
         found, sent = working_set.solve(f, shrink, tol=tol * f.unit, **common)
@@ -103,7 +105,7 @@ def solve(
         )
         sent = 2 * f.start.nbytes * len(f.sites) * found.rounds  # a point to every site, a gradient back
         sent[1:] -= 2 * f.start.nbytes * len(f.sites)  # the first is common to all
-    losses = f.losses(torch.from_numpy(found.x))
+    after, losses = None, f.losses(torch.from_numpy(found.x))
     objectives = losses + shrink.value(found.x)
     fits, total = [], found.total
     for k, phi in enumerate(phis):
@@ -113,8 +115,8 @@ def solve(
         fit = Fit(
             x, rounds, int(sent[k]), float(objectives[k]), size, size <= tol * f.unit, float(losses[k]), None, earlier
         )
-        if not fit.converged and rounds < max_rounds:  # from there by FedNMap with a short memory
-            more = minimise(f, f.with_penalty(phi), x, tol=tol, max_rounds=max_rounds - rounds)
+        if not fit.converged and rounds < max_rounds:  # by FedNMap with a short memory, which the next one begins with
+            after = more = minimise(f, f.with_penalty(phi), x, tol=tol, max_rounds=max_rounds - rounds, after=after)
             fit = more._replace(rounds=rounds + more.rounds, bytes=fit.bytes + more.bytes)
             total += more.rounds
         fits.append(fit)

@@ -194,7 +194,7 @@ def path(
     lambdas: int | Sequence[float] = 50,
 ) -> RegularizationPath:
     """Return the models at so many lam from lambda_max down, or at those given: all in the same rounds where the
-    penalty is l1, ridge or elastic-net, else each begun where the one before ended."""
+    penalty is l1, ridge, elastic-net, mcp or scad, else each begun where the one before ended."""
     estimator, rows = self._reading(X, y, sites, sample_weight)
     prepared = estimator._prepare(rows)
     null = null_model(estimator, prepared)

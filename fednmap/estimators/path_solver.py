@@ -12,13 +12,16 @@ point and the next, and between the points of neighbouring penalties in one roun
 fast, and the 50 lasso models of a path take fewer rounds than the last of them by itself. Where the Hessian changes
 with x, most penalties of a path come in later: when their neighbours are half way there, and from where those are.
 
+MCP and SCAD are l1 less a convex function, and x' is then a stationary point of the model, found from x: the objective
+falls from round to round, to a stationary point of f + phi.
+
 Reference for blocks: Schnabel, Quasi-Newton methods using multiple secant equations, 1983.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,35 +59,54 @@ Gradients = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Penalties:
-    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 and l2 are (k, 1) or (k, end)."""
+    """l1 |w|_1 + l2 |w|^2 / 2 on the first `end` coordinates w, for k penalties: l1 and l2 are (k, 1) or (k, end).
+
+    With rho > 0 (k, 1), MCP and SCAD: from |w_j| = knee on, the slope l1 falls with the curvature -rho until it is 0.
+    """
 
     l1: Floats
     l2: Floats
     end: int
+    rho: Floats | None = None
+    knee: Floats | None = None
 
-    def prox(self, v: Floats, step: Floats | float) -> Floats:
-        """Row by row; v may be written over."""
+    def prox(self, v: Floats, step: float) -> Floats:
+        """Row by row, for step rho < 1; v may be written over."""
         w, reach = v[:, : self.end], step * self.l1
         short = np.maximum(w, -reach)
         w -= np.minimum(short, reach, out=short)
         if self.l2.any():
             w /= 1 + step * self.l2
+        if self.rho is not None:
+            more = np.clip(np.abs(w) - self.knee, 0, self.l1 * (1 / self.rho - step))
+            more *= step * self.rho / (1 - step * self.rho)
+            w += np.copysign(more, w)
         return v
 
     def value(self, x: Floats) -> Floats:
-        w = x[:, : self.end]
-        found: Floats = (self.l1 * np.abs(w)).sum(1) + 0.5 * (self.l2 * np.square(w)).sum(1)
+        w = np.abs(x[:, : self.end])
+        found: Floats = (self.l1 * w).sum(1) + 0.5 * (self.l2 * np.square(w)).sum(1)
+        if self.rho is not None:
+            past = np.maximum(w - self.knee, 0)
+            bent = np.minimum(past, self.l1 / self.rho)
+            found -= (0.5 * self.rho * np.square(bent) + self.l1 * (past - bent)).sum(1)
         return found
 
     def some(self, rows: Numbers) -> Penalties:
-        if len(rows) == len(self.l1):
-            return self
-        return Penalties(self.l1[rows], self.l2[rows], self.end)
+        return self if len(rows) == len(self.l1) else self._each(lambda part: part[rows], self.end)
 
     def on(self, places: Numbers) -> Penalties:
         """On some of the w."""
-        l1, l2 = (part if part.shape[1] == 1 else part[:, places] for part in (self.l1, self.l2))
-        return Penalties(l1, l2, len(places))
+        return self._each(lambda part: part if part.shape[1] == 1 else part[:, places], len(places))
+
+    def _each(self, change: Callable[[Floats], Floats], end: int) -> Penalties:
+        rho, knee = (None if part is None else change(part) for part in (self.rho, self.knee))
+        return Penalties(change(self.l1), change(self.l2), end, rho, knee)
+
+    @property
+    def longest(self) -> float:
+        """The largest step of `prox` that is well conditioned."""
+        return np.inf if self.rho is None else 0.5 / float(self.rho.max())
 
     def neighbours(self) -> list[Numbers]:
         """The numbers of penalties that are near each other, in their order."""
@@ -158,8 +180,8 @@ class HessianModel:
         return 1.1 * size
 
     def next_points(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
-        """argmin of the model for each row of x."""
-        if len(x) == 1 or self.sent:
+        """argmin of the model for each row of x; with rho > 0 a stationary point."""
+        if phi.rho is None and (len(x) == 1 or self.sent):
             found = []
             for k in range(len(x)):
                 u = self.by_sets(x[k], g[k], phi.l1[k], phi.l2[k], phi.end)
@@ -199,11 +221,12 @@ class HessianModel:
 
     def _by_steps(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
         """Accelerated prox steps, all rows at once, each begun anew where its momentum leads uphill."""
-        step = 1 / max(self.largest(), TINY)
+        step = min(1 / max(self.largest(), TINY), phi.longest)
         size = max(float(np.abs(x).max()), step * float(np.abs(g).max()))
         if 0 < size < SMALL or 1 / SMALL < size < np.inf:
             unit = 2.0 ** int(np.log2(size))
-            return unit * self._by_steps(x / unit, g / unit, Penalties(phi.l1 / unit, phi.l2, phi.end), close / unit)
+            small = replace(phi, l1=phi.l1 / unit, knee=None if phi.knee is None else phi.knee / unit)
+            return unit * self._by_steps(x / unit, g / unit, small, close / unit)
         ahead, g, little = (step * self.D).astype(np.float32), step * g, np.square(step * close)
         u, point, way = x, x.copy(), np.empty(x.shape, np.float32)
         turn, far = np.full(len(x), MOVING), 0.0
@@ -251,7 +274,7 @@ def solve(
     reach:    for each coordinate the longest first step, where f has regions without curvature; None: no bound.
     model:    what is known of the Hessian; it learns.
     """
-    k, gamma = len(phi.l1), gamma or 1 / float(diagonal.sum())
+    k, gamma = len(phi.l1), min(gamma or 1 / float(diagonal.sum()), phi.longest)
     x = np.array(np.broadcast_to(start, (k, start.shape[-1])))
     g = np.array(np.broadcast_to(gradients(np.atleast_2d(start)) if first is None else first, x.shape))
     rounds = np.ones(k, np.intp)
@@ -295,7 +318,10 @@ def solve(
         finite = np.isfinite(new[left]).all(1)
         usable = left[finite]
         for model, rows in _working(models, groups, usable):
-            model.learn(_differences(x[rows], trial[rows]), _differences(g[rows], new[rows]))
+            s, y = trial[rows] - x[rows], new[rows] - g[rows]
+            if len(rows) > 1 and (constant or phi.rho is None):  # minima of MCP and SCAD may be far apart
+                s, y = (np.concatenate([v, np.diff(at[rows], axis=0)]) for v, at in ((s, trial), (y, new)))
+            model.learn(s, y)
         refused[left[~finite]] = np.where(np.isfinite(trial[left[~finite]]).all(1), 2, LOST)
         after = phi.some(usable).value(trial[usable])
         slope = 0.5 * _dots(trial[usable] - x[usable], g[usable] + new[usable])
@@ -314,11 +340,6 @@ def solve(
         near = kept[(sizes[kept] >= EARLIER[0] * tol) & (sizes[kept] <= EARLIER[1] * tol)]
         earlier[near, 0], earlier[near, 1] = x[near], g[near]
     return Found(x, sizes, rounds, total, earlier)
-
-
-def _differences(old: Floats, new: Floats) -> Floats:
-    """From every old row to the new one, and from every new row to the next."""
-    return new - old if len(new) == 1 else np.concatenate([new - old, np.diff(new, axis=0)])
 
 
 def _joining(inside: Flags, close: Flags) -> tuple[Numbers, Numbers]:

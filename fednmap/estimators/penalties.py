@@ -113,28 +113,32 @@ def regularizer(
     return GroupLasso(lam * labels.bincount().double().sqrt(), labels)
 
 
-def shrinkage(phi: Regularizer, size: int) -> tuple[Any, Any] | None:
-    """l1 and l2 (a number, or one for each of the `size` coefficients) where phi is l1 |b|_1 + l2 |b|^2 / 2, else
-    None."""
+def shrinkage(phi: Regularizer, size: int) -> tuple[Any, Any, Any, Any] | None:
+    """l1, l2, rho and knee of `path_solver.Penalties`, numbers or one for each of the `size` coefficients; None where
+    phi is another penalty."""
     if isinstance(phi, Zero):
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0, 0.0
     if isinstance(phi, L1):
         if not isinstance(phi.weight, torch.Tensor):
-            return phi.weight, 0.0
-        return (phi.weight.double().cpu().numpy(), 0.0) if phi.weight.shape == (size,) else None
+            return phi.weight, 0.0, 0.0, 0.0
+        return (phi.weight.double().cpu().numpy(), 0.0, 0.0, 0.0) if phi.weight.shape == (size,) else None
     if isinstance(phi, ElasticNet):
-        return phi.nu1, 2 * phi.nu2
+        return phi.nu1, 2 * phi.nu2, 0.0, 0.0
     if isinstance(phi, SquaredL2):
-        return 0.0, 2 * phi.weight
+        return 0.0, 2 * phi.weight, 0.0, 0.0
+    if isinstance(phi, MCP | SCAD):
+        return phi.lam, 0.0, phi.rho, phi.lam if isinstance(phi, SCAD) else 0.0
     if isinstance(phi, Scaled) and (inner := shrinkage(phi.phi, size)) is not None:
-        return phi.factor * inner[0], phi.factor * inner[1]
+        l1, l2, rho, knee = inner
+        return phi.factor * l1, phi.factor * l2, phi.factor * rho, knee
     if isinstance(phi, Separable):
-        l1, l2 = np.zeros(size), np.zeros(size)
+        found = np.zeros((4, size))
         for where, part in phi.parts:
             if (inner := shrinkage(part, where.stop - (where.start or 0))) is None:
                 return None
-            l1[where], l2[where] = inner
-        return l1, l2
+            for values, value in zip(found, inner, strict=True):
+                values[where] = value
+        return found[0], found[1], found[2], found[3]
     return None
 
 

@@ -10,10 +10,11 @@ client       the ClientApp
 identity     certificates and keys; names bound to the keys of nodes
 preflight    what a site says of itself, and what does not fit together
 roster       which node speaks for which client, and asking them
-shamir       secrets in shares
 masking      secure aggregation: keys, shares, masks
 secure       secure aggregation: the messages of its stages
-server       the ServerApp: the round loop with deadline, repetition and checkpoints
+rounds       who is asked in a round, which replies count
+late_replies rounds that do not wait for all
+server       the ServerApp: run folder, measurements, checkpoints
 table_app    the apps for a linear model of tables
 local_federation  the app that `fednmap flower up` runs
 new          the files of a new app

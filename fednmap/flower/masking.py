@@ -14,13 +14,15 @@ neighbour of everybody. Client i sends, modulo 2^bits::
 Stages 1 and 2 prepare several sums at a time. Each has keys and seeds of its own, which are erased when it is used.
 
 Key agreement is X25519, keys are derived by HKDF (SHA-256), shares are encrypted with ChaCha20-Poly1305, and the
-stream of a mask is ChaCha20, all of `cryptography`. Shamir's shares are those of `fednmap.flower.shamir`.
+stream of a mask is ChaCha20, all of `cryptography`. Shares are Shamir's (How to share a secret, CACM 1979): values of a
+random polynomial of degree t - 1 over the integers modulo a prime, whose value at 0 is the secret.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import secrets as random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,11 +34,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fednmap.flower.shamir import INDEX, SECRET, VALUE, combine_shares, create_shares
 from fednmap.names import InputError
 from fednmap.simulation.quantised import Levels
 
-SEED = KEY = SECRET  # bytes of a seed, and of a key
+PRIME = 2**521 - 1  # a Mersenne prime
+INDEX, VALUE = 2, 66  # bytes of a share: the point, and the polynomial's value there
+SEED = KEY = SECRET = 32  # bytes of a seed, and of a key
 NONCE, TAG = 12, 16  # bytes before a ciphertext, and added by it
 PAIR = 2 * (INDEX + VALUE)  # bytes of the two shares that one client gets of another for a sum
 SEALED = NONCE + PAIR + TAG
@@ -248,3 +251,41 @@ def _agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
 
 def _public(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def create_shares(secret: bytes, threshold: int, number: int) -> list[bytes]:
+    """Return as many shares as `number`, of which `threshold` give the secret; of 32 bytes.
+
+    >>> shares = create_shares(bytes(range(32)), threshold=2, number=3)
+    >>> combine_shares(shares[1:]) == bytes(range(32))
+    True
+    """
+    if len(secret) != SECRET or not 1 <= threshold <= number < 256**INDEX:
+        raise ValueError(f"{len(secret)} bytes, {threshold} of {number} shares; expected {SECRET} bytes")
+    coefficients = [int.from_bytes(secret, "big"), *(random.randbelow(PRIME) for _ in range(threshold - 1))]
+
+    def at(x: int) -> int:
+        value = 0
+        for c in reversed(coefficients):
+            value = (value * x + c) % PRIME
+        return value
+
+    return [x.to_bytes(INDEX, "big") + at(x).to_bytes(VALUE, "big") for x in range(1, number + 1)]
+
+
+def combine_shares(shares: Sequence[bytes]) -> bytes:
+    """Return the secret from as many shares as the threshold. Raises ValueError if they do not fit together."""
+    points = {int.from_bytes(s[:INDEX], "big"): int.from_bytes(s[INDEX:], "big") for s in shares}
+    whole = all(len(s) == INDEX + VALUE for s in shares) and all(y < PRIME for y in points.values())
+    if len(points) < len(shares) or 0 in points or not whole:
+        raise ValueError("shares that are none, or two of one point")
+    total = 0
+    for x, y in points.items():
+        above, below = 1, 1
+        for other in points.keys() - {x}:
+            above, below = above * other % PRIME, below * (other - x) % PRIME
+        total += y * above * pow(below, -1, PRIME)
+    secret = total % PRIME
+    if secret >= 256**SECRET:  # a random result is, but for one in 2^265
+        raise ValueError("shares that do not fit together")
+    return secret.to_bytes(SECRET, "big")

@@ -52,7 +52,7 @@ from fednmap.flower.disclosure import weights
 from fednmap.flower.plan import Point
 from fednmap.flower.roster import Roster
 from fednmap.flower.secure import STATE, SecureSum, SumClient
-from fednmap.flower.server import app_of
+from fednmap.flower.server import app_of, logged, run_number
 from fednmap.flower.settings import FederationSettings, Node, check_together, grid_for, split, threshold
 from fednmap.names import InputError
 from fednmap.runs.atomic_files import digest, from_json, locked, to_json, write_atomically
@@ -66,7 +66,6 @@ from fednmap.tables.table import SiteError
 
 AGREEMENT = "agreement.json"
 SUMS = "sums.jsonl"
-FACTS = "federation.json"
 QUESTION = f"{MessageType.QUERY}.tables"
 SUMMED = 1 << 24  # numbers in one answer, at most
 
@@ -282,18 +281,11 @@ def _settings(known: Agreement) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Warnings and what is logged, in the run folder too."""
-    file = logging.FileHandler(path / "server.log", delay=True)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(file)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)
-            yield
-    finally:
-        log.removeHandler(file)
-        file.close()
+    """Write warnings and what is logged into the run folder too."""
+    with logged(path), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)
+        yield
 
 
 def agree(sites: SiteQuestions, task: RemoteFitConfig, path: Path) -> Agreement:
@@ -321,9 +313,7 @@ class SiteQuestions:
     @contextmanager
     def kept_in(self, folder: Path) -> Iterator[None]:
         """Keep answers in this folder; those that it has are known."""
-        self.file, facts = folder / SUMS, folder / FACTS
-        run = str(from_json(facts, dict)["run"]) if facts.exists() else secrets.token_hex(8)
-        write_atomically(facts, to_json({"run": run, **self.federation.model_dump(mode="json")}))
+        self.file, run = folder / SUMS, run_number(folder, self.federation)
         lines = self.file.read_text().splitlines(keepends=True) if self.file.exists() else []
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
         write_atomically(self.file, "".join(line for line in lines if line.endswith("\n")).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from itertools import pairwise
 from math import prod
 
@@ -67,16 +68,13 @@ def cnn(shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), 
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
-def _linear(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+def _linear(shape: Shape, outputs: int) -> nn.Module:
     """linear: one linear layer."""
-    _at_most(0, "linear", arguments)
     return linear(prod(shape), outputs)
 
 
-def _mlp(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+def _mlp(shape: Shape, outputs: int, units: str = "64", activation: str = "sigmoid") -> nn.Module:
     """mlp[:UNITS[,UNITS...][:ACTIVATION]]: fully connected; 64 sigmoid units, sigmoid, relu or tanh."""
-    _at_most(2, "mlp", arguments)
-    units, activation = (arguments + ["64", "sigmoid"][len(arguments) :])[:2]
     try:
         hidden = [int(number) for number in units.split(",")]
     except ValueError:
@@ -84,22 +82,19 @@ def _mlp(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
     return mlp(prod(shape), outputs, hidden, activation)
 
 
-def _cnn(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+def _cnn(shape: Shape, outputs: int) -> nn.Module:
     """cnn: two convolutions and two linear layers, for pictures."""
-    _at_most(0, "cnn", arguments)
     return cnn(shape, outputs)
 
 
-def _mobilenet(shape: Shape, outputs: int, arguments: list[str]) -> nn.Module:
+def _mobilenet(shape: Shape, outputs: int, norm: str = "batch") -> nn.Module:
     """mobilenet-v3-small[:NORM]: for colour pictures, with batch (the default) or group normalisation."""
-    _at_most(1, "mobilenet-v3-small", arguments)
     if len(shape) != 3:
         raise InputError(f"mobilenet-v3-small needs pictures (channels, height, width), given {tuple(shape)}")
-    norm = arguments[0] if arguments else "batch"
     return mobilenet_v3_small(outputs, norm, shape[0])
 
 
-MODELS: dict[str, Callable[[Shape, int, list[str]], nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": _linear,
     "mlp": _mlp,
     "cnn": _cnn,
@@ -126,7 +121,12 @@ def build(spec: str, dataset: Dataset) -> nn.Module:
             module = called(spec, imported("model", name, MODELS), (shape, outputs), argument)
         else:
             name, *arguments = spec.split(":")
-            module = choose("model", name, MODELS)(shape, outputs, arguments)
+            make = choose("model", name, MODELS)
+            most = len(signature(make).parameters) - 2
+            if len(arguments) > most:
+                given = ":".join(arguments)
+                raise InputError(f"model {name!r} takes {most or 'no'} arguments after a colon, given {given!r}")
+            module = make(shape, outputs, *arguments)
     if not isinstance(module, nn.Module):
         raise InputError(f"model {spec!r} gave {type(module).__name__}; it must give a torch.nn.Module")
     if dataset.classes:
@@ -134,8 +134,3 @@ def build(spec: str, dataset: Dataset) -> nn.Module:
     # targets of a regression have shape (N,), and so must the outputs have: (N, 1) would broadcast to (N, N)
     parts = list(module) if type(module) is nn.Sequential else [module]  # a subclass may compute otherwise
     return nn.Sequential(*parts, nn.Flatten(0))
-
-
-def _at_most(count: int, name: str, arguments: list[str]) -> None:
-    if len(arguments) > count:
-        raise InputError(f"model {name!r} takes {count or 'no'} arguments after a colon, given {':'.join(arguments)!r}")

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
-from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d
 
 from fednmap.names import choose
 
 Norm = Callable[[int], nn.Module]
-
-SMALL = 2
-"""Side, at most, of what comes out of filters whose gradients torch takes longer for than sums, weight by weight."""
-
 
 NORMS: dict[str, Norm] = {
     "batch": lambda channels: nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01),
@@ -101,42 +94,7 @@ class Depthwise(nn.Conv2d):
         met = self.weight[..., reach - rows : reach + rows + 1, reach - columns : reach + columns + 1]
         if tuple(x.shape[-2:]) == (1, 1):
             return x * met.view(-1, 1, 1)
-        if max(x.shape[-2:]) <= SMALL * self.stride[0] and torch.is_grad_enabled() and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            small: Tensor = _Small.apply(x, met, self.stride[0])  # type: ignore[no-untyped-call]
-            return small
         return conv2d(x, met, None, self.stride, (rows, columns), groups=self.groups)
-
-
-class _Small(torch.autograd.Function):
-    """Small pictures, each channel filtered on its own: the weights' gradient is summed weight by weight."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        return conv2d(x, weight, None, stride, _reach(weight), groups=len(weight))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        x, weight, ctx.stride = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        (above, aside), step = _reach(weight), ctx.stride
-        geometry = (step, step), (above, aside), (1, 1), False, (0, 0), len(weight), (True, False, False)
-        onward = torch.ops.aten.convolution_backward(slope, x, weight, None, *geometry)[0]
-        around = pad(x, (aside, aside, above, above))
-        rows, columns = ((side - 1) * step + 1 for side in slope.shape[-2:])
-        met = [
-            around[..., i : i + rows : step, j : j + columns : step] for i, j in product(*map(range, weight.shape[2:]))
-        ]
-        return onward, torch.stack([(part * slope).sum((0, 2, 3)) for part in met], -1).view(weight.shape), None
-
-
-def _reach(weight: Tensor) -> tuple[int, int]:
-    return weight.shape[2] // 2, weight.shape[3] // 2
 
 
 class SqueezeExcite(nn.Module):

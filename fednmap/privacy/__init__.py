@@ -1,12 +1,19 @@
 """What leaves the clients, and whom to trust with it: differential privacy, robust centres, attacks, a monitor."""
 
 from fednmap.privacy.accounting import Epsilon, epsilon, noise_for
-from fednmap.privacy.attacks import Attack
-from fednmap.privacy.client_level import Privacy
+from fednmap.privacy.client_level import Privacy, share_of_noise
 from fednmap.privacy.example_level import Counted, PrivateRows
-from fednmap.privacy.monitor import Monitor, Score
-from fednmap.privacy.noise import share_of_noise
-from fednmap.privacy.robust import Centre, GeometricMedian, Median, NormClip, Trimmed, centre_of
+from fednmap.privacy.robust import (
+    Attack,
+    Centre,
+    GeometricMedian,
+    Median,
+    Monitor,
+    NormClip,
+    Score,
+    Trimmed,
+    centre_of,
+)
 from fednmap.simulation.uplink import Chain
 
 __all__ = [

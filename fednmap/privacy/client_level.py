@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fednmap.core import Algorithm, State, with_fields
 from fednmap.names import InputError
 from fednmap.privacy import accounting
-from fednmap.privacy.noise import CLIENT, SERVER, gaussian, share_of_noise
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import fraction, integer, nonnegative, positive
 from fednmap.simulation.loop import dry_run
@@ -25,20 +25,29 @@ COARSE = 0.1  # of the clip, that rounding for secure aggregation may take
 FINE = 2.0  # steps of that rounding, which a client's own noise must exceed
 SURE = 10.0  # deviations by which the length of noise is overestimated
 
+SERVER = 1
+CLIENT = 2
+SITE = 3
+ATTACK = 4
+"""First number of the address, behind the seed: who draws. No two of them draw the same."""
+
 
 @dataclass(frozen=True)
 class Privacy(Stage, Aggregator):
-    """Client-level differential privacy, as `uplink` of `simulate` and `run`.
+    r"""Add client-level differential privacy, as `uplink` of `simulate` and `run`.
 
-    Of all that the clients see, and of the model, nobody can tell well whether client i took part at all: the released
-    sums sum_i clip(y_i, C) + N(0, (noise_multiplier C)^2 I) are (epsilon, delta)-private, everything else is made of
-    them::
+    Of all that the clients see, and of the model, nobody can tell well whether client i took part at all. Each client
+    sends $s_i$ and builds $h_i$ from it, so that clipping leaves no bias; the released sums are
+    $(\varepsilon, \delta)$-private, and everything else is made of them:
 
-        client i:  s_i = y_i min(1, C / |y_i|), sent;  h_i is built from s_i, so that clipping leaves no bias
-        server:    mean = (sum_i s_i + noise) / (expected number of clients), share = the expected share
+    $$
+    s_i &= y_i \min(1, C / |y_i|) \\
+    \text{mean} &= (\textstyle\sum_i s_i + N(0, (\sigma C)^2 I)) / \text{expected number of clients}, \quad
+        \sigma = \text{noise\_multiplier}
+    $$
 
     The mean is NOT divided by the number that came: whoever knew that could tell whether i was among them, and with
-    one client more the sum of the others would be scaled as well. It costs nothing at the optimum, where y_i = 0.
+    one client more the sum of the others would be scaled as well. It costs nothing at the optimum, where $y_i = 0$.
 
     clip:             C, the largest norm of an uplink; of all vectors of an uplink together, where there are several.
     noise_multiplier: of the noise on the sum, in units of C. 0: clipping alone, private in no sense; the plain mean.
@@ -49,8 +58,8 @@ class Privacy(Stage, Aggregator):
     among:            None: the server adds the noise, and is trusted with the clipped uplinks. A number: every client
                       adds its part, so that `among` of them together add enough; a round with fewer is not opened.
 
-    Sampling amplifies privacy only where every client comes by a coin of its own: with participation < 1 the sampler
-    must be `PoissonSampler`. With `among` it does not at all: the server, from whom clients hide too, knows whom it
+    Sampling amplifies privacy only if the clients are drawn independently: with participation < 1 the sampler must be
+    `PoissonSampler`. With `among` it does not at all: the server, from whom clients hide too, knows whom it
     drew, and every round is counted for every client.
 
     >>> Privacy(clip=1.0, noise_multiplier=1.5).forget
@@ -153,6 +162,30 @@ class Privacy(Stage, Aggregator):
         if federation.weights is not None:  # the sum weighs what is sent
             noise = noise / federation.each[uplinks.ids].to(noise).unsqueeze(-1)
         return noise.reshape(v.shape)
+
+
+def gaussian(like: Tensor, deviation: float, *address: int) -> Tensor:
+    """Return independent N(0, deviation^2) in the shape, dtype and place of `like`: a pure function of the address.
+
+    A run that is resumed, or cut into chunks, adds the same numbers again. A simulation's noise is therefore only as
+    secret as its seed; between real parties the seed is a secret of whoever adds the noise.
+
+    >>> gaussian(torch.zeros(2), 1.0, 0, SERVER, 7).equal(gaussian(torch.zeros(2), 1.0, 0, SERVER, 7))
+    True
+    """
+    drawn = np.random.default_rng(address).standard_normal(tuple(like.shape))
+    return torch.from_numpy(deviation * drawn).to(like)
+
+
+def share_of_noise(like: Tensor, clip: float, noise_multiplier: float, among: int, *address: int) -> Tensor:
+    """Return the noise that one of `among` clients adds to its vector; together N(0, (noise_multiplier clip)^2).
+
+    The server then adds nothing and sees, by secure aggregation, the noised sum alone. `among` is the number of honest
+    clients whose noise must suffice: the least that a round is opened with, less those who may betray theirs. A client
+    keeps the state that belongs to the clipped vector WITHOUT this noise: one that held it would give it back in the
+    next round (`docs/privacy.md`).
+    """
+    return gaussian(like, noise_multiplier * clip / among**0.5, *address)
 
 
 def clipped(uplinks: Uplinks, clip: float) -> State:

@@ -14,8 +14,7 @@ from fednmap.core import Algorithm, Oracle, ProblemInfo, info_of
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
 from fednmap.privacy import accounting
-from fednmap.privacy.client_level import without_phi
-from fednmap.privacy.noise import SITE, gaussian
+from fednmap.privacy.client_level import SITE, gaussian, without_phi
 from fednmap.problems import FiniteSum, Network
 from fednmap.regularizers.parameters import nonnegative, plain, positive, wrong
 from fednmap.simulation.uplink import Federation, Stage
@@ -25,11 +24,13 @@ TRIED = 20  # rounds in which a method's gradients are counted
 
 
 class PrivateRows:
-    """The problem with private gradients: whoever sees all that a site sends cannot tell well whether a row is there.
+    r"""The problem with private gradients: whoever sees all that a site sends cannot tell well whether a row is there.
 
-    In each local step site i draws its rows by a coin of probability `rate` each and takes::
+    In each local step site i draws its rows by a coin of probability `rate` each and takes, with C = clip and
+    $\sigma$ = noise_multiplier,
 
-        g_i(x) = (sum_j grad loss(x; row j) min(1, clip / |grad|) + N(0, (noise_multiplier clip)^2 I)) / (rate N_i)
+    $$g_i(x) = \frac{\sum_j g_{ij} \min(1, C / |g_{ij}|) + N(0, (\sigma C)^2 I)}{\text{rate} \cdot N_i},
+        \qquad g_{ij} = \nabla \text{loss}(x; \text{row } j).$$
 
     All that leaves the site is made of these, so every method may run on it, corrections and all, and nothing need be
     forgotten. The sites' sizes N_i are taken as known. `loss` and `gradient`, by which runs are measured, are those of
@@ -128,9 +129,13 @@ class PrivateRows:
 
 @dataclass(frozen=True)
 class Counted(Stage):
-    """Reports the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
+    """Report the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
 
     steps: gradients of a round, as many as the method's Q.
+
+    >>> from fednmap.testing import heterogeneous
+    >>> Counted(PrivateRows(heterogeneous(), clip=1.0, noise_multiplier=3.0), steps=5).delta
+    1e-05
     """
 
     problem: PrivateRows

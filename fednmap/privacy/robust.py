@@ -1,6 +1,7 @@
-"""Centres of the uplinks that a few wrong-on-purpose clients cannot move far, in place of their mean.
+"""Clients that are wrong, on purpose or not: centres that withstand them, attacks, and a monitor that finds them.
 
-The server needs every client's vector for them: they do not go with secure aggregation, nor with noise for privacy.
+The server needs every client's vector for a centre that is not the mean: it does not go with secure aggregation, nor
+with noise for privacy.
 """
 
 from __future__ import annotations
@@ -8,19 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fednmap.core import Algorithm, with_fields
 from fednmap.names import InputError, choose
-from fednmap.privacy.client_level import clipped, without_phi
+from fednmap.privacy.client_level import ATTACK, clipped, gaussian, without_phi
 from fednmap.regularizers.parameters import fraction, integer, plain, positive, wrong
-from fednmap.simulation.uplink import Aggregated, Aggregator, Federation, Received, Rounding, Stage, Uplinks
+from fednmap.simulation.uplink import (
+    Aggregated,
+    Aggregator,
+    Federation,
+    Pipeline,
+    Received,
+    Rounding,
+    Stage,
+    UplinkParts,
+    Uplinks,
+)
 
 FORGET = 0.2
 """What corrections forget by default with a centre that is not the mean, by measurement: see `docs/privacy.md`."""
+USUAL = 0.1  # spread of logarithms below which everybody is taken to be alike: a tenth more or less is no news
+SUSPECT = 3.5  # robust z-score from which a client is named (Iglewicz and Hoaglin, 1993)
 
 
 class Centre(Aggregator):
@@ -141,11 +154,14 @@ class GeometricMedian(Centre):
 
 @dataclass(frozen=True)
 class NormClip(Centre, Stage):
-    """The mean of vectors no longer than `clip`: every client clips its own and builds its state from that, and the
-    server clips again whoever did not.
+    """Take the mean of vectors no longer than `clip`: every client clips its own and builds its state from that, and
+    the server clips again whoever did not.
 
     mean h_i = h stays true: nothing is forgotten, and without attackers the fixed point is exact. An attacker moves the
     mean by clip / n per round, in the same direction if it likes, for ever.
+
+    >>> NormClip(1.0).centre(torch.tensor([[1.0], [1e9]]))
+    tensor([1.])
     """
 
     exact: ClassVar[bool] = True
@@ -200,3 +216,193 @@ def centre_of(spec: str, **options: Any) -> Centre | None:
             f"aggregate: expected mean, median, trimmed[:SHARE], geometric-median or clip:C (clip:1.0), got {spec!r}"
         ) from None
     return kind(*numbers, **options)
+
+
+def _unit(v: Tensor, *address: int) -> Tensor:
+    drawn = gaussian(v, 1.0, *address)
+    unit: Tensor = drawn / drawn.norm()
+    return unit
+
+
+KINDS: dict[str, Callable[[Tensor, float, tuple[int, ...]], Tensor]] = {
+    "sign-flip": lambda v, size, address: -size * v,
+    "scale": lambda v, size, address: size * v,
+    "random": lambda v, size, address: size * v.norm() * _unit(v, *address),
+    "constant": lambda v, size, address: size * _unit(v, *address[:2]),
+}
+"""sign-flip: -size y. scale: size y. random: another direction in every round, size times as long as y. constant: the
+same vector of length `size` in every round."""
+
+
+@dataclass(frozen=True)
+class Attack(Stage):
+    """Let the first `count` clients send what `kind` makes of their uplink after the stages before this one.
+
+    Their states stay those of honest clients.
+
+    kind: sign-flip, scale, random or constant.
+    size: factor by which the vector is longer than the honest one; of `constant`, its length.
+
+    >>> Attack("sign-flip", count=2).size
+    10.0
+    """
+
+    kind: str
+    count: int = 1
+    size: float = 10.0
+
+    def __post_init__(self) -> None:
+        choose("attack", self.kind, KINDS)
+        integer(self, "count", 1)
+        positive(self, "size")
+
+    def check(self, algorithm: Algorithm, federation: Federation) -> None:
+        if self.count >= federation.n:
+            raise InputError(f"{self.count} of {federation.n} clients attack; leave some that do not")
+
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        wrong = [k for k, i in enumerate(uplinks.ids.tolist()) if i < self.count]
+        if not wrong:
+            return uplinks
+        fields = uplinks.rows()
+        sent, sizes = torch.cat(fields, -1).clone(), [v.shape[-1] for v in fields]
+        for k in wrong:
+            address = (federation.seed, ATTACK, uplinks.t, int(uplinks.ids[k]))
+            sent[k] = KINDS[self.kind](sent[k], self.size, address)
+        return uplinks._replace(sent=type(uplinks.sent)(*sent.split(sizes, -1)))
+
+
+def attack_of(spec: str) -> Attack:
+    """KIND:COUNT[,SIZE].
+
+    >>> attack_of("sign-flip:1,10")
+    Attack(kind='sign-flip', count=1, size=10.0)
+    """
+    kind, _, numbers = spec.partition(":")
+    try:
+        count, *size = numbers.split(",")
+        return Attack(kind, int(count), *map(float, size))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"attack is {spec!r}; give KIND:COUNT[,SIZE], such as sign-flip:1,10") from None
+
+
+class Score(NamedTuple):
+    """A client's robust z-scores, medians over the rounds in which it was counted."""
+
+    client: int
+    norm: float
+    """Of log |y_i| among the round's clients."""
+    distance: float
+    """Of log |y_i - median|; 0 where only norms are known."""
+    rounds: int
+
+    @property
+    def worst(self) -> float:
+        return max(abs(self.norm), self.distance)
+
+
+class Monitor(Stage, Aggregator):
+    r"""Record how unlike the others each client's uplinks are, in each round by a robust z-score.
+
+    $$z = (\log v - \text{median}) / (1.4826 \cdot \text{MAD})$$
+
+    where v is the norm of the uplink, or its distance from the median of all.
+
+    inner:      the pipeline that it watches; default: the mean.
+    norms_only: where secure aggregation hides the vectors, every client reports the norm of its own: enough against
+                faults, not against a client that lies about it too.
+
+    A score says "unlike the others", not "wrong": a client with other patients is unlike the others too. FedNMap's
+    corrections take the clients' differences out of what they send, so its uplinks are more alike than those of a
+    method without.
+
+    >>> import fednmap
+    >>> from fednmap.algorithms import FedNMap
+    >>> from fednmap.regularizers import L1
+    >>> from fednmap.testing import heterogeneous
+    >>> monitor = Monitor([Attack("scale", size=100.0), Median()])
+    >>> result = fednmap.run(FedNMap(L1(0.2), eta_a=0.01, Q=5), heterogeneous(), rounds=10, uplink=monitor)
+    >>> monitor.named()
+    [0]
+    """
+
+    def __init__(self, inner: UplinkParts | None = None, *, norms_only: bool = False) -> None:
+        self.inner, self.norms_only = Pipeline(inner), norms_only
+        self._rule = self.inner.aggregator
+        self.needs_individual_uplinks = not norms_only or self._rule.needs_individual_uplinks  # type: ignore[misc]
+        self.alters_state = any(stage.alters_state for stage in self.inner.stages)  # type: ignore[misc]
+        self._norms: dict[int, dict[int, float]] = {}
+        self._distances: dict[int, dict[int, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"Monitor({self.inner!r}, norms_only={self.norms_only})"
+
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        return self.inner.wrap(algorithm)
+
+    def check(self, algorithm: Algorithm, federation: Federation) -> None:
+        self.inner.check(algorithm, federation)
+
+    def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
+        for stage in self.inner.stages:
+            uplinks = stage.apply(federation, uplinks, rounding)
+        if self.norms_only:
+            self._note(self._norms, uplinks.t, uplinks.ids, torch.cat(uplinks.rows(), -1).norm(dim=-1))
+        return uplinks
+
+    def accepts(self, federation: Federation, ids: Tensor, weight: float) -> bool:
+        return self._rule.accepts(federation, ids, weight)
+
+    def aggregate(self, federation: Federation, received: Received) -> Aggregated:
+        if not self.norms_only and len(received.ids):
+            together = torch.cat(received.parts, -1)
+            self._note(self._norms, received.t, received.ids, together.norm(dim=-1))
+            apart = (together - median(together)).norm(dim=-1)
+            self._note(self._distances, received.t, received.ids, apart)
+        if self.needs_individual_uplinks and not self._rule.needs_individual_uplinks:
+            weights = federation.each[received.ids]
+            received = received._replace(parts=[torch.matmul(weights.to(v), v) for v in received.parts])
+        return self._rule.aggregate(federation, received)
+
+    def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
+        return self.inner.spent(federation, rounds)
+
+    def scores(self, last: int | None = None) -> list[Score]:
+        """Return the score of every client counted so far, the least like the others first.
+
+        last: of the newest so many rounds only.
+        """
+        norms, distances = _medians(self._norms, last), _medians(self._distances, last)
+        found = [Score(i, z, distances.get(i, (0.0, 0))[0], rounds) for i, (z, rounds) in norms.items()]
+        return sorted(found, key=lambda score: -score.worst)
+
+    def named(self, last: int | None = None, above: float = SUSPECT) -> list[int]:
+        """Return the clients that are unlike the others."""
+        return [score.client for score in self.scores(last) if score.worst > above]
+
+    @staticmethod
+    def _note(book: dict[int, dict[int, float]], t: int, ids: Tensor, values: Tensor) -> None:
+        book.setdefault(t, {}).update(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def z_scores(values: Tensor) -> Tensor:
+    """Robust z-scores of positive numbers, on a logarithmic scale.
+
+    >>> z_scores(torch.tensor([1.0, 1.1, 0.9, 1.0, 20.0]))[-1] > 3.5
+    tensor(True)
+    """
+    logs = values.double().clamp_min(torch.finfo(torch.float64).tiny).log()
+    away = logs - median(logs)
+    return away / (1.4826 * median(away.abs())).clamp_min(USUAL)
+
+
+def _medians(book: dict[int, dict[int, float]], last: int | None) -> dict[int, tuple[float, int]]:
+    """Client -> the median of its scores over the rounds, and how many these are."""
+    scores: dict[int, list[float]] = {}
+    for t in sorted(book)[-last if last else 0 :]:
+        heard = book[t]
+        for i, z in zip(heard, z_scores(torch.tensor(list(heard.values()), device="cpu")).tolist(), strict=True):
+            scores.setdefault(i, []).append(z)
+    return {i: (float(median(torch.tensor(zs, device="cpu"))), len(zs)) for i, zs in scores.items()}

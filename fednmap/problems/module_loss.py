@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import replace_all_batch_norm_modules_
 from torch.nn.utils import parameters_to_vector
 
 from fednmap.data.records import Tree, leaves, mapped
 from fednmap.names import InputError, choose
-from fednmap.problems import batch_norm, probe
+from fednmap.problems import probe
 from fednmap.problems.finite_sum import Weight
 from fednmap.problems.probe import Loss
 
+PIXEL = 255  # the largest uint8
 HALF = (torch.float16, torch.bfloat16)
 """Precisions in which a module may compute, but which are too coarse for x and for sums."""
 
@@ -94,7 +96,8 @@ class ModuleLoss:
             if p.ndim == 4 and not p.requires_grad
         }
         self.module = copy.deepcopy(module, shared)  # parameters are not copied, but for frozen kernels
-        batch_norm.drop_running(self.module)
+        for norm in batch_norm_layers(self.module):
+            replace_all_batch_norm_modules_(norm)  # running statistics are not kept
         for layer in self.module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 layer.sparse = False  # the same gradients, as parts of one flat vector
@@ -141,9 +144,19 @@ class ModuleLoss:
         """Return the inverse of `parameters`: named tensors as one vector."""
         return torch.cat([parameters[name].flatten() for name in self.names])
 
+    def inputs(self, a: Tree, x: Tensor) -> Tree:
+        """Return samples as the module takes them at x: on its device, in its precision, uint8 as value / 255."""
+
+        def enter(v: Tensor) -> Tensor:
+            if v.dtype == torch.uint8:
+                v = v.to(x.device, x.dtype) / PIXEL
+            return v.to(x.device, self._enters or x.dtype) if v.is_floating_point() else v.to(x.device)
+
+        return mapped(enter, a)
+
     def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
         """Return the module's outputs at x, in the precision of x."""
-        return self.outputs_at(self.placed(x), mapped(self.layout, self.entering(inputs)), x)
+        return self.outputs_at(self.placed(x), mapped(self.layout, inputs), x)
 
     def placed(self, x: Tensor) -> list[Tensor]:
         """Return `pieces` as the module takes them; only kernels of convolutions may have to be copied, transposed."""
@@ -153,14 +166,11 @@ class ModuleLoss:
     def outputs_at(self, parameters: Sequence[Tensor], inputs: Tree, x: Tensor) -> Tensor:
         """Return the outputs with these parameters, in the precision of x."""
         self.local.bind(parameters, x)
-        with self._precision(x):
+        with nullcontext() if self._autocast is None else torch.autocast(x.device.type, self._autocast):
             out = self.forward(self.local.module, inputs)
         # a loss, and a sum of losses, is too coarse in half
         coarse = (self.half or self._autocast is not None) and isinstance(out, Tensor)
         return out.to(x.dtype) if coarse else out
-
-    def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
-        return nullcontext() if self._autocast is None else torch.autocast(x.device.type, self._autocast)
 
     def __call__(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> Tensor:
         """sum_j weight_j loss(x; a_j, b_j) at one point."""
@@ -177,7 +187,7 @@ class ModuleLoss:
     def value_and_slopes(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss at one point, and its gradient with respect to each of the module's parameters."""
         leaves = [v.requires_grad_() for v in self.placed(x.detach())]
-        a, asked = mapped(self.layout, self.entering(a)), list(leaves)
+        a, asked = mapped(self.layout, a), list(leaves)
         if self._inputs_need_gradient and isinstance(a, Tensor) and a.is_floating_point():
             a = a.detach().requires_grad_()
             asked.append(a)
@@ -203,19 +213,12 @@ class ModuleLoss:
                 return v
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                out = self.forward(self.local.module, mapped(self.layout, self.entering(inputs)))
+                out = self.forward(self.local.module, mapped(self.layout, inputs))
             return sum(found[key] for key in found.keys() - held) + 3 * out.numel() * out.element_size()
 
         count, one = len(leaves(a)[0]), saved(mapped(lambda v: v[:1], a))
         more = one if count == 1 else max(0, (saved(a) - one) // (count - 1))
         return 1 << max(0, more - 1).bit_length()
-
-    def entering(self, inputs: Tree) -> Tree:
-        """Real inputs in the precision of the module's first parameter, if that is half."""
-        enters = self._enters
-        if enters is None:
-            return inputs
-        return mapped(lambda v: v.to(enters) if v.is_floating_point() else v, inputs)
 
 
 class ThreadLocalModule(threading.local):
@@ -269,3 +272,41 @@ def channels_last(v: Tensor) -> Tensor:
 def contiguous(v: Tensor) -> Tensor:
     """As torch has it by default, for modules that use `view`."""
     return v.contiguous()
+
+
+def batch_norm_layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The batch norm layers that use batch statistics; one in eval mode uses its running statistics, as in torch."""
+    found = (layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+    return [layer for layer in found if layer.training or layer.running_mean is None]
+
+
+@torch.no_grad()
+def calibrate(
+    module: nn.Module,
+    forward: Callable[[nn.Module, Any], Tensor],
+    clients: Iterable[Iterable[Any]],
+    weights: Iterable[float],
+) -> None:
+    """Give the layers running statistics: averages over each client's batches, and their weighted mean over clients."""
+    tracked = [layer for layer in batch_norm_layers(module) if layer.running_mean is not None]
+    if not tracked:
+        return
+    means = [[torch.zeros_like(v) for v in _running(layer)] for layer in tracked]
+    trial = copy.deepcopy(module)
+    found = [layer for layer in batch_norm_layers(trial) if layer.running_mean is not None]
+    trial.eval()
+    for batches, weight in zip(clients, weights, strict=True):
+        for layer in found:
+            layer.train()
+            layer.reset_running_stats()
+            layer.momentum = None  # torch's word for the plain average of all batches
+        for inputs in batches:
+            forward(trial, inputs)
+        for mean, layer in zip(means, found, strict=True):
+            torch._foreach_add_(mean, [weight * v for v in _running(layer)])
+    for layer, mean in zip(tracked, means, strict=True):
+        torch._foreach_copy_(_running(layer), mean)
+
+
+def _running(layer: nn.modules.batchnorm._BatchNorm) -> list[Tensor]:
+    return [layer.running_mean, layer.running_var]  # type: ignore[list-item]

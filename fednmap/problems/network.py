@@ -17,16 +17,24 @@ from fednmap.data.clients import ClientData
 from fednmap.data.records import Records, Tree, leaves, mapped
 from fednmap.data.sparse import is_sparse
 from fednmap.names import InputError
-from fednmap.problems import batch_norm, probe
+from fednmap.problems import probe
 from fednmap.problems.finite_sum import FiniteSum, Samples, Weight, like
 from fednmap.problems.kernels import Kernel, KernelOracle, SeededKernel, choose_kernel
 from fednmap.problems.label_loss import LabelLoss
 from fednmap.problems.metrics import Measure, measure_of
-from fednmap.problems.module_loss import Forward, Layout, ModuleLoss, channels_last, contiguous, forward_of
+from fednmap.problems.module_loss import (
+    Forward,
+    Layout,
+    ModuleLoss,
+    batch_norm_layers,
+    calibrate,
+    channels_last,
+    contiguous,
+    forward_of,
+)
 from fednmap.problems.probe import Loss
 
 ACTIVATION_BYTES = 64 << 20  # of the samples handled in one pass over all data
-PIXEL = 255  # the largest uint8
 
 
 class Network(FiniteSum):
@@ -84,7 +92,7 @@ class Network(FiniteSum):
         probe.check_kinds(module, loss)
         _check_steps(accumulate, clip_norm, batch_size)
         rows = _rows(loss, data, batch_size)
-        if batch_norm.layers(module):
+        if batch_norm_layers(module):
             if batch_size is None:
                 raise InputError("batch norm needs a batch_size, its statistics are a batch's; or use group norm")
             rows = rows.in_batches(batch_size)
@@ -150,7 +158,7 @@ class Network(FiniteSum):
         function = ModuleLoss(self._original, loss, a, b, **options, training=training, layout=layout)
         x = function.start
         try:
-            return function, *probe.outputs(lambda inputs: function.outputs(x, self._inputs(inputs, x)), a)
+            return function, *probe.outputs(lambda inputs: function.outputs(x, function.inputs(inputs, x)), a)
         except InputError:  # a module that uses `view` needs the default layout
             if layout is contiguous:
                 raise
@@ -208,10 +216,8 @@ class Network(FiniteSum):
         function, trained, step = self._function, copy.deepcopy(self._original), self.rows_at_once()
         trained = trained if function.half else trained.to(x.dtype)
         trained.load_state_dict(self.parameters(x.detach().clone()), strict=False)
-        batches = (
-            (function.entering(self._read(rows, x)[0]) for rows in self.data.chunks_of(i, step)) for i in range(self.n)
-        )
-        batch_norm.calibrate(trained, function.forward, batches, self._client_weights().tolist())
+        batches = ((self._read(rows, x)[0] for rows in self.data.chunks_of(i, step)) for i in range(self.n))
+        calibrate(trained, function.forward, batches, self._client_weights().tolist())
         return trained.eval()
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
@@ -248,7 +254,7 @@ class Network(FiniteSum):
         return Metric(self, measure_of(measure), _rows(self._function.loss, [data], None))
 
     def _inputs(self, a: Tree, x: Tensor) -> Tree:
-        return mapped(lambda v: v.to(x.device, x.dtype) / PIXEL if v.dtype == torch.uint8 else like(v, x), a)
+        return self._function.inputs(a, x)
 
     @torch.no_grad()
     def batch_loss(self, x: Tensor, a: Tree, b: Tensor, weight: Weight) -> Tensor:

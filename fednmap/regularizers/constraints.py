@@ -1,4 +1,4 @@
-"""Constraints: 0 on a set, +inf outside; the prox is the projection."""
+"""Constraints: phi is 0 on a set, +inf outside; the prox is the projection, whatever its step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fednmap.regularizers.parameters import nonnegative, plain, positive, wrong
 
 @dataclass(frozen=True)
 class Box(Regularizer):
-    """phi(x) = 0 where lo <= x_j <= hi for every j, else +inf; an infinite bound is not a bound.
+    r"""The constraint $\text{lo} \le x_j \le \text{hi}$ for every j; an infinite bound is not a bound.
 
-    prox(v, s) = clamp(v, lo, hi), the projection.
+    $\prox(v, s)$ clamps v to [lo, hi], the projection.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.2.4.
 
@@ -49,7 +49,7 @@ class Box(Regularizer):
 
 @dataclass(frozen=True)
 class NonNegative(Regularizer):
-    """phi(x) = 0 where x_j >= 0 for every j, else +inf; prox(v, s) = max(v, 0).
+    r"""The constraint $x_j \ge 0$ for every j; $\prox(v, s) = \max(v, 0)$.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.2.4.
 
@@ -67,7 +67,7 @@ class NonNegative(Regularizer):
 
 @dataclass(frozen=True)
 class LInfBall(Regularizer):
-    """phi(x) = 0 where max_j |x_j| <= radius, else +inf; prox(v, s) = clamp(v, -radius, radius).
+    r"""The constraint $\max_j |x_j| \le r$ with r = radius; $\prox(v, s)$ clamps v to $[-r, r]$.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.2.4.
 
@@ -90,9 +90,9 @@ class LInfBall(Regularizer):
 
 @dataclass(frozen=True)
 class L2Ball(Regularizer):
-    """phi(x) = 0 where |x|_2 <= radius, else +inf.
+    r"""The constraint $|x|_2 \le r$ with r = radius.
 
-    prox(v, s) = min(1, radius / |v|_2) v, the projection.
+    $$\prox(v, s) = \min(1, r / |v|_2) \, v$$
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.5.1.
 
@@ -119,9 +119,9 @@ class L2Ball(Regularizer):
 
 @dataclass(frozen=True)
 class L1Ball(Regularizer):
-    """phi(x) = 0 where |x|_1 <= radius, else +inf.
+    r"""The constraint $|x|_1 \le r$ with r = radius.
 
-    prox(v, s) = v inside, else soft(v, tau) with sum_j max(|v_j| - tau, 0) = radius: the projection.
+    $\prox(v, s)$ is v inside, else $\text{soft}(v, \tau)$ with $\sum_j \max(|v_j| - \tau, 0) = r$: the projection.
 
     Reference: Duchi, Shalev-Shwartz, Singer and Chandra, Efficient projections onto the l1-ball for
     learning in high dimensions, ICML 2008.
@@ -149,9 +149,9 @@ class L1Ball(Regularizer):
 
 @dataclass(frozen=True)
 class Simplex(Regularizer):
-    """phi(x) = 0 where x >= 0 and sum_j x_j = total, else +inf.
+    r"""The constraint $x \ge 0$, $\sum_j x_j = \text{total}$.
 
-    prox(v, s) = max(v - tau, 0) with tau such that the sum is total: the projection.
+    $\prox(v, s) = \max(v - \tau, 0)$ with $\tau$ such that the sum is total: the projection.
 
     Reference: Duchi et al., Efficient projections onto the l1-ball, ICML 2008.
 
@@ -187,9 +187,9 @@ def project_simplex(v: Tensor, total: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Halfspace(Regularizer):
-    """phi(x) = 0 where <a, x> <= b, else +inf.
+    r"""The constraint $\langle a, x \rangle \le b$.
 
-    prox(v, s) = v - max(<a, v> - b, 0) / |a|^2 a, the projection.
+    $$\prox(v, s) = v - \max(\langle a, v \rangle - b, 0) \, a / |a|^2$$
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.2.3.
 
@@ -225,9 +225,9 @@ class Halfspace(Regularizer):
 
 @dataclass(frozen=True, eq=False)
 class Affine(Regularizer):
-    """phi(x) = 0 where A x = b, else +inf, for a matrix A of shape (m, p).
+    r"""The constraint $A x = b$ for a matrix A of shape (m, p).
 
-    prox(v, s) = v - A^+ (A v - b), the projection; A^+ is the pseudo-inverse.
+    $\prox(v, s) = v - A^+ (A v - b)$, the projection; $A^+$ is the pseudo-inverse.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.2.2.
 

@@ -22,9 +22,11 @@ each coordinate, -1 for none; or the lists of coordinates, one per group."""
 
 @dataclass(frozen=True, eq=False)
 class GroupLasso(Regularizer):
-    """phi(x) = sum_g weight_g |x_g|_2 over disjoint groups g; one weight for all, or a tensor of one each.
+    r"""The group lasso $\phi(x) = \sum_g w_g |x_g|_2$ over disjoint groups; one weight for all, or a tensor.
 
-    prox(v, s)_g = max(1 - s weight_g / |v_g|_2, 0) v_g; coordinates in no group are left alone.
+    $$\prox(v, s)_g = \max(1 - s w_g / |v_g|_2, 0) \, v_g$$
+
+    Coordinates in no group are left alone.
 
     `groups` is the size of consecutive groups, a tensor with the group number of each coordinate (-1 for
     none), or a list of lists of coordinates. For the rows and filters of a network see `PerLayer`.
@@ -56,9 +58,9 @@ class GroupLasso(Regularizer):
 
 @dataclass(frozen=True, eq=False)
 class SparseGroupLasso(Regularizer):
-    """phi(x) = nu1 |x|_1 + nu2 sum_g |x_g|_2: few groups, and few entries in those.
+    r"""The sparse group lasso $\phi(x) = \nu_1 |x|_1 + \nu_2 \sum_g |x_g|_2$: few groups, and few entries in those.
 
-    prox(v, s) is the l1 prox, then the group prox: u = soft(v, s nu1), max(1 - s nu2 / |u_g|_2, 0) u_g.
+    $\prox(v, s)_g = \max(1 - s \nu_2 / |u_g|_2, 0) \, u_g$ with $u = \text{soft}(v, s \nu_1)$: both proxes in turn.
     The l1 part acts on every coordinate, also on one in no group. `groups` as in `GroupLasso`.
 
     Reference: Simon, Friedman, Hastie and Tibshirani, A sparse-group lasso, JCGS 2013.

@@ -26,9 +26,7 @@ FEW = 256
 
 @dataclass(frozen=True)
 class Scaled(Regularizer):
-    """factor phi(x), with factor > 0; rho is phi's times the factor.
-
-    prox(v, s) = phi.prox(v, s factor).
+    r"""A regularizer times a factor, $c \, \phi(x)$ with $c > 0$; its rho is $c \rho$, its prox $\prox_\phi(v, s c)$.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 2.1.
 
@@ -110,9 +108,9 @@ class Masked(Regularizer):
 
 @dataclass(frozen=True, eq=False)
 class Separable(Regularizer):
-    """phi(x) = sum_k phi_k(x[slice_k]) over disjoint slices; coordinates in no slice are left alone.
+    r"""Parts on disjoint slices, $\phi(x) = \sum_k \phi_k(x_k)$; coordinates in no slice are left alone.
 
-    prox(v, s) is phi_k.prox(v[slice_k], s) on each slice; rho is the largest of the parts.
+    The prox is that of each part on its slice; rho is the largest of the parts.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 2.1.
 
@@ -159,7 +157,7 @@ class Separable(Regularizer):
 
 @dataclass(frozen=True, eq=False)
 class PerLayer(Regularizer):
-    """phi(x) = the sum over a network's parameters of the regularizer given for each by name pattern.
+    """The sum over a network's parameters of the regularizer given for each by name pattern.
 
     Each parameter is regularised by itself, as the vector of its entries, with the first rule in
     {pattern: regularizer} that fits its name (shell wildcards); one that no rule fits is left alone. A

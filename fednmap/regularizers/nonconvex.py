@@ -20,9 +20,10 @@ from fednmap.regularizers.parameters import integer, nonnegative, positive, wron
 
 @dataclass(frozen=True)
 class MCP(Regularizer):
-    """phi(x) = sum_j of lam |x_j| - x_j^2 / (2 theta) up to theta lam, theta lam^2 / 2 beyond; rho = 1 / theta.
+    r"""The minimax concave penalty: $\lambda |x_j| - x_j^2 / (2 \theta)$ up to $\theta \lambda$, then constant.
 
-    prox(v, s) = 0 for |v| <= s lam, soft(v, s lam) / (1 - s / theta) up to theta lam, v beyond; s < theta.
+    $\rho = 1 / \theta$; with $s < \theta$, $\prox(v, s)$ is $\text{soft}(v, s \lambda) / (1 - s / \theta)$ up to
+    $|v| = \theta \lambda$, and v beyond.
 
     Reference: Zhang, Nearly unbiased variable selection under minimax concave penalty, Annals of
     Statistics 2010.
@@ -53,11 +54,11 @@ class MCP(Regularizer):
 
 @dataclass(frozen=True)
 class SCAD(Regularizer):
-    """phi(x) = sum_j of lam |x_j| up to lam, a quadratic up to a lam, lam^2 (a + 1) / 2 beyond.
+    r"""SCAD: $\lambda |x_j|$ up to $\lambda$, a quadratic up to $a \lambda$, $\lambda^2 (a + 1) / 2$ beyond.
 
-    The quadratic is (2 a lam |x_j| - x_j^2 - lam^2) / (2 (a - 1)), so rho = 1 / (a - 1). With s < a - 1,
-    prox(v, s) = soft(v, s lam) for |v| <= (1 + s) lam, ((a - 1) v - sign(v) s a lam) / (a - 1 - s) up to
-    a lam, v beyond.
+    The quadratic is $(2 a \lambda |x_j| - x_j^2 - \lambda^2) / (2 (a - 1))$, so $\rho = 1 / (a - 1)$. With
+    $s < a - 1$, $\prox(v, s)$ is $\text{soft}(v, s \lambda)$ for $|v| \le (1 + s) \lambda$,
+    $((a - 1) v - \sign(v) s a \lambda) / (a - 1 - s)$ up to $a \lambda$, and v beyond.
 
     Reference: Fan and Li, Variable selection via nonconcave penalized likelihood and its oracle
     properties, JASA 2001.
@@ -91,10 +92,10 @@ class SCAD(Regularizer):
 
 @dataclass(frozen=True)
 class LogSum(Regularizer):
-    """phi(x) = lam sum_j log(1 + |x_j| / eps); rho = lam / eps^2.
+    r"""The log-sum penalty $\phi(x) = \lambda \sum_j \log(1 + |x_j| / \epsilon)$; $\rho = \lambda / \epsilon^2$.
 
-    With s lam < eps^2, prox(v, s) = 0 for |v| <= s lam / eps, else sign(v) times the larger root y of
-    y^2 - (|v| - eps) y + s lam - |v| eps = 0.
+    With $s \lambda < \epsilon^2$, $\prox(v, s) = 0$ for $|v| \le s \lambda / \epsilon$, else $\sign(v)$ times the
+    larger root y of $y^2 - (|v| - \epsilon) y + s \lambda - |v| \epsilon = 0$.
 
     Reference: Candes, Wakin and Boyd, Enhancing sparsity by reweighted l1 minimization, JFAA 2008.
 
@@ -128,12 +129,12 @@ class LogSum(Regularizer):
 
 @dataclass(frozen=True)
 class TransformedL1(Regularizer):
-    """phi(x) = lam sum_j (a + 1) |x_j| / (a + |x_j|); rho = 2 lam (a + 1) / a^2.
+    r"""Transformed l1, $\phi(x) = \lambda \sum_j (a + 1) |x_j| / (a + |x_j|)$; $\rho = 2 \lambda (a + 1) / a^2$.
 
-    That rho is the largest concavity: the second derivative, -2 lam a (a + 1) / (a + |x|)^3, is lowest at
-    0, and the kink there is convex. With s rho < 1 and m = a + |v|,
-    prox(v, s) = 0 for |v| <= s lam (a + 1) / a, else
-    sign(v) (|v| - 4/3 m sin(t / 3)^2), sin(t)^2 = 27 s lam a (a + 1) / (4 m^3).
+    That rho is the largest concavity: the second derivative, $-2 \lambda a (a + 1) / (a + |x|)^3$, is lowest at 0, and
+    the kink there is convex. With $s \rho < 1$ and $m = a + |v|$, $\prox(v, s) = 0$ for
+    $|v| \le s \lambda (a + 1) / a$, else $\sign(v) (|v| - \frac{4}{3} m \sin^2(t / 3))$ with
+    $\sin^2 t = 27 s \lambda a (a + 1) / (4 m^3)$.
 
     Reference: Zhang and Xin, Minimization of transformed l1 penalty: closed form representation and
     iterative thresholding algorithms, Communications in Mathematical Sciences 2017; the closed form is
@@ -166,9 +167,9 @@ class TransformedL1(Regularizer):
 
 @dataclass(frozen=True)
 class L0(Regularizer):
-    """phi(x) = lam times the number of nonzero entries; rho = inf, so no convergence theorem applies.
+    r"""lam times the number of nonzero entries; $\rho = \infty$, so no convergence theorem applies.
 
-    prox(v, s) = v where |v| > sqrt(2 s lam), else 0 (on the boundary both are minimisers).
+    $\prox(v, s) = v$ where $|v| > \sqrt{2 s \lambda}$, else 0 (on the boundary both are minimisers).
 
     Reference: Blumensath and Davies, Iterative thresholding for sparse approximations, JFAA 2008.
 
@@ -194,7 +195,7 @@ class L0(Regularizer):
 
 @dataclass(frozen=True)
 class TopK(Regularizer):
-    """phi(x) = 0 with at most k nonzero entries, else +inf; rho = inf, so no convergence theorem applies.
+    r"""At most k nonzero entries; $\rho = \infty$, so no convergence theorem applies.
 
     prox(v, s) keeps the k largest entries in absolute value (any of them among equals).
 

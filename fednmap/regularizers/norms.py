@@ -1,11 +1,16 @@
-"""Norms, their squares and their relatives: sparsity, weight decay, low rank."""
+"""Norms, their squares and their relatives: sparsity, weight decay, low rank, piecewise constant models."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import softshrink
@@ -14,10 +19,12 @@ from fednmap.core import Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers.parameters import nonnegative, plain, weights, weights_for, wrong
 
+Array = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Zero(Regularizer):
-    """phi(x) = 0, whose prox is the identity.
+    r"""No penalty: $\phi(x) = 0$, whose prox is the identity.
 
     >>> Zero().prox(torch.tensor([1.0, -2.0]), 0.5)
     tensor([ 1., -2.])
@@ -33,9 +40,9 @@ class Zero(Regularizer):
 
 @dataclass(frozen=True, eq=False)
 class L1(Regularizer):
-    """phi(x) = weight |x|_1, or sum_j weight_j |x_j| for a tensor of p weights.
+    r"""The l1 norm $\phi(x) = w |x|_1$ with w = weight, or $\sum_j w_j |x_j|$ for a tensor of p weights.
 
-    prox(v, s) = soft(v, s weight) = sign(v) max(|v| - s weight, 0).
+    $$\prox(v, s) = \text{soft}(v, s w) = \sign(v) \max(|v| - s w, 0)$$
 
     Reference: Tibshirani, Regression shrinkage and selection via the lasso, JRSS B 1996.
 
@@ -59,9 +66,9 @@ class L1(Regularizer):
 
 @dataclass(frozen=True)
 class ElasticNet(Regularizer):
-    """phi(x) = nu1 |x|_1 + nu2 |x|_2^2 (no factor 1/2).
+    r"""The elastic net $\phi(x) = \nu_1 |x|_1 + \nu_2 |x|_2^2$ (no factor 1/2).
 
-    prox(v, s) = soft(v, s nu1) / (1 + 2 s nu2).
+    $$\prox(v, s) = \text{soft}(v, s \nu_1) / (1 + 2 s \nu_2)$$
 
     Reference: Zou and Hastie, Regularization and variable selection via the elastic net, JRSS B 2005.
 
@@ -85,9 +92,9 @@ class ElasticNet(Regularizer):
 
 @dataclass(frozen=True)
 class SquaredL2(Regularizer):
-    """phi(x) = weight |x|_2^2 (no factor 1/2): weight decay.
+    r"""Weight decay $\phi(x) = w |x|_2^2$ with w = weight (no factor 1/2).
 
-    prox(v, s) = v / (1 + 2 s weight).
+    $$\prox(v, s) = v / (1 + 2 s w)$$
 
     Reference: Hoerl and Kennard, Ridge regression, Technometrics 1970.
 
@@ -109,9 +116,9 @@ class SquaredL2(Regularizer):
 
 @dataclass(frozen=True)
 class L2(Regularizer):
-    """phi(x) = weight |x|_2, the norm and not its square: the whole vector is zero, or shortened.
+    r"""The l2 norm $\phi(x) = w |x|_2$, w = weight, and not its square: the whole vector is zero, or shortened.
 
-    prox(v, s) = max(1 - s weight / |v|_2, 0) v.
+    $$\prox(v, s) = \max(1 - s w / |v|_2, 0) \, v$$
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.5.1.
 
@@ -139,9 +146,9 @@ def shrinkage(norm: Tensor, threshold: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LInf(Regularizer):
-    """phi(x) = weight max_j |x_j|: the largest entries are pulled to a common size.
+    r"""The maximum norm $\phi(x) = w \max_j |x_j|$, w = weight: the largest entries are pulled to a common size.
 
-    prox(v, s) = clamp(v, -tau, tau) with sum_j max(|v_j| - tau, 0) = s weight, and 0 where |v|_1 <= s weight.
+    $\prox(v, s)$ clamps v to $[-\tau, \tau]$ with $\sum_j \max(|v_j| - \tau, 0) = s w$; 0 where $|v|_1 \le s w$.
 
     Reference: Parikh and Boyd, Proximal algorithms, 2014, section 6.5.2.
 
@@ -193,10 +200,10 @@ def threshold(a: Tensor, total: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Slope(Regularizer):
-    """phi(x) = sum_j w_j |x|_(j), with |x|_(1) >= |x|_(2) >= ... and weights w_1 >= w_2 >= ... >= 0.
+    r"""Sorted l1, $\phi(x) = \sum_j w_j |x|_{(j)}$, with the largest $|x_j|$ first and $w_1 \ge w_2 \ge \dots \ge 0$.
 
-    `weight` is the tensor of the p weights, or the largest of them: then w_j = weight z_j / z_1 with the
-    Gaussian quantiles z_j = Phi^{-1}(1 - j q / (2 p)), which control the false discovery rate at q.
+    `weight` is the tensor of the p weights, or the largest of them: then w_j = weight $z_j / z_1$ with the Gaussian
+    quantiles $z_j = \Phi^{-1}(1 - j q / (2 p))$, which control the false discovery rate at q.
 
     prox(v, s): sort |v|, subtract s w, take the nearest nonincreasing nonnegative sequence (isotonic
     regression, scikit-learn's), undo the sort and give the signs back.
@@ -265,9 +272,10 @@ def nonincreasing(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Nuclear(Regularizer):
-    """phi(x) = weight times the sum of the singular values of the matrix of `shape` stored in x row by row.
+    r"""The nuclear norm $\phi(x) = w \sum_k \sigma_k$, w = weight, of the matrix of `shape` stored in x row by row.
 
-    prox(v, s) = U diag(max(sigma - s weight, 0)) W^T, from the singular value decomposition of v.
+    $$\prox(v, s) = U \text{diag}(\max(\sigma - s w, 0)) V^T \quad \text{for} \quad v = U \text{diag}(\sigma) V^T$$
+
     For the weight matrices of a network use `PerLayer`, which gives each its own.
 
     Reference: Cai, Candes and Shen, A singular value thresholding algorithm for matrix completion, SIAM
@@ -302,3 +310,103 @@ class Nuclear(Regularizer):
         if x.shape[-1] != self.shape[0] * self.shape[1]:
             raise InputError(f"a matrix of shape {self.shape} has not {x.shape[-1]} entries, as the vector has")
         return x.reshape(*x.shape[:-1], *self.shape)
+
+
+@dataclass(frozen=True)
+class TotalVariation(Regularizer):
+    r"""Total variation $\phi(x) = w \sum_j |x_{j+1} - x_j|$ with w = weight: piecewise constant models.
+
+    prox(v, s) has no closed form; it is computed exactly, in time linear in p, row by row, in float64.
+    The routine is compiled by numba, an optional extra: `pip install "fednmap[numba]"`. Without, it is interpreted.
+
+    Reference: Johnson, A dynamic programming algorithm for the fused lasso and L0-segmentation, JCGS 2013.
+
+    >>> TotalVariation(1.0).prox(torch.tensor([0.0, 0.0, 6.0, 6.0]), 1.0)
+    tensor([0.5000, 0.5000, 5.5000, 5.5000])
+    """
+
+    weight: float
+
+    def __post_init__(self) -> None:
+        nonnegative(self, "weight")
+        _solver()
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.weight * x.diff(dim=-1).abs().sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
+        threshold = self.check_step(step) * self.weight
+        if threshold == 0 or v.shape[-1] == 1:
+            return v
+        rows = v.detach().reshape(-1, v.shape[-1]).double().cpu().contiguous().numpy()
+        out = np.empty_like(rows)
+        _solver()(rows, threshold, out)
+        return torch.from_numpy(out).to(v).view_as(v)
+
+
+@lru_cache(maxsize=1)
+def _solver() -> Callable[[Array, float, Array], None]:
+    """`fuse_rows`, compiled where numba is installed."""
+    try:
+        from numba import njit
+    except ImportError:
+        warnings.warn(
+            "TotalVariation is not compiled, and some hundred times slower; pip install 'fednmap[numba]'",
+            UserWarning,
+            stacklevel=4,  # the line that calls the constructor, past __post_init__ and __init__
+        )
+        return fuse_rows
+    solver: Any = njit(nogil=True)(fuse_rows)
+    return solver  # type: ignore[no-any-return]
+
+
+def fuse_rows(rows: Array, weight: float, out: Array) -> None:
+    r"""Write $\arg\min_x \sum_j (x_j - y_j)^2 / 2 + w |x_{j+1} - x_j|$, w = weight, into `out` for each row y.
+
+    Let m_j(b) be the smallest cost of coordinates 1..j given x_j = b. Its derivative is increasing and
+    piecewise linear; passing the next edge clips it to [-weight, weight], at the points low_j and high_j.
+    The derivative is kept as its knots, each with the change of slope and of intercept there: clipping
+    drops knots from both ends and adds one at each, so all clips together cost O(p). Going back,
+    x_j = clip(x_{j+1}, low_j, high_j).
+    """
+    p = rows.shape[1]
+    low, high = np.empty(p), np.empty(p)
+    work: Any = np.empty((3, 2 * p))
+    knot, slope, shift = work[0], work[1], work[2]
+    given = weight
+    for i in range(rows.shape[0]):
+        y, x = rows[i], out[i]
+        if not np.isfinite(np.sum(y)):
+            x[:] = np.nan
+            continue
+        # From this weight on x is constant; more would only push y out of the sums by rounding.
+        weight = min(given, p * (np.max(y) - np.min(y)))
+        # knots left..right; before any clip there are none, and the derivative is b - y_0 everywhere
+        left, right = p, p - 1
+        slope_lo, shift_lo = 1.0, -y[0]  # the leftmost line
+        slope_hi, shift_hi = 1.0, -y[0]  # the rightmost line
+        for j in range(p - 1):
+            while left <= right and slope_lo * knot[left] + shift_lo <= -weight:
+                slope_lo += slope[left]
+                shift_lo += shift[left]
+                left += 1
+            low[j] = (-weight - shift_lo) / slope_lo
+            while right >= left and slope_hi * knot[right] + shift_hi >= weight:
+                slope_hi -= slope[right]
+                shift_hi -= shift[right]
+                right -= 1
+            high[j] = (weight - shift_hi) / slope_hi
+            left -= 1
+            knot[left], slope[left], shift[left] = low[j], slope_lo, shift_lo + weight
+            right += 1
+            knot[right], slope[right], shift[right] = high[j], -slope_hi, weight - shift_hi
+            # outside the knots the clipped derivative is constant; the next coordinate adds b - y
+            slope_lo, shift_lo = 1.0, -weight - y[j + 1]
+            slope_hi, shift_hi = 1.0, weight - y[j + 1]
+        while left <= right and slope_lo * knot[left] + shift_lo <= 0.0:
+            slope_lo += slope[left]
+            shift_lo += shift[left]
+            left += 1
+        x[p - 1] = -shift_lo / slope_lo
+        for j in range(p - 2, -1, -1):
+            x[j] = min(max(x[j + 1], low[j]), high[j])

@@ -6,7 +6,7 @@ No pickle: reading a checkpoint runs no code.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,27 +38,15 @@ Measured = Callable[[int], dict[str, Any]]
 
 
 def write(
-    folder: Path, round: Round, totals: Record, settings: dict[str, Any], measured: dict[str, Any] | None = None
+    folder: Path, round: Round, totals: dict[str, Any], settings: dict[str, Any], measured: dict[str, Any] | None = None
 ) -> None:
-    """Write the state after `round`, of server and clients; see `write_checkpoint`."""
-    write_checkpoint(folder, Checkpoint(round.t, round.server, totals), settings, round.clients.tensors(), measured)
-
-
-def write_checkpoint(
-    folder: Path,
-    kept: Checkpoint,
-    settings: dict[str, Any],
-    clients: Mapping[str, Tensor] | None = None,
-    measured: dict[str, Any] | None = None,
-) -> None:
-    """Write the state after round kept.t; delete all but the last two, and later ones, which will be run again.
+    """Write the state after `round`; delete all but the last two, and later ones, which will be run again.
 
     settings: what the state depends on; a checkpoint is read with the same settings only.
-    clients:  the clients' states and their numbers; None where clients store them themselves.
     measured: the number and digest of the measurements so far, which a reader compares with metrics.csv.
     """
-    tensors = {f"server.{name}": v for name, v in kept.server._asdict().items()}
-    tensors |= {f"clients.{name}": v for name, v in (clients or {}).items()}
+    tensors = {f"server.{name}": v for name, v in round.server._asdict().items()}
+    tensors |= {f"clients.{name}": v for name, v in round.clients.tensors().items()}
     seen: set[int] = set()
     for name, v in tensors.items():  # the format wants each in its own memory, and a method may use one tensor twice
         v = v.detach().cpu().contiguous()
@@ -68,13 +56,13 @@ def write_checkpoint(
     data = save(tensors)
     facts = {
         "job": folder.name,
-        "round": kept.t,
+        "round": round.t,
         "measured": measured,
-        "totals": kept.totals,
+        "totals": totals,
         "settings": digest(settings),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    path = folder / f"round-{kept.t:08d}.json"
+    path = folder / f"round-{round.t:08d}.json"
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # the JSON comes last: a checkpoint without one does not exist

@@ -265,7 +265,7 @@ def _registries() -> dict[str, Mapping[str, Any]]:
     from fednmap.data import DATASETS
     from fednmap.decentralized import DECENTRALIZED, TOPOLOGIES
     from fednmap.models.build import MODELS
-    from fednmap.regularizers.parse import REGULARIZERS
+    from fednmap.regularizers import REGULARIZERS
 
     methods = {**ALGORITHMS, **DECENTRALIZED}
     models: dict[str, Any] = {**MODELS, **dict.fromkeys(NOT_NETWORKS)}
@@ -290,8 +290,7 @@ def _check_name(setting: str, value: str) -> None:
     from fednmap.core import Regularizer
     from fednmap.data import PARTITIONS
     from fednmap.decentralized.topologies import check_name
-    from fednmap.privacy.attacks import attack_of
-    from fednmap.privacy.robust import centre_of
+    from fednmap.privacy.robust import attack_of, centre_of
     from fednmap.simulation.participation import sampler_of
     from fednmap.simulation.schedules import schedule_of
 

@@ -109,6 +109,10 @@ class Task:
         where, measured = folder.checkpoints(self.job), partial(folder.measured, self.job)
         return checkpoints.newest(where, self.algorithm, self.problem, self.start, self.settings, measured)
 
+    def recorder(self, folder: RunFolder | None, stop_flag: StopFlag | None = None) -> Recorder:
+        """Return what writes its measurements and checkpoints."""
+        return Recorder(self.job, self.settings, folder, self.rounds, self.checkpoint_every, stop_flag)
+
     def run(self, **given: Any) -> tuple[Result, str]:
         """Run the rounds that are not done yet; return the result, and the error if the iterates diverged."""
         given |= self.options | {"rounds": self.rounds, "start": self.start, "history": False}
@@ -119,38 +123,50 @@ class Task:
 
 
 class Recorder(Callback):
-    """Writes measurements and checkpoints; stops after the round in which the stop flag was set.
+    """Writes measurements and checkpoints of a job; stops after the round in which the stop flag was set.
 
-    folder: None in the other processes of a group, which only send their clients' states to process 0.
+    settings: what the states depend on.
+    folder:   None in the other processes of a group, which only send their clients' states to process 0.
+    rounds:   of the run: after the last one there is no checkpoint, as the result follows.
+    every:    rounds between checkpoints.
     """
 
-    def __init__(self, task: Task, folder: RunFolder | None = None, stop_flag: StopFlag | None = None) -> None:
-        self.task, self.folder, self.stop_flag = task, folder, stop_flag
+    def __init__(
+        self,
+        job: Job,
+        settings: dict[str, Any],
+        folder: RunFolder | None,
+        rounds: int = 0,
+        every: int = 1,
+        stop_flag: StopFlag | None = None,
+    ) -> None:
+        self.job, self.settings, self.folder = job, settings, folder
+        self.rounds, self.every, self.stop_flag = rounds, every, stop_flag
 
     def on_record(self, record: Record) -> None:
         if self.folder is not None:
-            self.folder.append(self.task.job, record)
+            self.folder.append(self.job, record)
 
     def on_round(self, round: Round, totals: Record) -> None:
         done = round.t + 1
-        if done == self.task.rounds:  # what comes next is the result itself
+        if done == self.rounds:  # what comes next is the result itself
             return
         stop = distributed.any_process(
             self.stop_flag is not None and self.stop_flag.is_set()
         )  # the same in all of them
-        if stop or done % self.task.checkpoint_every == 0:
+        if stop or done % self.every == 0:
             self.save(round, totals)
         if stop:
             raise Interrupted
 
-    def save(self, round: Round, totals: Record) -> None:
+    def save(self, round: Round, totals: dict[str, Any]) -> None:
         """Write a checkpoint; its measurements are on disk before it."""
         if self.folder is None:
             round.clients.tensors()
             return
         self.folder.flush()
-        where, measured = self.folder.checkpoints(self.task.job), self.folder.measured(self.task.job)
-        checkpoints.write(where, round, totals, self.task.settings, measured)
+        where, measured = self.folder.checkpoints(self.job), self.folder.measured(self.job)
+        checkpoints.write(where, round, totals, self.settings, measured)
 
 
 def run_and_record(
@@ -186,7 +202,7 @@ def run_and_record(
     if request is not None:
         distributed.broadcast(lambda: request._replace(done=done))
     try:
-        earlier, recorder = folder.records(*job), Recorder(task, folder, stop_flag)
+        earlier, recorder = folder.records(*job), task.recorder(folder, stop_flag)
         result, error = task.run(after=after, before=before, callbacks=(recorder, *callbacks), earlier=earlier)
         if error:
             message(f"{job.method}: {error}")
@@ -361,7 +377,7 @@ def run_as_worker() -> None:
         if request.done != (0 if after is None else after.t + 1):
             raise InputError(f"{request.folder} is not what process 0 sees; give all machines the same folder")
         earlier = [record for record in folder.records(*request.job) if 0 < request.done >= record["round"]]
-        recorder = Recorder(task)
+        recorder = task.recorder(None)
         result, _ = task.run(after=after, before=before, callbacks=(recorder,), earlier=earlier)
         if result.ended and result.last is not None:
             recorder.save(result.last, result.totals)

@@ -27,7 +27,8 @@ from fednmap.models import build
 from fednmap.names import InputError
 from fednmap.privacy import PrivateRows
 from fednmap.privacy.example_level import gradients_per_round
-from fednmap.problems import GLM, FiniteSum, LeastSquares, Logistic, Network, Pooled, batch_norm
+from fednmap.problems import GLM, FiniteSum, LeastSquares, Logistic, Network, Pooled
+from fednmap.problems.module_loss import batch_norm_layers
 from fednmap.regularizers import Separable, Zero, parse, restrict
 from fednmap.runs import uplink_config
 from fednmap.runs.atomic_files import digest
@@ -344,7 +345,7 @@ def _problem(dataset: Dataset, data: ClientData, config: Config, sizes: Tensor |
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         module = build(config.model, dataset).to(config.device, getattr(torch, config.dtype))
-    if batch_norm.layers(module):  # f takes the statistics of rows that stand together, which partitions sort by label
+    if batch_norm_layers(module):  # f takes the statistics of rows that stand together, which partitions sort by label
         data = data.mixed(config.seed)
     loss = nn.functional.mse_loss if dataset.classes is None else nn.functional.cross_entropy
     return Network(module, loss, data, **options)

@@ -7,9 +7,9 @@ import warnings
 from fednmap.core import Algorithm, Problem, Serverless
 from fednmap.names import InputError
 from fednmap.privacy import Counted, Privacy, PrivateRows, accounting, centre_of
-from fednmap.privacy.attacks import attack_of
 from fednmap.privacy.client_level import check_uplink_can_change
 from fednmap.privacy.example_level import gradients_per_round
+from fednmap.privacy.robust import attack_of
 from fednmap.problems import FiniteSum, Pooled
 from fednmap.runs.configuration import Config
 from fednmap.simulation.quantised import BOUND, Quantised

@@ -23,7 +23,12 @@ Answer = bool | str | None
 
 
 class Callback:
-    """Called during a run; override what you need. Returning True, or a reason, ends the run."""
+    """Called during a run; override what you need. Returning True, or a reason, ends the run.
+
+    >>> class Enough(Callback):
+    ...     def on_record(self, record):
+    ...         return "small enough" if record["objective"] < 0.1 else None
+    """
 
     wants_residual: ClassVar[bool] = False
     """Whether `on_residual` is to be called."""
@@ -105,7 +110,13 @@ class Tolerance(Callback):
 
 
 class Patience(Callback):
-    """Ends a run when `quantity` has not fallen by the share `least` in this many measurements."""
+    """Ends a run when `quantity` has not fallen by the share `least` in this many measurements.
+
+    >>> rule = Patience(1)
+    >>> rule.on_record({"objective": 2.0})
+    >>> rule.on_record({"objective": 2.0})
+    'no progress: objective has not fallen in 1 measurements'
+    """
 
     def __init__(self, measurements: int, quantity: str = "objective", least: float = 1e-4) -> None:
         self.measurements, self.quantity, self.least = measurements, quantity, least
@@ -133,7 +144,11 @@ class Patience(Callback):
 
 
 class TimeLimit(Callback):
-    """Ends a run after a round when computing and measuring took this many seconds, earlier parts of it included."""
+    """Ends a run after a round when computing and measuring took this many seconds, earlier parts of it included.
+
+    >>> TimeLimit(60).on_spent({"train_seconds": 59.0, "eval_seconds": 2.0})
+    'time limit of 60 s reached'
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = _positive("seconds", seconds)
@@ -164,15 +179,13 @@ def listeners(*given: Listener | Iterable[Listener] | None) -> list[Callback]:
     """Return one callback, several, or functions of the record as a list of callbacks."""
     found: list[Callback] = []
     for one in given:
-        if one is None:
-            continue
         if isinstance(one, Callback):
             found.append(one)
         elif callable(one) and not isinstance(one, type):
             found.append(_Function(one))
         elif isinstance(one, Iterable) and not isinstance(one, str):
-            found += [callback for each in one for callback in listeners(each)]
-        else:
+            found += listeners(*one)
+        elif one is not None:
             raise InputError(f"expected a Callback or a function of the record, got {one!r:.60}")
     return found
 
@@ -191,17 +204,12 @@ def first_reason(callbacks: Iterable[Callback], call: Callable[[Callback], Answe
             answer = call(callback)
         except StopIteration:
             answer = True
-        words = f"ended by {name_of(callback)}" if _is_true(answer) else answer
-        if reason is None and isinstance(words, str) and words:
-            reason = Reason(words)
+        if isinstance(answer, bool | np.bool_) or (isinstance(answer, Tensor) and answer.dtype == torch.bool):
+            answer = f"ended by {name_of(callback)}" if answer else None
+        if reason is None and isinstance(answer, str) and answer:
+            reason = Reason(answer)
             reason.by = name_of(callback)
     return reason
-
-
-def _is_true(answer: object) -> bool:
-    """True, also as a comparison of arrays or tensors gives it; no other value ends a run."""
-    is_word = isinstance(answer, bool | np.bool_) or (isinstance(answer, Tensor) and answer.dtype == torch.bool)
-    return is_word and bool(answer)
 
 
 def final_reason(stops: Iterable[Callback], records: Iterable[Record]) -> Reason | None:

@@ -38,6 +38,7 @@ class Group(NamedTuple):
 class Groups:
     """The sections of n clients, of which about `usual` take part in a round, in groups of at most `chunk`.
 
+    >>> import torch
     >>> groups = Groups(10, 10, 2)
     >>> [(group.section, group.ids.tolist()) for group in groups(torch.tensor([0, 1, 2, 4, 9]))]
     [(0, [0, 1]), (0, [2]), (1, [4]), (2, []), (3, [9])]

@@ -20,18 +20,20 @@ from fednmap.core import Algorithm, Oracle, OwnRounds, Problem, SecondOrder, Ser
 from fednmap.names import InputError
 from fednmap.simulation import distributed, lock, schedules
 from fednmap.simulation.client_groups import Group, Groups, TreeSum
-from fednmap.simulation.memory import reuse_freed_memory
 from fednmap.simulation.participation import Sampler, Uniform, take_part, uneven
 from fednmap.simulation.schedules import Schedule
 from fednmap.simulation.states import Clients, Snapshot, same_kind
-from fednmap.simulation.threads import ThreadPool, one_thread
+from fednmap.simulation.threads import ThreadPool, one_thread, reuse_freed_memory
 from fednmap.simulation.uplink import Federation, Part, Pipeline, Received, Traffic, UplinkParts, client_round
 
 VECTORS_BYTES = 2 << 20  # of one vector per client: a round keeps some six of them, and these are faster in cache
 
 
 class Round(NamedTuple):
-    """What is known after round t; the model is `algorithm.model(round.server)`. A value: it never changes."""
+    """What is known after round t; the model is `algorithm.model(round.server)`. A value: it never changes.
+
+    participants: the clients that received the broadcast; counted: those of them whose reply arrived.
+    """
 
     t: int
     server: State
@@ -43,7 +45,7 @@ class Round(NamedTuple):
 
 
 class Diverged(ArithmeticError):
-    """The server's state is no longer finite."""
+    """Raised when the server's state is no longer finite; `result` is what was measured before, if it was."""
 
     def __init__(self, t: int) -> None:
         super().__init__(f"the iterate is no longer finite after round {t}; use a smaller eta_a (or eta_s)")
@@ -101,15 +103,24 @@ def simulate(
     In a process group of torch.distributed every process makes the same call: each computes and keeps some of the
     clients (`fednmap.simulation.client_groups`). The server's state is the same everywhere, to the bit what one process
     has.
+
+    Raises InputError for what does not go together, before the first round, and Diverged when the state overflows.
+
+    >>> from fednmap.algorithms import FedNMap
+    >>> from fednmap.regularizers import L1
+    >>> from fednmap.testing import heterogeneous
+    >>> rounds = simulate(FedNMap(L1(0.2), eta_a=0.02, Q=5), heterogeneous(6), rounds=3, participation=0.5)
+    >>> [len(round.counted) for round in rounds]
+    [3, 3, 3]
     """
     check_kinds(algorithm, problem)
     integers(rounds=(rounds, 0), seed=(seed, 0), chunk=(1 if chunk is None else chunk, 1))
     if not isinstance(drop, Real) or not 0 <= drop < 1:
         raise InputError(f"expected drop, the probability of a lost reply, in [0, 1), got {drop!r}")
     if isinstance(sampler, type) or not (sampler is None or callable(sampler)):
-        raise InputError(f"expected a sampler such as participation.Cyclic(0.1), got {_kind(sampler)}")
+        raise InputError(f"expected a sampler such as participation.Cyclic(0.1), got {kind(sampler)}")
     if isinstance(eta_a, type):
-        raise InputError(f"expected eta_a to be a schedule such as Cosine(0.1, 200), got {_kind(eta_a)}")
+        raise InputError(f"expected eta_a to be a schedule such as Cosine(0.1, 200), got {kind(eta_a)}")
     schedules.check_end(eta_a, rounds)
     uplink = with_secagg(uplink, secagg)
     if isinstance(algorithm, Serverless):
@@ -235,15 +246,16 @@ def check_kinds(algorithm: Algorithm, problem: Problem) -> None:
     """Refuse swapped arguments, and anything else that is not a method and a problem."""
     if not isinstance(algorithm, Algorithm):
         raise InputError(
-            f"expected a method as the first argument, got {_kind(algorithm)}; give FedNMap(L1(0.1), eta_a=0.1), say"
+            f"expected a method as the first argument, got {kind(algorithm)}; give FedNMap(L1(0.1), eta_a=0.1), say"
         )
     if not isinstance(problem, Problem):
         raise InputError(
-            f"expected a problem as the second argument, got {_kind(problem)}; it needs n, dim, oracle, loss, gradient"
+            f"expected a problem as the second argument, got {kind(problem)}; it needs n, dim, oracle, loss, gradient"
         )
 
 
-def _kind(value: object) -> str:
+def kind(value: object) -> str:
+    """Return in words what was given: a class, or an object of one."""
     return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
@@ -257,7 +269,7 @@ def integers(**given: tuple[int, int]) -> None:
 def check_after(after: Round, n: int, server: State, initial: State, rounds: int) -> None:
     """Check that `after` is a round of this method on this problem, and not the last of `rounds`."""
     if not isinstance(after, Round):
-        raise InputError(f"expected a Round as after, got {_kind(after)}; give `last` of a Result, say")
+        raise InputError(f"expected a Round as after, got {kind(after)}; give `last` of a Result, say")
     if not same_kind(after.server, server) or not after.clients.fits(n, initial):
         raise InputError(
             f"expected a round of this run as after, with {n} clients and {type(server).__qualname__} of "
@@ -283,7 +295,7 @@ def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
         return torch.zeros(problem.dim, device="cpu")
     if not isinstance(start, Tensor):
         raise InputError(
-            f"expected start to be a tensor of length {problem.dim}, got {_kind(start)}; use torch.tensor(...)"
+            f"expected start to be a tensor of length {problem.dim}, got {kind(start)}; use torch.tensor(...)"
         )
     if start.shape != (problem.dim,):
         raise InputError(

@@ -33,7 +33,11 @@ class _Share:
 
 @dataclass(frozen=True)
 class Uniform(_Share):
-    """max(1, round(share n)) different clients, all sets equally likely."""
+    """Draw max(1, round(share n)) different clients, all sets equally likely.
+
+    >>> len(Uniform(0.5)(10, 0, np.random.default_rng(0)))
+    5
+    """
 
     share: float = 1.0
 
@@ -44,7 +48,11 @@ class Uniform(_Share):
 
 @dataclass(frozen=True)
 class PoissonSampler(_Share):
-    """Every client independently with probability `share`; sometimes nobody."""
+    """Draw every client independently with probability `share`; sometimes nobody.
+
+    >>> PoissonSampler(1.0)(3, 0, np.random.default_rng(0)).tolist()
+    [0, 1, 2]
+    """
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
         return np.flatnonzero(rng.random(n) < self.share)
@@ -52,11 +60,14 @@ class PoissonSampler(_Share):
 
 @dataclass(frozen=True)
 class Weighted:
-    """max(1, round(share n)) different clients, drawn one after another with these odds.
+    """Draw max(1, round(share n)) different clients, one after another with these odds.
 
     The mean of the uplinks is not corrected for the odds: a method without client state, such as FedAvg, then minimises
     a mean of the f_i that weighs clients with higher odds more. FedNMap and other methods whose clients keep a
     correction end at the optimum of f + phi whatever the odds, as long as they are above 0.
+
+    >>> Weighted([0, 0, 1], share=0.3)(3, 0, np.random.default_rng(0)).tolist()
+    [2]
     """
 
     odds: Sequence[float]
@@ -76,7 +87,11 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Cyclic(_Share):
-    """max(1, round(share n)) clients in turn: 0, 1, 2, ..., and from the beginning again."""
+    """Take max(1, round(share n)) clients in turn: 0, 1, 2, ..., and from the beginning again.
+
+    >>> Cyclic(0.5)(4, 1, np.random.default_rng(0)).tolist()
+    [2, 3]
+    """
 
     def __call__(self, n: int, t: int, rng: Generator) -> Any:
         count = max(1, round(self.share * n))
@@ -85,9 +100,12 @@ class Cyclic(_Share):
 
 @dataclass(frozen=True)
 class Trace:
-    """Whoever was there: a list of client numbers per round, repeated when it ends.
+    """Take who was there: a list of client numbers per round, repeated when it ends.
 
     As with `Weighted`, clients that are there more often weigh more in a method without client state.
+
+    >>> Trace([[0, 2], [1]])(3, 2, np.random.default_rng(0)).tolist()
+    [0, 2]
     """
 
     rounds: Sequence[Sequence[int]]

@@ -21,6 +21,9 @@ class Cosine:
     """From `first` down to `last` along half a cosine, over `rounds` rounds.
 
     Reference: Loshchilov and Hutter, SGDR, ICLR 2017.
+
+    >>> Cosine(0.2, rounds=100)(50)
+    0.1
     """
 
     first: float
@@ -34,7 +37,11 @@ class Cosine:
 
 @dataclass(frozen=True)
 class InverseSqrt:
-    """first / sqrt(t + 1)."""
+    r"""The step $\text{first} / \sqrt{t + 1}$ in round t.
+
+    >>> InverseSqrt(0.2)(3)
+    0.1
+    """
 
     first: float
 
@@ -44,7 +51,11 @@ class InverseSqrt:
 
 @dataclass(frozen=True)
 class StepDown:
-    """first * factor^k after k times `every` rounds."""
+    r"""The step $\text{first} \cdot \text{factor}^k$ after k times `every` rounds.
+
+    >>> StepDown(0.2, 0.5, every=10)(15)
+    0.1
+    """
 
     first: float
     factor: float

@@ -1,4 +1,4 @@
-"""A thread pool: torch releases the GIL inside its operations.
+"""Threads and memory of this machine: a thread pool, because torch releases the GIL inside its operations.
 
 Which pieces there are, and the order in which their results are taken, do not depend on the number of threads, and
 each piece is computed by one thread of torch: the same bits on any number of cores.
@@ -6,6 +6,7 @@ each piece is computed by one thread of torch: the same bits on any number of co
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections import deque
@@ -21,6 +22,9 @@ from fednmap.names import InputError
 
 Piece = TypeVar("Piece")
 Value = TypeVar("Value")
+
+LARGE = 16 << 20  # bytes of a block above which glibc needs mallopt; below it adapts when a block is freed
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 _limit: int | None = None
 
@@ -138,3 +142,16 @@ def _with_grad_mode(graded: bool, work: Callable[[Piece], Value], piece: Piece) 
     """Compute a piece with the caller's grad mode, which torch keeps per thread."""
     with torch.set_grad_enabled(graded):
         return work(piece)
+
+
+def reuse_freed_memory(size: int) -> None:
+    """Let glibc keep freed blocks of `size` bytes, whose pages stay mapped for the next step.
+
+    Where these are large, all up to 1 GB are kept until the process ends.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")  # freed immediately: raises the thresholds, to 32 MB at most
+    if size > LARGE and sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, 1 << 30)
+            mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -44,7 +44,14 @@ KEPT = (
 
 @dataclass(repr=False)
 class Result:
-    """The result of a run: the last model x, a record per measurement, and the last round, to continue from."""
+    """The result of a run: the last model x, a record per measurement, and the last round, to continue from.
+
+    >>> from fednmap.algorithms import FedNMap
+    >>> from fednmap.regularizers import L1
+    >>> from fednmap.testing import heterogeneous
+    >>> run_and_measure(FedNMap(L1(0.2), eta_a=0.02, Q=5), heterogeneous(), rounds=20).column("round")
+    [0, 10, 20]
+    """
 
     problem: Problem
     x: Tensor

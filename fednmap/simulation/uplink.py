@@ -114,6 +114,13 @@ class Stage(Part):
 
     `apply` is called for some clients at a time, perhaps in several threads: it is a pure function of its arguments,
     and its randomness is addressed by seed, round and client.
+
+    >>> class Half(Stage):
+    ...     alters_state = True
+    ...
+    ...     def apply(self, federation, uplinks, rounding):
+    ...         sent = type(uplinks.sent)(*(v / 2 for v in uplinks.sent))
+    ...         return uplinks._replace(sent=sent, known=sent)
     """
 
     alters_state: ClassVar[bool] = False
@@ -138,7 +145,11 @@ class Stage(Part):
 
 
 class Aggregator(Part):
-    """What the server makes of the uplinks: their weighted mean, unless a subclass says otherwise."""
+    """What the server makes of the uplinks: their weighted mean, unless a subclass says otherwise.
+
+    >>> Aggregator.needs_individual_uplinks
+    False
+    """
 
     needs_individual_uplinks: ClassVar[bool] = False
     """Whether `aggregate` is given every client's vector, (k, p), in place of their sum."""

@@ -39,11 +39,12 @@ def check_regularizer(
     >>> check_regularizer(L1(0.3))
     """
     with torch.device("cpu"):
-        _check(phi, dim, steps, points, seed)
+        _check(phi, dim, steps, points, torch.Generator().manual_seed(seed))
 
 
-def _check(phi: Regularizer, dim: int, steps: Sequence[float] | None, points: Tensor | None, seed: int) -> None:
-    rng = torch.Generator().manual_seed(seed)
+def _check(
+    phi: Regularizer, dim: int, steps: Sequence[float] | None, points: Tensor | None, rng: torch.Generator
+) -> None:
     v = _vectors(dim, rng)
     if steps is None:
         limited = 0 < phi.rho < math.inf
@@ -73,8 +74,8 @@ def _vectors(dim: int, rng: torch.Generator) -> Tensor:
     return torch.cat([v, sparse, ties, torch.zeros(1, dim, dtype=F64)])
 
 
-def _require(ok: bool, phi: Regularizer, what: str) -> None:
-    if not ok:
+def _require(ok: bool | Tensor, phi: Regularizer, what: str) -> None:
+    if not bool(torch.as_tensor(ok).all()):
         raise AssertionError(f"{phi}: {what}")
 
 
@@ -110,10 +111,8 @@ def _shapes(phi: Regularizer, v: Tensor, step: float) -> None:
         _require(x.dtype == dtype, phi, f"prox maps {dtype} to {x.dtype}; it must keep the dtype")
         _require(value.dtype == dtype, phi, f"value of {dtype} is {value.dtype}; it must be a real number, like x")
         _require(value.shape == u.shape[:-1], phi, f"value of {tuple(u.shape)} has shape {tuple(value.shape)}")
-        finite = value.isfinite()
-        _require(
-            bool(finite.all()), phi, f"value is {value[~finite][:1].tolist()} at prox(v, {step:g}); it must be finite"
-        )
+        finite = f"value is {value[~value.isfinite()][:1].tolist()} at prox(v, {step:g}); it must be finite"
+        _require(value.isfinite(), phi, finite)
         tight = 1e3 * torch.finfo(dtype).eps * _gain(phi, step) * _size(u, x)[:, None]
         others = {
             "a single vector": torch.stack([phi.prox(row, step) for row in u]),
@@ -123,13 +122,11 @@ def _shapes(phi: Regularizer, v: Tensor, step: float) -> None:
         }
         for name, other in others.items():
             _require(other.dtype == dtype, phi, f"prox of {name} is {other.dtype} for {dtype}")
-            gap = (other - x).abs()
-            if phi.rho < math.inf and bool((gap > tight).any()):
-                i = int((gap - tight).amax(-1).argmax())
-                raise AssertionError(
-                    f"{phi}: prox of {name} differs from prox of a stack (n, p): at v = {_row(u[i])}, step {step:g}, "
-                    f"{_row(other[i])} and {_row(x[i])}"
-                )
+            apart = ((other - x).abs() > tight).any(-1)
+            if phi.rho < math.inf and bool(apart.any()):
+                i = int(apart.int().argmax())
+                at = f"at v = {_row(u[i])}, step {step:g}, {_row(other[i])} and {_row(x[i])}"
+                _require(False, phi, f"prox of {name} differs from prox of a stack (n, p): {at}")
         single = torch.stack([phi.value(row) for row in x])
         nested = phi.value(x.reshape(2, -1, x.shape[-1]))
         _require(nested.shape == (2, stacked // 2), phi, f"value of a stack (2, n, p) has shape {tuple(nested.shape)}")
@@ -160,9 +157,8 @@ def _nan(phi: Regularizer, v: Tensor, step: float) -> None:
 
 def _minimises(phi: Regularizer, v: Tensor, step: float, points: Tensor | None, rng: torch.Generator) -> None:
     x = phi.prox(v, step)
-    curvature = 1 / step - phi.rho if phi.rho < math.inf else 0.0
     what = f"prox at step {step:g} is not the minimiser of phi(y) + |y - v|^2 / (2 step)"
-    _compare(phi, phi.value, v, x, 1 / step, curvature, _candidates(v, x, points, rng), what)
+    _compare(phi, phi.value, v, x, 1 / step, 1 / step - phi.rho, _candidates(v, x, points, rng), what)
 
 
 def _zero_step(phi: Regularizer, v: Tensor, points: Tensor | None, rng: torch.Generator) -> None:
@@ -173,16 +169,9 @@ def _zero_step(phi: Regularizer, v: Tensor, points: Tensor | None, rng: torch.Ge
         return torch.where(phi.value(y).isfinite(), 0.0, math.inf).to(F64)
 
     _require(not bool(outside(x).any()), phi, "prox at step 0 leads to a point where phi is not finite")
-    _compare(
-        phi,
-        outside,
-        v,
-        x,
-        1.0,
-        1.0 if phi.rho < math.inf else 0.0,
-        torch.cat([_candidates(v, x, points, rng), v[:, None]], 1),
-        "prox at step 0 is not v itself, or for a constraint the projection of v",
-    )
+    candidates = torch.cat([_candidates(v, x, points, rng), v[:, None]], 1)
+    what = "prox at step 0 is not v itself, or for a constraint the projection of v"
+    _compare(phi, outside, v, x, 1.0, 1.0, candidates, what)
 
 
 def _candidates(v: Tensor, x: Tensor, points: Tensor | None, rng: torch.Generator) -> Tensor:
@@ -200,8 +189,7 @@ def _candidates(v: Tensor, x: Tensor, points: Tensor | None, rng: torch.Generato
     def lines(directions: Tensor, lengths: Tensor) -> Tensor:
         return (x[:, None, None] + reach * directions[:, None] * lengths[:, None]).flatten(1, 2)
 
-    known = x if points is None else torch.cat([x, points.to(F64)])
-    known = torch.cat([known, torch.zeros(1, dim, dtype=F64)])
+    known = torch.cat([x, *([] if points is None else [points.to(F64)]), torch.zeros(1, dim, dtype=F64)])
     toward = torch.logspace(-6, 0, 13, dtype=F64)[:, None]
     found = [
         lines(axes, dense),
@@ -209,14 +197,13 @@ def _candidates(v: Tensor, x: Tensor, points: Tensor | None, rng: torch.Generato
         (x[:, None, None] + (known[:, None] - x[:, None, None]) * toward).flatten(1, 2),
         (x[:, None] + (v - x)[:, None] * torch.cat([toward, -toward])),
     ]
-    # A swap of two entries, and an entry set to zero: where penalties of order and of support jump.
-    swapped = x[:, None].repeat(1, len(i), 1)
-    swapped[:, torch.arange(len(i)), i], swapped[:, torch.arange(len(i)), j] = x[:, i], x[:, j]
-    moved = swapped.clone()
-    moved[:, torch.arange(len(i)), i], moved[:, torch.arange(len(i)), j] = v[:, i], 0.0
-    moved_back = swapped.clone()
-    moved_back[:, torch.arange(len(i)), j], moved_back[:, torch.arange(len(i)), i] = v[:, j], 0.0
-    return torch.cat([*found, swapped, moved, moved_back, x[:, None] * (1 - axes)], 1)
+    # Two entries swapped, or one set to zero: where penalties of order and of support jump.
+    for first, second, at_first, at_second in ((i, j, x[:, j], x[:, i]), (i, j, v[:, i], 0.0), (j, i, v[:, j], 0.0)):
+        changed = x[:, None].repeat(1, len(i), 1)
+        changed[:, torch.arange(len(i)), first] = at_first
+        changed[:, torch.arange(len(i)), second] = at_second
+        found.append(changed)
+    return torch.cat([*found, x[:, None] * (1 - axes)], 1)
 
 
 def _compare(
@@ -229,7 +216,11 @@ def _compare(
     candidates: Tensor,
     what: str,
 ) -> None:
-    """F(y) >= F(x) + curvature |y - x|^2 / 2 for every candidate y, up to rounding of the terms that are added."""
+    """F(y) >= F(x) + curvature |y - x|^2 / 2 for every candidate y, up to rounding of the terms that are added.
+
+    The curvature is 0 where rho = inf.
+    """
+    curvature = curvature if phi.rho < math.inf else 0.0
 
     def objective(y: Tensor, v: Tensor) -> Tensor:
         return value(y) + inverse_step * (y - v).square().sum(-1) / 2
@@ -272,7 +263,7 @@ def _lipschitz(phi: Regularizer, v: Tensor, step: float, rng: torch.Generator) -
         allowed = gain * ((v - w).norm(dim=-1) * (1 + 1e-9) + 1e3 * EPS * (1 + v.norm(dim=-1)))
         i = int((moved - allowed).argmax())
         _require(
-            bool(moved[i] <= allowed[i]),
+            moved[i] <= allowed[i],
             phi,
             f"prox at step {step:g} is steeper than 1/(1 - step rho) = {gain:g} allows: v = {_row(v[i])} and "
             f"w = {_row(w[i])} are {float((v - w)[i].norm()):.9g} apart, their proxes {float(moved[i]):.9g}",

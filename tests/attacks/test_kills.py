@@ -20,7 +20,7 @@ SMALL = ["--data", "digits", "--model", "logistic", "--clients", "4", "--batch-s
 TRIALS = """
 import sys
 from pathlib import Path
-from reproduction.execution import run_trials
+from reproduction.reproduce import run_trials
 from reproduction import shallow
 from reproduction.store import Store
 

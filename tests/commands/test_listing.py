@@ -12,7 +12,7 @@ from fednmap.data.partition import PARTITIONS
 from fednmap.decentralized import DECENTRALIZED
 from fednmap.decentralized.topologies import TOPOLOGIES
 from fednmap.models.build import MODELS
-from fednmap.regularizers.parse import REGULARIZERS, signature
+from fednmap.regularizers import REGULARIZERS, signature
 
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "pandas", "pydantic")
 LISTED = {

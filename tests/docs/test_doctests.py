@@ -8,10 +8,11 @@ import pytest
 
 import fednmap
 
-MODULES = [
-    module.name
-    for package in ("algorithms", "asynchronous", "decentralized", "estimators", "problems", "regularizers", "tables")
-    for module in pkgutil.iter_modules(getattr(fednmap, package).__path__, f"fednmap.{package}.")
+ROOMS = "algorithms asynchronous decentralized estimators privacy problems regularizers simulation tables testing"
+MODULES = ["fednmap.core"] + [
+    name
+    for room in (f"fednmap.{room}" for room in ROOMS.split())
+    for name in (room, *(m.name for m in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}.")))
 ]
 
 

@@ -4,7 +4,7 @@ import csv
 
 from public_data import needs
 
-from fednmap.data.hospital_files import COLUMNS, LEFT_OUT
+from fednmap.data.heart_disease import COLUMNS, LEFT_OUT
 from fednmap.tables import read_sites
 
 

@@ -1,6 +1,7 @@
 """Many penalties in the same rounds: what is sent, what is found, what happens where it goes wrong."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from fednmap.estimators import (
 )
 from fednmap.estimators.engine import minimise
 from fednmap.estimators.path_solver import HessianModel, Penalties, solve
+from fednmap.estimators.penalties import shrinkage
 from fednmap.problems import GLM
-from fednmap.regularizers import L1
+from fednmap.regularizers import L1, MCP, SCAD, Scaled, Separable
 
 TIGHT = {"tol": 1e-9, "max_rounds": 3000}
 
@@ -261,3 +263,59 @@ def test_weights_of_single_coefficients_are_solved_in_common_rounds():
         assert inside[:2].all()
         np.testing.assert_allclose(slope[inside], -(pull * np.sign(coef))[inside], atol=1e-7)
         assert (np.abs(slope) <= pull + 1e-7).all()
+
+
+CONCAVE = [MCP(0.3, 3.0), SCAD(0.2, 3.7), Scaled(MCP(0.5, 2.0), 0.4), Separable([(slice(0, 3), MCP(0.3, 3.0))])]
+
+
+def penalties_of(phi, end):
+    l1, l2, rho, knee = (np.atleast_2d(part) for part in shrinkage(phi, end))
+    return Penalties(l1, l2, end, np.maximum(rho, 1e-300), knee)
+
+
+@pytest.mark.parametrize("phi", CONCAVE, ids=repr)
+def test_concave_penalties_are_the_regularizers(phi):
+    ours, v = penalties_of(phi, 3), np.random.default_rng(0).normal(size=(500, 3))
+    assert ours.prox(v.copy(), 0.7) == pytest.approx(phi.prox(torch.from_numpy(v), 0.7).numpy(), abs=1e-14)
+    assert ours.value(v) == pytest.approx(phi.value(torch.from_numpy(v)).numpy(), abs=1e-14)
+
+
+@pytest.mark.parametrize("phi", CONCAVE[:3], ids=repr)
+def test_concave_penalties_against_brute_force(phi):
+    """H is steeper than phi is concave, so that the minimum is the only stationary point."""
+    H, rng, ours = np.array([[1.0, 0.4], [0.4, 1.0]]), np.random.default_rng(1), penalties_of(phi, 2)
+    mesh = np.linspace(-4, 4, 1601)
+    grid = np.stack(np.meshgrid(mesh, mesh), -1).reshape(-1, 2)
+    curve = 0.5 * np.einsum("ij,ij->i", grid @ H, grid) + phi.value(torch.from_numpy(grid)).numpy()
+    for b in rng.normal(scale=0.8, size=(20, 2)):
+        found = solve(lambda x, b=b: x @ H - b, np.zeros(2), ours, np.ones(2), tol=1e-9, max_rounds=60, constant=True)
+        x = found.x[0]
+        assert found.sizes[0] <= 1e-9
+        value = 0.5 * x @ H @ x - b @ x + float(phi.value(torch.from_numpy(x)))
+        assert value <= (curve - grid @ b).min() + 1e-12
+        assert x == pytest.approx(grid[(curve - grid @ b).argmin()], abs=0.01)
+
+
+@pytest.mark.parametrize("penalty", ["mcp", "scad"])
+@pytest.mark.parametrize("family", ["gaussian", "poisson", "cox"])
+def test_concave_paths_in_common_rounds_are_stationary(family, penalty):
+    """To the tolerance, by the slopes of MCP and SCAD; with objectives like those of FedNMap from lam to lam."""
+    X, y = load_diabetes(return_X_y=True)
+    target = np.column_stack([y, np.arange(len(y)) % 3 > 0]) if family == "cox" else y
+    model = (FederatedCoxRegression if family == "cox" else partial(FederatedGLM, family))(penalty, tol=1e-7)
+    sites = np.arange(len(y)) % 4
+    path = model.path(X, target, sites, lambdas=30)
+    assert path.converged
+    assert path.total_rounds < 60
+    f, after, objectives = model._prepare(model._read(X, target, sites, None)), None, []
+    for lam, fit in zip(path.lambdas, path.fits, strict=True):
+        w, g = fit.x.numpy()[: f.end], f.gradient(fit.x).numpy()[: f.end]
+        size = np.abs(w)
+        fall = size / 3 if penalty == "mcp" else np.maximum(size - lam, 0) / 2.7
+        slope = np.sign(w) * np.maximum(lam - fall, 0)
+        wrong = np.where(w != 0, np.abs(g + slope), np.maximum(np.abs(g) - lam, 0))
+        assert wrong.max() <= 3e-7 * f.unit
+        phi = f.with_penalty(model._regularizer(f, lam))
+        after = minimise(f, phi, f.start, tol=1e-6, max_rounds=300, after=after)
+        objectives.append(after.objective)
+    assert np.mean([fit.objective for fit in path.fits]) == pytest.approx(np.mean(objectives), rel=1e-3)

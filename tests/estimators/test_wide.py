@@ -65,6 +65,19 @@ def certificate(model, kind, path, k):
     return max(float(wrong.max()), float(np.abs(g[f.end :]).max(initial=0.0))) / lam
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "logistic"])
+def test_mcp_on_working_sets_is_stationary_for_the_whole_problem(kind, narrow):
+    model = FederatedGLM(kind, "mcp", tol=1e-7)
+    path = model.path(X, TARGETS[kind], SITES, lambdas=lam_max(model, kind) * np.geomspace(1, 0.3, 8))
+    assert path.converged
+    f = model._prepare(model._read(X, TARGETS[kind], SITES, None))
+    for lam, fit in zip(path.lambdas, path.fits, strict=True):
+        phi = f.with_penalty(model._regularizer(f, lam))
+        x = fit.x - 0.1 * f.gradient(fit.x)
+        assert float((fit.x - phi.prox(x, 0.1)).norm()) <= 0.1 * 2e-7 * f.unit
+        assert fit.known is None  # not by FedNMap
+
+
 @pytest.mark.parametrize("kind", list(TARGETS))
 def test_every_model_of_a_path_meets_the_conditions_of_the_whole_problem(kind, narrow):
     model = estimator(kind, tol=1e-9)

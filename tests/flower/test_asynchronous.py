@@ -141,7 +141,7 @@ def test_killed_at_any_moment_h_is_the_mean_of_the_h_i(tmp_path, rule, seed):
             federation.start(fault=hostile((seed, life)), nodes=nodes, resume=life > 0)
         if (tmp_path / "run" / "checkpoints").exists():
             assert residual(federation)[1] < 1e-12
-    done = sum(federation.coordinator.took_part.values())
+    done = sum(federation.coordinator.rounds.took_part.values())
     federation.start(resume=True, rounds=done + 8, nodes={901 + i: name for i, name in enumerate(NAMES)})
     assert residual(federation)[1] < 1e-12
 
@@ -152,7 +152,7 @@ def test_a_staleness_bound_waits(tmp_path):
 
 
 def test_nobody_at_work_stops_with_the_state_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("fednmap.flower.server.LOOK", 0.05)
+    monkeypatch.setattr("fednmap.flower.late_replies.LOOK", 0.05)
     federation = Federation(tmp_path, asynchronous="buffer:1", attempts=3, deadline=0.1)
 
     def deaf(name, message, answer):

@@ -589,7 +589,7 @@ def test_the_bound_is_for_vectors_not_for_the_codes_that_they_travel_as(tmp_path
     federation.start()
     _, counted = federation.server()
     assert {name for name in NAMES if counted[name]} == {"anna", "bert", "dora"}
-    assert why in federation.coordinator.refused["cleo"]
+    assert why in federation.coordinator.rounds.refused["cleo"]
     assert min(sent.values()) > 50
 
 
@@ -995,7 +995,7 @@ def test_a_reply_that_never_comes_whole_is_given_up_at_the_deadline(tmp_path, mo
     federation.start()
     ended.set()
     assert time.monotonic() - began < 30
-    assert federation.coordinator.took_part == {"anna": 0, "bert": 2, "cleo": 2, "dora": 2}
+    assert federation.coordinator.rounds.took_part == {"anna": 0, "bert": 2, "cleo": 2, "dora": 2}
 
 
 def test_what_goes_wrong_while_replies_are_pulled_is_raised(tmp_path):

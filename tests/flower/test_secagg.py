@@ -24,8 +24,8 @@ from fednmap import simulate
 from fednmap.algorithms import FedAvg, FedDR, FedNMap
 from fednmap.flower import masking, secure
 from fednmap.flower.identity import make
+from fednmap.flower.masking import PRIME, combine_shares, create_shares
 from fednmap.flower.settings import Threshold, read
-from fednmap.flower.shamir import PRIME, combine_shares, create_shares
 from fednmap.flower.state_store import ANSWERED, Answers
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1, Zero

@@ -9,8 +9,7 @@ from lasso import distance, last
 from fednmap import InputError, simulate
 from fednmap.algorithms import SCAFFOLD, CompressedFedNMap, FedADMM, FedAvg, FedAvgM, FedDR, FedNMap, Zhang
 from fednmap.privacy import Attack, GeometricMedian, Median, Monitor, NormClip, Privacy, Trimmed, centre_of
-from fednmap.privacy.monitor import z_scores
-from fednmap.privacy.robust import median
+from fednmap.privacy.robust import median, z_scores
 from fednmap.problems import LeastSquares
 from fednmap.regularizers import L1
 from fednmap.simulation.loop import federation_of

@@ -125,9 +125,7 @@ class Before(nn.Module):
         lambda x: nn.functional.group_norm(x, 1),
         lambda x: nn.functional.local_response_norm(x, 3),
         lambda x: x[:, :6],  # all of one client and of two
-        lambda x: x[:, :27],  # of nine
         lambda x: torch.cat([x[:, :9], 2 * x[:, 9:]], 1),  # of three, the fourth and those after it are others
-        lambda x: torch.cat([x[:, :27], 2 * x[:, 27:]], 1),
         lambda x: 2 * x if x.shape[1] == 9 else x,
     ],
 )

@@ -610,3 +610,11 @@ def test_a_module_that_uses_view_is_the_plain_loop(frozen):
     torch.testing.assert_close(problem.alone(0).gradient(problem.start), expected)
     torch.testing.assert_close(problem.alone(0).loss(problem.start), loss.detach())
     assert torch.equal(problem.predict(problem.start, x), module(x).argmax(1))
+
+
+def test_a_module_in_half_precision_computes_in_it_for_stacks_of_clients_too():
+    data = [(x.float(), y) for x, y in table()]
+    problem = Network(layers(nn.Tanh()).bfloat16(), cross_entropy, data, batch_size=4)
+    stack = problem.oracle(torch.arange(3), 0)(problem.start, 0)
+    alone = [problem.oracle(torch.tensor(i), 0)(problem.start, 0) for i in range(3)]
+    assert torch.equal(stack, torch.stack(alone))

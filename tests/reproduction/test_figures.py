@@ -11,7 +11,7 @@ import pytest
 from curves import ROUNDS, curve, mobilenet_curves, nn_curves, table_curves
 
 import fednmap
-from reproduction import mobilenet, nn, slopes, table1
+from reproduction import mobilenet, nn, speedup, table1
 from reproduction.command import NAMES
 from reproduction.figures import FIGURES
 from reproduction.overview import overview
@@ -127,14 +127,16 @@ def test_the_page_begins_with_what_holds_and_how_much(tmp_path: Path) -> None:
     assert first.splitlines()[2:] == [row]
     text = " ".join(text.split())
     assert f"2 by aaa; 1 by {CODE}; 1 by bbb." in text or f"2 by aaa; 1 by bbb; 1 by {CODE}." in text
-    assert f"Today's code is {CODE}: 3 of the 4 trials are of older code." in text
-    assert f"2 by {CODE}; 1 by bbb. Today's code is {CODE}: 1 of the 3 trials are of older code." in text
+    assert f"This page was written with code {CODE}: 3 of the 4 trials are of older code." in text
+    assert (
+        f"2 by {CODE}; 1 by bbb. This page was written with code {CODE}: 1 of the 3 trials are of older code." in text
+    )
 
 
 def test_a_page_says_which_code_its_trials_were_run_with() -> None:
     older, same = provenance({"aaa": 2}, True), provenance({CODE: 2}, False)
-    assert f"2 by aaa. Today's code is {CODE}: all trials are of older code." in older
-    assert f"Today's code is {CODE}: all trials are of this code." in same
+    assert f"2 by aaa. This page was written with code {CODE}: all trials are of older code." in older
+    assert f"This page was written with code {CODE}: all trials are of this code." in same
     assert ("histories.csv.gz" in older, "histories.csv.gz" in same) == (True, False)
 
 
@@ -142,7 +144,7 @@ def test_the_code_digest_covers_parts_that_exist() -> None:
     assert all((Path(fednmap.__file__).parent / room).exists() for room in ROOMS)
 
 
-@pytest.mark.parametrize("draw", [partial(slopes.draw_speedup, factor="n"), nn.draw, mobilenet.draw, table1.draw])
+@pytest.mark.parametrize("draw", [partial(speedup.draw_speedup, factor="n"), nn.draw, mobilenet.draw, table1.draw])
 def test_pictures_can_be_drawn(draw: object, tmp_path: Path) -> None:
     curves = {
         nn.draw: lambda: nn_curves(2.0),

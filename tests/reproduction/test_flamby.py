@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fednmap.algorithms import SCAFFOLD, FedAvg, FedNMap, FedProx
 from fednmap.data import load
-from fednmap.data.heart_disease import validation
+from fednmap.data.heart_disease import held_out
 from fednmap.estimators.survival import concordance_sums
 from fednmap.names import InputError
 from fednmap.problems import Cox
@@ -141,7 +141,7 @@ def test_rows_are_kept_back_in_every_centre(name: str, counts: list[int]) -> Non
     data, back = task.loaded, task.kept_back()
     assert data.clients is not None
     assert data.clients[back].bincount().tolist() == counts
-    assert torch.equal(back, validation(task.stratum(data.y_train), data.clients, 0.2, 42))
+    assert torch.equal(back, held_out(task.stratum(data.y_train), data.clients, 0.2, 42))
     sizes = task.clients(back).sizes + task.clients(~back).sizes
     assert torch.equal(sizes, task.clients().sizes)
 

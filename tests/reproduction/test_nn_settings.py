@@ -52,3 +52,18 @@ def test_the_chosen_settings_are_the_kept_ones_nearest_first_else_the_nearest():
     assert N.chosen(calibrated({a: far, b: near, c: flat})) == [b, a]
     assert N.chosen(calibrated({b: flat, c: {"n": -0.5, "Q": -0.5}})) == [b]
     assert N.chosen([]) == []
+
+
+def test_the_reading_says_how_often_the_ratio_rises_with_the_batch():
+    curves = []
+    for batch, ratio in ((1, 0.5), (2, 0.6), (4, 0.4)):
+        choice = N.Choice(batch, 32, "replacement")
+        for method, level in (("FedNMap", ratio), ("Zhang", 1.0), ("FedCanon", 1.0)):
+            setting = {"part": "map", "method": method, "n": 20, "Q": 10, **choice._asdict(), "rounds": 300}
+            columns = {"round": np.array([300.0])} | {name: np.array([level]) for name in N.MEASURES}
+            curves += [Curve(setting | {"trial": seed}, columns) for seed in N.SEEDS]
+    words = " ".join(N.judge(curves).reading.split())
+    assert "0.50, 0.60, 0.40 for batch 1, 2, 4 (T = 300, width 32, replacement)" in words
+    assert "smaller FedNMap's advantage, in 0 of 1 rows" in words
+    assert "Left: 57 of the 60 settings" in words
+    assert N.judge(curves[:-9]).reading == ""

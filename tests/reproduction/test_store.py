@@ -11,8 +11,8 @@ import pytest
 from fednmap.names import InputError
 from fednmap.runs.atomic_files import digest
 from reproduction import store as store_module
-from reproduction.execution import finished, run_trials
 from reproduction.figures import FIGURES
+from reproduction.reproduce import finished, run_trials
 from reproduction.store import CODE, Provenance, Store
 from reproduction.trials import Trial
 from reproduction.verdict import as_json

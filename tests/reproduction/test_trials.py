@@ -31,8 +31,7 @@ from fednmap.runs.execution import Reporter, execute
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.process_pool import Interrupted
 from reproduction import mobilenet, nn, shallow, table1, table1_trials
-from reproduction.execution import finished, run_trials
-from reproduction.reproduce import reproduce
+from reproduction.reproduce import finished, reproduce, run_trials
 from reproduction.store import CODE, Store
 from reproduction.trials import Trial
 from reproduction.verdict import Claim
@@ -355,7 +354,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from reproduction.execution import run_trials
+from reproduction.reproduce import run_trials
 from reproduction.store import Store
 from reproduction.trials import Trial
 from reproduction.verdict import Claim

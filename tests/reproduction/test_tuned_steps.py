@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reproduction import tuned_steps as S
-from reproduction.execution import finished
+from reproduction.reproduce import finished
 from reproduction.trials import Curve
 
 KEPT = Path(__file__).parents[2] / "docs" / "reproduction"

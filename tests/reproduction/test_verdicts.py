@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from curves import ROUNDS, curve, mobilenet_curves, nn_curves
 
-from reproduction import local_stepsize, mobilenet, nn, sensitivity, slopes
+from reproduction import local_stepsize, mobilenet, nn, sensitivity, speedup
 from reproduction.trials import Curve, select
 from reproduction.verdict import Claim, compare, holm, judged, number, power, slope, together
 
@@ -139,18 +139,18 @@ def test_nn_shows_batch_size_and_rounds() -> None:
 @pytest.mark.parametrize(("power", "holds"), [(-1.3, True), (-0.6, True), (-0.3, False)])
 def test_speedup_is_judged_by_the_slope(power: float, holds: bool) -> None:
     curves = [curve(n**power, k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
-    falls, steep = slopes.judge_speedup(curves, "n", "-1.436", "").claims
+    falls, steep = speedup.judge_speedup(curves, "n", "-1.436", "").claims
     assert falls.holds is True
     assert steep.holds is holds
-    assert slopes.exponent(curves, "n").slope == pytest.approx(power)
+    assert speedup.exponent(curves, "n").slope == pytest.approx(power)
 
 
 def test_a_slope_whose_interval_holds_the_theorys_is_not_judged() -> None:
     curves = [curve(n ** (-0.3 - 0.4 * k), k, start=0, n=n) for n in (5, 10, 20) for k in range(2)]
-    found = slopes.exponent(curves, "n")
+    found = speedup.exponent(curves, "n")
     assert found.slope == pytest.approx(-0.5)
     assert found.low == pytest.approx(-0.5 - 12.7062 * 0.2, rel=1e-4)  # Student's t with one degree of freedom
-    steep = slopes.judge_speedup(curves, "n", "", "").claims[1]
+    steep = speedup.judge_speedup(curves, "n", "", "").claims[1]
     assert steep.holds is None
     assert "-0.500 [-3.041, 2.041]" in steep.measured
 
@@ -160,7 +160,7 @@ def test_speedup_throughout_fails_where_curves_cross() -> None:
     for k in range(2):
         late = np.where(ROUNDS > 150, 0.1, 10.0)
         curves.append(Curve({"n": 10, "trial": k}, {"round": ROUNDS, "stationarity": late}))
-    assert slopes.judge_speedup(curves, "n", "", "").claims[0].holds is False
+    assert speedup.judge_speedup(curves, "n", "", "").claims[0].holds is False
 
 
 @pytest.mark.parametrize(

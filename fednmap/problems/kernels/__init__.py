@@ -26,4 +26,5 @@ def choose_kernel(function: ModuleLoss, a: Tensor, b: Tensor, *, clients: int, r
         folded = FoldedKernel.of(function, a, b) if tried else None
         return OneByOneKernel(function) if folded is None else folded  # vmap is slower for convolutions
     stacked = VmapKernel(function)
-    return stacked if clients == 1 or stacked.works(a, b) else OneByOneKernel(function)
+    works = not function.half and (clients == 1 or stacked.works(a, b))  # stacks would compute in the precision of x
+    return stacked if works else OneByOneKernel(function)

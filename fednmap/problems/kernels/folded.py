@@ -5,9 +5,9 @@ treats each channel by itself takes it as it is: nonlinearities, pooling, means 
 The other layers, with the parameters of all clients, are
 
     linear layers, 1 x 1 convolutions    k products in one call
-    convolutions of few channels         k products with the patches of the pictures in one call
     depthwise convolutions, batch norm   the same layer with k C channels
     group norm of G groups               the same layer with k G groups
+    convolutions of few channels         the same layer with k groups
 
 so that k clients cost few calls more than one: gradients of MobileNetV3-Small with 8 pictures take 8 ms per client for
 5 clients and 7 for 10, in place of 14. A module with other layers, and one that mixes its channels in a forward pass of
@@ -25,26 +25,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import unfold
 
-from fednmap.problems import batch_norm
 from fednmap.problems.finite_sum import Batch, Weight, like
 from fednmap.problems.kernels.autograd import BatchedKernel, ModuleKernel, OneByOneKernel, Slopes
-from fednmap.problems.module_loss import ModuleLoss
+from fednmap.problems.module_loss import ModuleLoss, batch_norm_layers
 from fednmap.problems.probe import hooked
 
-CHUNK = 5
-"""Clients whose vectors a method has in memory: those of more are often too large for an allocator to keep."""
-MOST = 10
-"""Clients that are folded, where there are so many: with more the numbers between layers leave the cache."""
-FEW_ROWS = 16
-"""Samples per client, at most, with which so many are folded, and not half."""
+FOLDED = 5
+"""Clients in one pass: with more, the numbers between layers leave the cache, and vectors the allocator's memory."""
 ROWS = 128
 """Samples per client, at most, that are computed folded; for more, calls are no longer what a client costs."""
 TOLERANCE = 1e-8
 """Relative difference, at most, of two gradients that are the same but for rounding, in double precision."""
 FEW = 64
-"""Numbers in a patch, at most, of a convolution that is computed as a product."""
+"""Numbers in a filter, at most, of a convolution that is computed in groups."""
 
 CHANNEL_BY_CHANNEL = (
     nn.AdaptiveAvgPool2d,
@@ -85,14 +79,13 @@ class FoldedKernel(BatchedKernel):
         if not self._function.is_stack(a) or a.shape[1] > ROWS:
             yield from ModuleKernel.slopes(self, x, a, b, weight)
             return
-        k = fold_size(a.shape[1])
-        parts = (v.split(k) for v in (x.expand(len(a), -1), a, b))
-        weights = weight.split(k) if isinstance(weight, Tensor) else repeat(weight)
+        parts = (v.split(FOLDED) for v in (x.expand(len(a), -1), a, b))
+        weights = weight.split(FOLDED) if isinstance(weight, Tensor) else repeat(weight)
         for few in zip(*parts, weights, strict=False):
             yield from super().slopes(*few)
 
     def total(self, x: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        if not batch_norm.layers(self._function.module):  # batches are then as large as memory allows
+        if not batch_norm_layers(self._function.module):  # batches are then as large as memory allows
             return super().total(x, batches)
         x, loss, gradient = x.detach(), x.new_zeros(()), torch.zeros_like(x)
         for few in equal_batches(batches):  # each has its own statistics, as a client has
@@ -102,7 +95,7 @@ class FoldedKernel(BatchedKernel):
         return loss, gradient
 
     def chunk(self, default: int, rows: int) -> int:
-        return CHUNK if rows <= ROWS else 1
+        return FOLDED if rows <= ROWS else 1
 
     def outputs(self, parameters: list[Tensor], a: Tensor, x: Tensor) -> Tensor:
         return self._folded.outputs(parameters, a, self._function.output_shape)
@@ -116,7 +109,7 @@ class FoldedKernel(BatchedKernel):
         function, random = self._function, torch.Generator().manual_seed(0)
 
         def perturbed(v: Tensor, least: float) -> Tensor:
-            noise = torch.randn(MOST, *v.shape, generator=random, dtype=torch.float32, device="cpu")
+            noise = torch.randn(FOLDED, *v.shape, generator=random, dtype=torch.float32, device="cpu")
             return torch.addcmul(v.double(), 0.1 * v.abs() + least, noise.to(v))
 
         def outputs(x: Tensor, a: Tensor) -> Tensor:
@@ -126,10 +119,10 @@ class FoldedKernel(BatchedKernel):
             warnings.simplefilter("ignore")  # torch warns of shapes that differ
             try:
                 x, a = perturbed(function.start, 0.01), perturbed(a, 0.0)
-                b, weight = like(b, x).expand(MOST, *b.shape), 1 / b.shape[0]
+                b, weight = like(b, x).expand(FOLDED, *b.shape), 1 / b.shape[0]
                 found = self.value_and_gradient(x, a, b, weight)[1][:3]
                 alone = OneByOneKernel(function).value_and_gradient(x[:3], a[:3], b[:3], weight)[1]
-                some = [outputs(x[:k], a[:k]) for k in range(1, MOST + 1)]
+                some = [outputs(x[:k], a[:k]) for k in range(1, FOLDED + 1)]
                 ones = torch.cat([outputs(*one) for one in zip(x.split(1), a.split(1), strict=True)])
                 return _same(found, alone) and all(_same(out, ones[: len(out)]) for out in some)
             except Exception:  # the user's own forward pass may fail in any way
@@ -173,15 +166,10 @@ class FoldedModule(threading.local):
         return out.reshape(len(out), len(inputs), *shape).transpose(0, 1)
 
 
-def fold_size(rows: int) -> int:
-    """Return how many clients with so many samples each are folded."""
-    return MOST if rows <= FEW_ROWS else MOST // 2
-
-
 def equal_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Stacks of consecutive batches of one length, as many as are folded in one pass."""
-    for rows, group in groupby(batches, key=lambda batch: len(batch[0])):
-        while some := list(islice(group, fold_size(rows))):
+    for _, group in groupby(batches, key=lambda batch: len(batch[0])):
+        while some := list(islice(group, FOLDED)):
             a, b, weight = map(torch.stack, zip(*some, strict=True))
             yield a, b, weight
 
@@ -197,7 +185,7 @@ def _replacement(layer: nn.Module) -> Callable[[Any], nn.Module] | None:
             return None
         if all(v == 1 for v in (*layer.kernel_size, *layer.stride)) and not any(layer.padding):
             return _Products
-        return _Patches if layer.weight[0].numel() <= FEW else None
+        return _GroupedLayer if layer.weight[0].numel() <= FEW else None
     if isinstance(layer, nn.Linear):
         return _Products if type(layer) is nn.Linear else None
     if isinstance(layer, nn.GroupNorm):
@@ -225,13 +213,10 @@ class _Products(_FoldedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.movedim(1, -1)
-        out = self._products(rows.unflatten(-1, (len(self.weight), -1)).flatten(0, -3))
+        each = rows.unflatten(-1, (len(self.weight), -1)).flatten(0, -3)
+        out: Tensor = _Product.apply(each, self.weight.flatten(2))  # type: ignore[no-untyped-call]
+        out = out if self.bias is None else out + self.bias
         return out.view(*rows.shape[:-1], -1).movedim(-1, 1)
-
-    def _products(self, rows: Tensor) -> Tensor:
-        """(N, k, C) to (N, k, outputs)."""
-        out: Tensor = _Product.apply(rows, self.weight.flatten(2))  # type: ignore[no-untyped-call]
-        return out if self.bias is None else out + self.bias
 
 
 class _Product(torch.autograd.Function):
@@ -256,26 +241,6 @@ def _by_client(rows: Tensor, weight: Tensor) -> Tensor:
     out = rows.new_empty(*rows.shape[:2], weight.shape[2])
     torch.bmm(rows.transpose(0, 1), weight, out=out.transpose(0, 1))
     return out
-
-
-class _Patches(_Products):
-    """A convolution of few channels: a linear layer on the patches of the picture."""
-
-    def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__(layer)
-        self._kernel, self._stride, self._dilation = layer.kernel_size, layer.stride, layer.dilation
-        self._padding = tuple(map(int, layer.padding))
-
-    def forward(self, x: Tensor) -> Tensor:
-        k, sides = len(self.weight), self._sides(x)
-        each = x.unflatten(1, (k, -1)).flatten(0, 1)
-        patches = unfold(each, self._kernel, self._dilation, self._padding, self._stride)
-        out = self._products(patches.unflatten(0, (-1, k)).permute(0, 3, 1, 2).flatten(0, 1))
-        return out.view(len(x), *sides, -1).movedim(-1, 1)
-
-    def _sides(self, x: Tensor) -> list[int]:
-        every = zip(x.shape[2:], self._kernel, self._stride, self._padding, self._dilation, strict=True)
-        return [(side + 2 * p - d * (kernel - 1) - 1) // s + 1 for side, kernel, s, p, d in every]
 
 
 class _GroupedLayer(_FoldedLayer):

@@ -1,16 +1,25 @@
-"""How the final value falls as n or Q grows: what the two speedup figures share."""
+"""Linear speedup: how the final value falls as the clients n or the local steps Q grow; eta_s = 1, gamma = 4.
+
+n: Q = 10, eta_a = 0.1 for all n. Q: n = 30, eta_a = 1/Q for all Q.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from fednmap.theory.scaling import LINEAR, Speedup, fit_speedup
-from reproduction.figure import caption, lines, panels
-from reproduction.trials import Curve, select
+from reproduction import shallow
+from reproduction.figure import Figure, caption, lines, panels
+from reproduction.trials import Curve, Trial, select
 from reproduction.verdict import LEVEL, RULE, Claim, Verdict, compare, finals, number, shift, together
+
+CLIENTS = {"quick": (5, 20), "paper": (5, 10, 20, 50, 100)}
+STEPS = {"quick": (2, 10), "paper": (2, 5, 10, 20)}
+ROUNDS = 300
 
 SPEEDUP_RULE = f"""{RULE}
 
@@ -20,6 +29,18 @@ without Holm's correction. Where it is higher in none and lower in too few, that
 The slope is that of a least-squares line through log(final value) against log n or log Q, one for each trial; the mean
 of these has a 95 % interval by Student's t. "At most {LINEAR}" is reproduced if the interval ends below {LINEAR}, not
 reproduced if it begins above, and not judged if {LINEAR} is inside."""
+
+
+def jobs_in_n(scale: str, trials: int) -> list[Trial]:
+    return [
+        shallow.job(n=n, Q=10, eta_a=0.1, rounds=ROUNDS, trial=trial) for trial in range(trials) for n in CLIENTS[scale]
+    ]
+
+
+def jobs_in_q(scale: str, trials: int) -> list[Trial]:
+    return [
+        shallow.job(n=30, Q=Q, eta_a=1 / Q, rounds=ROUNDS, trial=trial) for trial in range(trials) for Q in STEPS[scale]
+    ]
 
 
 def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> Verdict:
@@ -38,6 +59,9 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> V
         for p in pairs
     )
     found = exponent(curves, factor)
+    grids = (values, values[1:], values[:-1]) if len(values) > 3 else ()
+    by_grid = {grid: exponent([c for c in curves if c.setting[factor] in grid], factor) for grid in map(tuple, grids)}
+    elsewhere = ", ".join(f"{s.slope:.3f} on {grid[0]} to {grid[-1]}" for grid, s in list(by_grid.items())[1:])
     steep = True if found.high <= LINEAR else False if found.low > LINEAR else None
     claims = [
         Claim(
@@ -50,7 +74,7 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> V
         Claim(
             f"slope of log(final |F_nat|^2) against log {factor} at most {LINEAR}",
             paper,
-            f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]})",
+            f"{_with_interval(found)} ({factor} = {values[0]} to {values[-1]}{elsewhere and '; ' + elsewhere})",
             steep,
             f"slope {_with_interval(found)}",
             reason=f"the interval includes {LINEAR}",
@@ -61,7 +85,11 @@ def judge_speedup(curves: list[Curve], factor: str, paper: str, shown: str) -> V
     table += [[str(v), number(finals(select(curves, **{factor: v})))] for v in values]
     by_rounds = [["rounds", "slope"]]
     by_rounds += [[f"{r:g}", _with_interval(exponent(curves, factor, r))] for r in (last / 3, 2 * last / 3, last)]
-    return Verdict(claims, {"Final values": table, "After fewer rounds": by_rounds}, SPEEDUP_RULE)
+    tables = {"Final values": table, "After fewer rounds": by_rounds}
+    if by_grid:
+        rows = [[f"{factor} = {', '.join(map(str, grid))}", _with_interval(s)] for grid, s in by_grid.items()]
+        tables["On other grids"] = [["grid", "slope"], *rows]
+    return Verdict(claims, tables, SPEEDUP_RULE)
 
 
 def exponent(curves: list[Curve], factor: str, rounds: float | None = None) -> Speedup:
@@ -125,3 +153,25 @@ def _means(curves: list[Curve], after: float, until: float) -> dict[int, float]:
         return float(c["stationarity"][(c["round"] > after) & (c["round"] <= until)].mean())
 
     return {int(c.setting["trial"]): mean(c) for c in curves}
+
+
+IN_N = Figure(
+    name="speedup-n",
+    number="Figure 3",
+    title="Linear speedup of FedNMap in the number of clients",
+    jobs=jobs_in_n,
+    judge=partial(judge_speedup, factor="n", paper="-1.436, theory -0.5", shown="throughout the rounds"),
+    draw=partial(draw_speedup, factor="n"),
+    choices=f"{shallow.CHOICES}\n\nQ = 10, eta_a = 0.1, {ROUNDS} rounds; the numbers of clients are chosen here.",
+    trials={"quick": 2, "paper": 3},
+)
+IN_Q = Figure(
+    name="speedup-q",
+    number="Figure 4",
+    title="Linear speedup of FedNMap in the number of local steps",
+    jobs=jobs_in_q,
+    judge=partial(judge_speedup, factor="Q", paper="-1.181, theory -0.5", shown="smaller with larger Q"),
+    draw=partial(draw_speedup, factor="Q"),
+    choices=f"{shallow.CHOICES}\n\nn = 30, eta_a = 1/Q, {ROUNDS} rounds; the numbers of local steps are chosen here.",
+    trials={"quick": 2, "paper": 3},
+)
