@@ -259,6 +259,8 @@ def fit_into(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of columns, which the table of coefficients shows
         compared = attempt("comparison of sites", config.heterogeneity, lambda: estimator.heterogeneity(*given))
+    if config.evaluate is not None:
+        say(f"evaluation: {config.evaluate}")
     cv = folds(config.evaluate or "")
     evaluated = attempt("evaluation", config.evaluate is not None, lambda: evaluate(estimator, *given, cv=cv))
     for note in notes:
